@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from canopy_lab.group_ttl.allocate import allocate, fixed_step, price_of
-from canopy_lab.group_ttl.histogram import GRID_S, Curves, Histograms, histograms
+from canopy_lab.group_ttl.allocate import allocate, fixed_ttl_step, budget_price
+from canopy_lab.group_ttl.histogram import GRID_S, Curves, Histograms, count_intervals
 from sglang_canopy.errors import CanopyError
 
 
@@ -32,7 +32,7 @@ def histograms_of(groups: list[list[tuple[float | None, int]]], duration_s: floa
     """Return histograms of (gap or None, tokens) intervals that start at time 0."""
     rows = [(g, gap, tokens) for g, group in enumerate(groups) for gap, tokens in group]
     group, gaps, tokens = zip(*rows)
-    return histograms(
+    return count_intervals(
         np.array(group),
         np.arange(len(rows)),
         np.array([np.inf if gap is None else gap for gap in gaps]),
@@ -63,7 +63,7 @@ def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
     # Half of the pages return after 4 s; the others were observed for 2 s only.
     group = np.zeros(4, dtype=np.int64)
     gaps = np.array([4.0, 4.0, np.inf, np.inf])
-    counts = histograms(
+    counts = count_intervals(
         group, np.arange(4), gaps, np.array([9.0, 9.0, 2.0, 2.0]), np.full(4, 10), 1, 10.0
     )
     assert counts.exact().hits[0, -1] == 20
@@ -84,7 +84,7 @@ def test_bytes_of_an_unused_group_go_to_a_reused_one() -> None:
     hot, cold = [(30.0, 100)] * 10, [(None, 100)] * 10
     curves = histograms_of([hot, cold], 100.0).exact()
     budget = 10 * 100 * 30.0 / 100
-    assert fixed_step(curves, budget) < np.searchsorted(GRID_S, 30.0)
+    assert fixed_ttl_step(curves, budget) < np.searchsorted(GRID_S, 30.0)
     allocation = allocate(curves, budget * 1.1)
     assert allocation.ttl_s.tolist() == [at_least(30.0), 0.0]
     assert (allocation.hits, allocation.mean_tokens) == (1000, pytest.approx(budget))
@@ -120,7 +120,7 @@ def test_hits_are_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves
     curves, budget = problem
     allocation = allocate(curves, budget)
     assert allocation.mean_tokens <= budget * (1 + 1e-6)
-    fixed = fixed_step(curves, budget)
+    fixed = fixed_ttl_step(curves, budget)
     assert allocation.hits >= curves.hits[:, fixed].sum()
     # An optimal solution only uses TTLs at which the hits rise.
     steps = [np.flatnonzero(np.diff(row, prepend=-1.0)) for row in curves.hits]
@@ -148,7 +148,7 @@ def test_hits_are_within_one_step_of_the_linear_bound(problem: tuple[Curves, flo
 def test_more_budget_costs_less_a_hit(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
     assume(curves.hits[:, -1].sum() > 0)
-    assert price_of(curves, 2 * budget) <= price_of(curves, budget) * (1 + 1e-9)
+    assert budget_price(curves, 2 * budget) <= budget_price(curves, budget) * (1 + 1e-9)
 
 
 def envelope_steps(curves: Curves) -> np.ndarray:

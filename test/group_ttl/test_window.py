@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from canopy_lab.group_ttl.groups import GroupSelection, choose_groups
-from canopy_lab.group_ttl.learn import FIXED, GROUPS, Learning, learn
+from canopy_lab.group_ttl.learn import FIXED, GROUPS, LearningOptions, learn
 from canopy_lab.group_ttl.paths import MAX_CATEGORIES, Paths, segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
@@ -43,7 +43,7 @@ def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
 
 
 def test_a_table_of_one_hour_gains_in_the_next() -> None:
-    learnt = learn(window_of(), None, Learning(kinds=(GROUPS,), like_ttl_s=30.0))
+    learnt = learn(window_of(), None, LearningOptions(kinds=(GROUPS,), reference_ttl_s=30.0))
     assert learnt.kind == GROUPS
     assert learnt.gains[GROUPS] > 0
     group = learnt.table.group_of((SHARED_BLOCK, *range(SLOW_TENANT, SLOW_TENANT + 40)))
@@ -64,7 +64,7 @@ def test_a_table_uses_server_ids_by_default() -> None:
 def test_random_requests_teach_no_groups() -> None:
     draw = random.Random(0)
     log = log_of([(float(i), (draw.randrange(1, 200),), "a") for i in range(4000)], 64)
-    learnt = learn(log, None, Learning(kinds=(GROUPS,), like_ttl_s=100.0))
+    learnt = learn(log, None, LearningOptions(kinds=(GROUPS,), reference_ttl_s=100.0))
     assert learnt.kind == FIXED
     assert learnt.table.groups == ()
     assert learnt.table.residual_ttl_s == 100.0
@@ -80,7 +80,7 @@ def test_without_a_span_of_time_everything_is_kept_and_an_empty_trace_is_refused
 
 def test_equal_windows_give_equal_tables_in_any_thread() -> None:
     snapshots = [window_of(1200.0), window_of(1200.0)]
-    learning = Learning(kinds=(GROUPS,))
+    learning = LearningOptions(kinds=(GROUPS,))
     tables = [learn(snapshots[0], 1e4, learning)]
     worker = threading.Thread(target=lambda: tables.append(learn(snapshots[1], 1e4, learning)))
     worker.start()

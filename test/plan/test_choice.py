@@ -3,7 +3,7 @@
 import pytest
 
 from canopy_lab.plan.choice import choose, extremes, gains_over, parse_constraint, parse_constraints
-from canopy_lab.plan.objective import METRICS, Evaluated
+from canopy_lab.plan.objective import METRICS, PlanRow
 from canopy_lab.plan.space import Configuration
 from sglang_canopy.errors import CanopyError
 
@@ -20,7 +20,7 @@ def row(dram, ttft, throughput, cost, p99=None, disk=None):
         "cost_per_hour": cost,
         "token_hit_ratio": 0.5,
     }
-    return Evaluated(configuration, metrics)
+    return PlanRow(configuration, metrics)
 
 
 ROWS = [

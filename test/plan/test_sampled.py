@@ -13,12 +13,12 @@ from synthetic.trace import synthesise
 from canopy_lab.plan.choice import choose, parse_constraints
 from canopy_lab.plan.confirm import confirm
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import METRICS, Evaluated
-from canopy_lab.plan.planner import footprint as footprint_of
+from canopy_lab.plan.objective import METRICS, PlanRow
+from canopy_lab.plan.planner import footprint_gib_of as footprint_of
 from canopy_lab.plan.planner import least_size, make_plan, make_space
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.request import PlanRequest
-from canopy_lab.plan.sampled import busiest
+from canopy_lab.plan.sampled import busiest_window
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs
@@ -99,7 +99,7 @@ def test_the_choice_is_that_of_simulating_everything(name):
         least_size(full.trace, full.engine),
     )  # fmt: skip
     grid = space.grid()
-    part = full.with_trace(busiest(full.trace, len(full.trace) // 3))
+    part = full.with_trace(busiest_window(full.trace, len(full.trace) // 3))
     with Evaluator(full) as evaluate, Evaluator(part) as on_part:
         exact = dict(zip(grid, evaluate(grid)))
         predicted = dict(zip(grid, on_part(grid)))
@@ -129,7 +129,7 @@ def test_a_prediction_with_an_error_within_the_margins_loses_no_choice(factor, t
 
     def row(configuration, factor=1.0):
         seconds = 0.5 + 4 * math.exp(-configuration.dram_gib / 60)
-        return Evaluated(configuration, {"mean_ttft_s": seconds * factor, "p99_ttft_s": 3 * seconds * factor,
+        return PlanRow(configuration, {"mean_ttft_s": seconds * factor, "p99_ttft_s": 3 * seconds * factor,
                              "cost": 1 + 0.01 * configuration.dram_gib})  # fmt: skip
 
     def simulate(configuration):
@@ -188,7 +188,7 @@ def test_a_short_trace_is_simulated_whole(sample):
 
 def test_the_busiest_part_is_consecutive_and_its_times_begin_at_zero():
     trace = CompactTrace(record(time_s, [time_s]) for time_s in (0, 10, 20, 30, 31, 32, 50, 60))
-    part = busiest(trace, 3)
+    part = busiest_window(trace, 3)
     assert [r.time_s for r in part] == [0, 1, 2]
     assert [r.blocks for r in part] == [(30,), (31,), (32,)]
-    assert busiest(trace, 9) is trace
+    assert busiest_window(trace, 9) is trace

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from canopy_lab.plan.disk_class import GIB
-from canopy_lab.plan.objective import Evaluated
+from canopy_lab.plan.objective import PlanRow
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.server_plan import read_config, server_plan, write_config
 from canopy_lab.plan.space import Configuration
@@ -39,7 +39,7 @@ WITH_DISK = Configuration(instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, p
 
 
 def row(configuration):
-    return Evaluated(configuration, {})
+    return PlanRow(configuration, {})
 
 
 def plan_of(configuration, inputs=None, **notes):
@@ -108,7 +108,7 @@ def test_every_setting_that_was_simulated_is_in_the_file():
 
 def test_an_assumed_pool_size_is_not_set():
     inputs = plan_inputs()
-    inputs.engine = replace(inputs.engine, pool_known=False)
+    inputs.engine = replace(inputs.engine, is_pool_known=False)
     config, notes = plan_of(WITH_DISK, inputs)
     assert "max-total-tokens" not in config
     assert notes["device_tokens"].startswith("4096 assumed")

@@ -9,7 +9,7 @@ import pytest
 
 from canopy_lab.cli.main import main
 from canopy_lab.plan.server_plan import write_config
-from canopy_lab.plan.validation import recalibrate, scaled, system_of_plan, validate
+from canopy_lab.plan.validation import recalibrate, rescale, system_of_plan, validate
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import Workload, load_profile, simulate_system
 from canopy_lab.trace.open import last_hours
@@ -72,7 +72,7 @@ def server_log(tmp_path):
     draft = log_of(tmp_path / "draft.log", prompts_sent)
     trace = CompactTrace(read_as_server(draft, block_tokens=64))
     config = system_of_plan(PLAN, PROFILE)
-    simulated = simulate_system(Workload(trace, logged_times=True), config, scaled(PROFILE, 1.5))
+    simulated = simulate_system(Workload(trace, logged_times=True), config, rescale(PROFILE, 1.5))
     return log_of(tmp_path / "server.log", prompts_sent, simulated)
 
 
@@ -82,7 +82,7 @@ def read_trace_and_times(log):
 
 def test_a_right_prediction_has_no_error(server_log):
     trace, times = read_trace_and_times(server_log)
-    validation = validate(trace, times, system_of_plan(PLAN, PROFILE), scaled(PROFILE, 1.5))
+    validation = validate(trace, times, system_of_plan(PLAN, PROFILE), rescale(PROFILE, 1.5))
     for name in ("mean_ttft_s", "p50_ttft_s", "p99_ttft_s", "throughput_tokens_per_s"):
         assert abs(validation.error(name)) < 0.01, name
     assert abs(validation.error("token_hit_ratio")) < 0.001
@@ -203,7 +203,7 @@ def test_hits_are_right_under_a_slow_profile(tmp_path):
     prompts_sent, cached, answer_s = sequential_client()
     result = SimpleNamespace(ttft_s=answer_s / 2, e2e_s=answer_s, cached_tokens=cached)
     trace, times = read_trace_and_times(log_of(tmp_path / "server.log", prompts_sent, result))
-    slow = scaled(PROFILE, 20.0)
+    slow = rescale(PROFILE, 20.0)
     validation = validate(trace, times, system_of_plan(PLAN, slow), slow)
     assert validation.error("mean_ttft_s") > 1
     assert abs(validation.error("token_hit_ratio")) < 0.001

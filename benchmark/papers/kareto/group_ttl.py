@@ -13,7 +13,7 @@ from kareto.setting import NAMES, TRACES, long_trace, profile
 from canopy_lab.group_ttl.allocate import allocate
 from canopy_lab.group_ttl.groups import GroupSelection, choose_groups
 from canopy_lab.group_ttl.histogram import GRID_S
-from canopy_lab.group_ttl.learn import Learning, at_equal_bytes, learn, learnt_table
+from canopy_lab.group_ttl.learn import LearningOptions, at_equal_bytes, learn, learnt_table
 from canopy_lab.group_ttl.paths import Paths, paths_of, segments_of
 from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from canopy_lab.plan.disk_class import GIB
@@ -78,7 +78,7 @@ def _learnt(log: Paths, half: float, ttl_s: float) -> dict[str, TTLTable]:
     """Return the tables by method for as many tokens as one TTL, from the log before ``half``."""
     before, seconds = log.until(half), half - log.start_s
     tokens = fixed_ttls(segments_of(before), [ttl_s])[0].mean_tokens
-    learning = Learning(like_ttl_s=ttl_s, refresh_s=seconds)
+    learning = LearningOptions(reference_ttl_s=ttl_s, refresh_s=seconds)
     return {
         "Algorithm 2, next half": group_ttls(before, tokens * seconds),
         "canopy, next half": learn(before, None, learning, TRACE_HASH).table,

@@ -32,7 +32,7 @@ class Points:
     """Evaluates sizes for a trace and a number of instances; each once."""
 
     def __init__(self, name: str, instances: int, context: RunContext) -> None:
-        self.work = inputs(name, context.data)
+        self.inputs = inputs(name, context.data)
         self.instances = instances
         self.evaluated: dict[Configuration, dict[str, Any]] = {}
 
@@ -41,7 +41,7 @@ class Points:
 
     def evaluate(self, c: Configuration) -> dict[str, Any]:
         if c not in self.evaluated:
-            self.evaluated[c] = run(self.work, c)
+            self.evaluated[c] = run(self.inputs, c)
         return self.evaluated[c]
 
     def grid(self, steps: tuple[float, float]) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ class Points:
 
     def planner_rows(self) -> list[dict[str, Any]]:
         """``plan/search.py`` as ``canopy plan`` would search up to these sizes."""
-        prices = self.work.prices
+        prices = self.inputs.prices
         request = PlanRequest(
             disks=(DISK,),
             instances=(self.instances,),

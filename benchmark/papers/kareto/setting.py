@@ -23,7 +23,7 @@ from roofline import Device, roofline_profile
 from shared_traces import agents, trace_a, trace_b
 
 from canopy_lab.plan.disk_class import DiskClass
-from canopy_lab.plan.objective import Evaluated
+from canopy_lab.plan.objective import PlanRow
 from canopy_lab.plan.prices import Prices, load_prices
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, row_of, system_of
@@ -127,14 +127,14 @@ def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0) -> Con
     return Configuration(instances, dram, DISK, disk_gib, prefetch_policy="best_effort")
 
 
-def run(work: PlanInputs, c: Configuration) -> Evaluated:
+def run(work: PlanInputs, c: Configuration) -> PlanRow:
     """Simulate a configuration; the row of its metrics and cost."""
     system = system_of(c, work.engine, work.prices, work.policy_configs)
     result = simulate_system(work.loaded_workload(), system, work.engine.profile)
     return row_of(c, result.to_json(), work.prices)
 
 
-def short(row: Evaluated) -> dict[str, Any]:
+def short(row: PlanRow) -> dict[str, Any]:
     """Return the fields of a row that the tables quote."""
     tiers, c = row["token_hit_ratio_by_tier"], row.configuration
     return {

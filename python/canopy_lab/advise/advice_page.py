@@ -19,7 +19,7 @@ from canopy_lab.report.axes import (
     GREY,
     INK,
     ORANGE,
-    WHOLE,
+    AXES_FRAME,
     name_axes,
     new_figure,
     note,
@@ -43,7 +43,7 @@ def capacity_chart(advice: Advice) -> Figure:
         axes.plot(curve.tokens, _percents(curve.hit_ratio), color=colour, ls=line, marker=marker, ms=4, lw=1.4, label=label)  # fmt: skip
     axes.axhline(100 * advice.repeats, color=GREY, ls="-.", lw=1, label="endless cache")
     axes.axvline(advice.capacity_tokens, color=GREY, lw=1)
-    capacity_position, frame = (advice.capacity_tokens, 1), ("data", WHOLE)
+    capacity_position, frame = (advice.capacity_tokens, 1), ("data", AXES_FRAME)
     note(axes, "your capacity", capacity_position, INK, (0, 3), frame, ha="center", fontsize=7.5)
     axes.set_xscale("log")
     axes.set_xlim(left=min(advice.others["wa"].tokens[0], advice.capacity_tokens) / 8)
@@ -111,7 +111,7 @@ def make_page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage
     hints = [words.describe_placebo(advice), words.describe_hints(advice)] if advice.repeats else []
     table = HtmlTable(
         words.POLICY_HEAD, [words.policy_cells(row) for row in advice.rows],
-        text=(len(words.POLICY_HEAD) - 1,), marked=marked,
+        text_columns=(len(words.POLICY_HEAD) - 1,), marked=marked,
         notes=[words.describe_uncertainty(advice), words.describe_profile(advice)],
     )  # fmt: skip
     sections = [

@@ -10,12 +10,12 @@ from matplotlib.ticker import FuncFormatter
 
 from canopy_lab.characterize.capacity import Capacity
 from canopy_lab.report.axes import (
-    ALONG,
+    MIXED_FRAME,
     BLUE,
     GREEN,
     GREY,
     INK,
-    WHOLE,
+    AXES_FRAME,
     clock_axis,
     name_axes,
     new_figure,
@@ -34,13 +34,13 @@ def draw_capacity(c: Capacity) -> Figure:
     axis.plot(share, c.lru_hit_ratio, color=BLUE, linewidth=1.8)
     axis.axhline(c.ideal_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     ideal_label = f"ideal {percent(c.ideal_hit_ratio, 1)}"
-    note(axis, ideal_label, (0.01, c.ideal_hit_ratio), GREY, (2, 4), ALONG)
+    note(axis, ideal_label, (0.01, c.ideal_hit_ratio), GREY, (2, 4), MIXED_FRAME)
     needed = dict(c.lru_for_share)[0.9]
     target_ratio = 0.9 * c.ideal_hit_ratio
     axis.plot([needed / c.distinct_blocks], [target_ratio], "o", color=BLUE, markersize=4)
     label = f"90 % of it with {size(needed * c.block_bytes)},\n"
     label += f"{percent(needed / c.distinct_blocks, 1)} of the distinct blocks"
-    note(axis, label, (0.98, 0.05), BLUE, frame=WHOLE, ha="right")
+    note(axis, label, (0.98, 0.05), BLUE, frame=AXES_FRAME, ha="right")
     axis.set_xscale("log")
     axis.set_xlim(1e-4 if needed / c.distinct_blocks < 0.01 else 1e-3, 1)
     axis.set_ylim(0, max(1.12 * c.ideal_hit_ratio, 0.05))

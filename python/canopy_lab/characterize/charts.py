@@ -17,7 +17,7 @@ from canopy_lab.characterize.skew import Skew
 from canopy_lab.characterize.trace_report import TraceReport
 from canopy_lab.characterize.turns import Turns
 from canopy_lab.report.axes import (
-    ALONG,
+    MIXED_FRAME,
     BLUE,
     FAINT,
     GREEN,
@@ -26,7 +26,7 @@ from canopy_lab.report.axes import (
     ORANGE,
     PINK,
     SKY,
-    WHOLE,
+    AXES_FRAME,
     clock_axis,
     name_axes,
     new_figure,
@@ -68,7 +68,7 @@ def _hits(hits: IdealHits) -> Figure:
     )  # fmt: skip
     ratio_axes.axhline(hits.block_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     text = f"whole trace {percent(hits.block_hit_ratio, 1)}"
-    note(ratio_axes, text, (1.0, hits.block_hit_ratio), GREY, (-2, -30), ALONG, ha="right")
+    note(ratio_axes, text, (1.0, hits.block_hit_ratio), GREY, (-2, -30), MIXED_FRAME, ha="right")
     ratio_axes.set_ylim(0, 1)
     percent_axis(ratio_axes.yaxis)
     clock_axis(ratio_axes, starts[0], starts[-1] + hits.window_s)
@@ -126,7 +126,7 @@ def _skew(skew: Skew) -> Figure:
     name_axes(axis, "busiest owners, share of all", "what they hold")
     for i, (name, colour, _, _) in enumerate(legend):
         position = (0.012, 0.96 - 0.085 * i)
-        note(axis, name, position, colour, frame=WHOLE, fontsize=8.5, va="top", fontweight="bold")
+        note(axis, name, position, colour, frame=AXES_FRAME, fontsize=8.5, va="top", fontweight="bold")
     title(
         axis,
         f"The busiest tenth of the blocks has {percent(skew.block_reuses.top_tenth)} of the reuses",
@@ -151,7 +151,7 @@ def _turns(turns: Turns) -> Figure:
     for q, turn_at in ((0.5, turns.p50), (0.9, turns.p90), (0.99, turns.p99)):
         axis.axhline(1 - q, color=FAINT, linewidth=0.8)
         text = f"P{100 * q:.0f}: turn {turn_at:.0f}"
-        note(axis, text, (1.0, 1 - q), GREY, (-2, 3), ALONG, ha="right")
+        note(axis, text, (1.0, 1 - q), GREY, (-2, 3), MIXED_FRAME, ha="right")
     name_axes(axis, "turn number", "requests with a higher turn number")
     title(
         axis,
@@ -176,7 +176,7 @@ def _next_turn(turns: Turns) -> Figure:
     axis.set_yticks(range(len(rows)), [row.name for row in rows])
     for i, row in enumerate(rows):
         text = f"{row.probability:.2f}   {row.requests:,} requests"
-        note(axis, text, (1.01, i), INK, frame=ALONG, va="center", annotation_clip=False)
+        note(axis, text, (1.01, i), INK, frame=MIXED_FRAME, va="center", annotation_clip=False)
     clock_axis(axis, start, end)
     bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.4, aspect=30, pad=0.02)
     bar.set_label("probability that another turn follows (grey: under 20 requests)", fontsize=8)
@@ -227,7 +227,7 @@ def _reuse(times: ReuseTimes) -> Figure:
                 (("observed", INK), ("survival fit", BLUE), ("exponential fit", ORANGE))
             ):
                 position = (0.03, 0.96 - 0.1 * line)
-                note(axis, name, position, colour, frame=WHOLE, va="top", fontweight="bold")
+                note(axis, name, position, colour, frame=AXES_FRAME, va="top", fontweight="bold")
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_visible(False)
     return figure

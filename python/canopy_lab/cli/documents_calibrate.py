@@ -80,7 +80,8 @@ def _make_encoding_wait(server: Any) -> Any:
     from canopy_lab.live.profile.client import wait_until
 
     def wait_encoded() -> None:
-        if not wait_until(lambda: not server.state(DOCUMENTS).get("waiting_documents"), TIMEOUT_S, 0.5):
+        is_encoded = lambda: not server.state(DOCUMENTS).get("waiting_documents")  # noqa: E731
+        if not wait_until(is_encoded, TIMEOUT_S, 0.5):
             raise CanopyError(
                 f"the server has not encoded the documents after {TIMEOUT_S // 60} minutes"
             )

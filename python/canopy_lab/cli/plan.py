@@ -135,7 +135,7 @@ def remarks(command: PlanCommand, inputs: PlanInputs, origin: Mapping[str, Any])
         lines.append(
             "The requests all have the same time: this is a plan for one burst, at any load."
         )
-    if not command.engine.pool_known:
+    if not command.engine.is_pool_known:
         lines.append(
             "The device's KV pool was assumed, and the plan file does not set it: give "
             "--device-tokens (max_total_num_tokens in a server's log)."
@@ -158,7 +158,7 @@ def write_outputs(
     if args.json:
         write_json(args.json, to_json(plan, origin), allow_nan=False)
     if args.html:
-        page(plan, origin, inputs.prices.currency).write(args.html)
+        make_page(plan, origin, inputs.prices.currency).write(args.html)
     if args.output:
         if not plan.choice.feasible:
             print(f"{args.output} is not written: no configuration meets the limits.")

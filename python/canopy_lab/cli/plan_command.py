@@ -120,14 +120,14 @@ def _load_prices(
 
 def _make_engine(options: EngineOptions, profile: EngineProfile) -> Engine:
     tokens, profile_tokens = options.device_tokens, profile.notes.get("device_tokens")
-    pool_known = tokens is not None or type(profile_tokens) is int
+    is_pool_known = tokens is not None or type(profile_tokens) is int
     if tokens is None:
         assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
         tokens = profile_tokens if type(profile_tokens) is int else assumed
     knobs = {knob.setting for knob in KNOBS}
     names = [name for name in ServerSettings.__slots__ if name not in knobs]
     settings = ServerSettings(**{name: getattr(options.server, name, None) for name in names})
-    return Engine(profile, tokens, options.routing, settings, pool_known)
+    return Engine(profile, tokens, options.routing, settings, is_pool_known)
 
 
 def with_advised_policy(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:

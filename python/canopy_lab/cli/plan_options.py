@@ -13,7 +13,7 @@ from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import out_file, yaml_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
 from canopy_lab.plan.objective import METRICS, PlanMetric, metric
-from canopy_lab.plan.request import SearchKeys, names
+from canopy_lab.plan.request import SearchKeys, split_names
 from canopy_lab.plan.space import GROUP, KNOBS, TTL
 from canopy_lab.sim.system.config import ROUTINGS
 from sglang_canopy import declared
@@ -29,7 +29,7 @@ _DEFAULTS = SGLANG_DEFAULTS.to_json()
 
 
 def _parse_integers(text: str, separator: str = ",") -> tuple[int, ...]:
-    numbers = names(text, separator)
+    numbers = split_names(text, separator)
     if not all(name.isdecimal() and int(name) >= 1 for name in numbers):
         raise CanopyError(f"must be whole numbers of 1 or more, got {text!r}")
     return tuple(map(int, numbers))
@@ -37,7 +37,7 @@ def _parse_integers(text: str, separator: str = ",") -> tuple[int, ...]:
 
 def _parse_ttls(text: str) -> tuple[TTL, ...]:
     ttls: list[TTL] = []
-    for name in names(text):
+    for name in split_names(text):
         try:
             ttl: TTL = (
                 {"none": None, GROUP: GROUP}[name] if name in ("none", GROUP) else float(name)
@@ -51,7 +51,7 @@ def _parse_ttls(text: str) -> tuple[TTL, ...]:
 
 
 def _parse_disks(text: str) -> tuple[str, ...]:
-    disks = names(text)
+    disks = split_names(text)
     return () if disks == ("none",) else disks
 
 
@@ -154,7 +154,7 @@ def _knob_key(name: str, values: tuple[Any, ...] | None, shown_default: str = ""
     def parse(text: str) -> tuple[Any, ...]:
         if not knob.values:
             return _parse_integers(text, "/")
-        tried = names(text, "/")
+        tried = split_names(text, "/")
         if not set(tried) <= set(knob.values):
             raise CanopyError(f"{name} must be of {', '.join(knob.values)}, got {text!r}")
         return tried

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import above_zero, yaml_file
-from canopy_lab.group_ttl.learn import GROUPS, Learning, Learnt, learn
+from canopy_lab.group_ttl.learn import GROUPS, LearningOptions, LearntTable, learn
 from canopy_lab.group_ttl.paths import Paths, paths_of
 from canopy_lab.plan.server_plan import write_config
 from canopy_lab.report.table import text_table
@@ -56,7 +56,7 @@ def run(args: Options) -> int:
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()
     records = tqdm(_read_records(args), unit="request", desc="reading", disable=None)
     log = paths_of(records)
-    learnt = learn(log, args.budget_gb * 1e9 / bytes_per_token, Learning(kinds=(GROUPS,)))
+    learnt = learn(log, args.budget_gb * 1e9 / bytes_per_token, LearningOptions(kinds=(GROUPS,)))
     print(_report(learnt, log, bytes_per_token))
     if args.output:
         write_config(args.output, {"canopy-ttl": learnt.table.to_json()}, _made_by(args))
@@ -78,7 +78,7 @@ def _read_records(args: Options) -> Iterator[TraceRequest]:
     return read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
 
 
-def _report(learnt: Learnt, log: Paths, bytes_per_token: int) -> str:
+def _report(learnt: LearntTable, log: Paths, bytes_per_token: int) -> str:
     roots = [row for row in learnt.rows if row.root is not None]
     residual_rows = [row for row in learnt.rows if row.root is None]
     roots.sort(key=lambda row: -row.hits)
@@ -104,7 +104,7 @@ def _report(learnt: Learnt, log: Paths, bytes_per_token: int) -> str:
     return "\n".join([table, "", *filter(None, notes)])
 
 
-def _choice_text(learnt: Learnt) -> str:
+def _choice_text(learnt: LearntTable) -> str:
     if not learnt.gains:
         return f"table: {learnt.kind}"
     gains = ", ".join(f"{kind} {100 * gain:+.2f}" for kind, gain in learnt.gains.items())

@@ -78,7 +78,8 @@ def measure(args: Options) -> EngineProfile:
     pool = server.pool_tokens
     chunk = int(facts.get("chunked_prefill_size") or 0)
     max_prompt = min(args.max_prompt, chunk if chunk > 0 else args.max_prompt, pool // 2)
-    max_context = min(args.max_context, pool - max_prompt - 64, int(facts.get("context_length") or pool))
+    context_length = int(facts.get("context_length") or pool)
+    max_context = min(args.max_context, pool - max_prompt - 64, context_length)
     limits = Limits(max_prompt, max(max_context, 0), args.max_batch, args.repeats)
     kv_bytes, layers = _kv_bytes_and_layers(args, server)
 
@@ -87,7 +88,7 @@ def measure(args: Options) -> EngineProfile:
             print(f"\r\033[K{stage}", end="", file=sys.stderr, flush=True)
 
     measurer = Measurer(server, limits, show)
-    costs = measurer.surfaces()
+    costs = measurer.measure_surfaces()
     show("bandwidths")
     tiers = measure_tiers(measurer, kv_bytes)
     show("")

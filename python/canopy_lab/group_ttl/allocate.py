@@ -63,7 +63,7 @@ def allocate(curves: Curves, budget_tokens: float, *, seed: int = 0) -> Allocati
     if not len(curves):
         raise CanopyError("there is no group to allocate a TTL for")
     solutions = (
-        Allocation(steps, *_value(curves, steps))
+        Allocation(steps, *_totals(curves, steps))
         for steps in _solutions(curves, budget_tokens, seed)
     )
     within = (solution for solution in solutions if solution.mean_tokens <= budget_tokens * _SLACK)
@@ -71,20 +71,20 @@ def allocate(curves: Curves, budget_tokens: float, *, seed: int = 0) -> Allocati
     return max(within, key=lambda solution: (solution.hits, -solution.mean_tokens))
 
 
-def fixed_step(curves: Curves, budget_tokens: float) -> int:
+def fixed_ttl_step(curves: Curves, budget_tokens: float) -> int:
     """Return the index into ``GRID_S`` of the largest single TTL within the budget."""
     total = curves.mean_tokens.sum(axis=0)
     return int(np.searchsorted(total, budget_tokens * _SLACK, side="right")) - 1
 
 
-def price_of(curves: Curves, budget_tokens: float) -> float:
+def budget_price(curves: Curves, budget_tokens: float) -> float:
     """Return the Lagrange multiplier of the budget: marginal hits per token of disk content."""
     low, high = 0.0, 1.0
-    while _memory_spent(curves, high) > budget_tokens:
+    while _spent_tokens(curves, high) > budget_tokens:
         low, high = high, high * 4
     for _ in range(60):
         middle = (low + high) / 2
-        if _memory_spent(curves, middle) > budget_tokens:
+        if _spent_tokens(curves, middle) > budget_tokens:
             low = middle
         else:
             high = middle
@@ -102,38 +102,38 @@ def check_budget(budget_tokens: float) -> None:
 def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[Ints]:
     """Yield one TTL for all, then Lagrange's, by the most hits per byte-second, and local optima."""
     groups = len(curves)
-    yield np.full(groups, fixed_step(curves, budget))
-    lagrange = _fill(curves, _best_steps(curves, price_of(curves, budget)), budget)
+    yield np.full(groups, fixed_ttl_step(curves, budget))
+    lagrange = _spend_rest(curves, _best_steps(curves, budget_price(curves, budget)), budget)
     yield lagrange
-    roi = _scaled(curves, _roi(curves), budget)
-    yield _fill(curves, np.floor(roi).astype(np.int64), budget)
-    smooth = _Smooth(curves, budget)
-    polished = _scaled(curves, smooth.improve(lagrange.astype(np.float64)), budget)
-    yield _fill(curves, np.floor(polished).astype(np.int64), budget)
-    draw = np.random.default_rng(seed)
-    for start in range(math.isqrt(groups) + 1):
+    roi = _scale_to_budget(curves, _roi_steps(curves), budget)
+    yield _spend_rest(curves, np.floor(roi).astype(np.int64), budget)
+    smooth = _SmoothCurves(curves, budget)
+    polished = _scale_to_budget(curves, smooth.improve(lagrange.astype(np.float64)), budget)
+    yield _spend_rest(curves, np.floor(polished).astype(np.int64), budget)
+    rng = np.random.default_rng(seed)
+    for attempt in range(math.isqrt(groups) + 1):
         steps = roi
-        if start:
-            perturbed = roi + draw.normal(0.0, _PERTURBATION_STEPS, groups)
-            steps = _scaled(curves, np.clip(perturbed, 0, len(GRID_S) - 1), budget)
-        improved = _scaled(curves, smooth.improve(steps), budget)
-        yield _fill(curves, np.floor(improved).astype(np.int64), budget)
+        if attempt:
+            perturbed = roi + rng.normal(0.0, _PERTURBATION_STEPS, groups)
+            steps = _scale_to_budget(curves, np.clip(perturbed, 0, len(GRID_S) - 1), budget)
+        improved = _scale_to_budget(curves, smooth.improve(steps), budget)
+        yield _spend_rest(curves, np.floor(improved).astype(np.int64), budget)
 
 
-def _value(curves: Curves, steps: Ints) -> tuple[float, float]:
-    rows = np.arange(len(steps))
-    return float(curves.hits[rows, steps].sum()), float(curves.mean_tokens[rows, steps].sum())
+def _totals(curves: Curves, steps: Ints) -> tuple[float, float]:
+    groups = np.arange(len(steps))
+    return float(curves.hits[groups, steps].sum()), float(curves.mean_tokens[groups, steps].sum())
 
 
 def _best_steps(curves: Curves, price: float) -> Ints:
     return np.argmax(curves.hits - price * curves.mean_tokens, axis=1)
 
 
-def _memory_spent(curves: Curves, price: float) -> float:
-    return _value(curves, _best_steps(curves, price))[1]
+def _spent_tokens(curves: Curves, price: float) -> float:
+    return _totals(curves, _best_steps(curves, price))[1]
 
 
-def _roi(curves: Curves) -> Floats:
+def _roi_steps(curves: Curves) -> Floats:
     """Return each group's TTL with the most hits per byte-second; 0 for a group without hits."""
     ratio = np.where(
         curves.mean_tokens > 0, curves.hits / np.maximum(curves.mean_tokens, 1e-12), 0.0
@@ -141,60 +141,60 @@ def _roi(curves: Curves) -> Floats:
     return np.argmax(ratio, axis=1).astype(np.float64)
 
 
-def _scaled(curves: Curves, steps: Floats, budget: float) -> Floats:
+def _scale_to_budget(curves: Curves, steps: Floats, budget: float) -> Floats:
     """Scale all TTLs by the factor that spends the budget (a shift on the logarithmic grid)."""
-    rows = np.arange(len(steps))
+    groups = np.arange(len(steps))
     has_ttl = steps > 0
-    top = len(GRID_S) - 1
+    last_step = len(GRID_S) - 1
 
-    def shift_steps(shift: float) -> Floats:
-        return np.where(has_ttl, np.clip(steps + shift, 1, top), 0.0)
+    def shift_all(shift: float) -> Floats:
+        return np.where(has_ttl, np.clip(steps + shift, 1, last_step), 0.0)
 
-    def spent(shift: float) -> float:
-        return float(curves.mean_tokens[rows, np.floor(shift_steps(shift)).astype(np.int64)].sum())
+    def spent_tokens(shift: float) -> float:
+        return float(curves.mean_tokens[groups, np.floor(shift_all(shift)).astype(np.int64)].sum())
 
-    low, high = -float(top), float(top)
-    if spent(low) > budget:
+    low, high = -float(last_step), float(last_step)
+    if spent_tokens(low) > budget:
         return np.zeros(len(steps))
     for _ in range(30):
         middle = (low + high) / 2
-        if spent(middle) > budget:
+        if spent_tokens(middle) > budget:
             high = middle
         else:
             low = middle
-    return shift_steps(low)
+    return shift_all(low)
 
 
-def _fill(curves: Curves, steps: Ints, budget: float) -> Ints:
+def _spend_rest(curves: Curves, steps: Ints, budget: float) -> Ints:
     """Spend the rest of the budget on the increases with the most hits per token on the disk."""
     steps = steps.copy()
-    rows = np.arange(len(steps))
+    groups = np.arange(len(steps))
     columns = np.arange(len(GRID_S))
-    unspent = budget - _value(curves, steps)[1]
+    unspent = budget - _totals(curves, steps)[1]
     for _ in range(4 * len(steps) + 64):
-        gain = curves.hits - curves.hits[rows, steps][:, None]
-        cost = curves.mean_tokens - curves.mean_tokens[rows, steps][:, None]
+        gain = curves.hits - curves.hits[groups, steps][:, None]
+        cost = curves.mean_tokens - curves.mean_tokens[groups, steps][:, None]
         affordable = (columns > steps[:, None]) & (gain > 0) & (cost <= unspent)
         if not affordable.any():
             break
         ratio = np.where(affordable, gain / np.maximum(cost, 1e-12), -1.0)
-        row, step = divmod(int(np.argmax(ratio)), len(GRID_S))
-        unspent -= float(cost[row, step])
-        steps[row] = step
+        group, step = divmod(int(np.argmax(ratio)), len(GRID_S))
+        unspent -= float(cost[group, step])
+        steps[group] = step
     return steps
 
 
-class _Smooth:
+class _SmoothCurves:
     """Objective and constraint as monotone cubics in the grid step, for SLSQP."""
 
     def __init__(self, curves: Curves, budget: float) -> None:
-        x = np.arange(len(GRID_S), dtype=np.float64)
+        grid_steps = np.arange(len(GRID_S), dtype=np.float64)
         self.hits = PchipInterpolator(
-            x, curves.hits / max(curves.hits[:, -1].sum(), 1e-9), axis=1
+            grid_steps, curves.hits / max(curves.hits[:, -1].sum(), 1e-9), axis=1
         ).c
-        self.cost = PchipInterpolator(x, curves.mean_tokens / budget, axis=1).c
-        self.rows = np.arange(len(curves))
-        self.top = len(GRID_S) - 1
+        self.cost = PchipInterpolator(grid_steps, curves.mean_tokens / budget, axis=1).c
+        self.groups = np.arange(len(curves))
+        self.last_step = len(GRID_S) - 1
 
     def improve(self, steps: Floats) -> Floats:
         """Return a local optimum from ``steps``, always within the grid."""
@@ -203,7 +203,7 @@ class _Smooth:
             steps,
             jac=lambda x: -self._evaluate(self.hits, x)[1],
             method="SLSQP",
-            bounds=[(0.0, float(self.top))] * len(steps),
+            bounds=[(0.0, float(self.last_step))] * len(steps),
             constraints=[
                 {
                     "type": "ineq",
@@ -213,12 +213,12 @@ class _Smooth:
             ],
             options={"maxiter": _SLSQP_STEPS, "ftol": 1e-7},
         )
-        return np.clip(np.nan_to_num(optimum.x), 0.0, self.top)
+        return np.clip(np.nan_to_num(optimum.x), 0.0, self.last_step)
 
-    def _evaluate(self, cubics: Floats, x: Floats) -> tuple[float, Floats]:
+    def _evaluate(self, cubics: Floats, steps: Floats) -> tuple[float, Floats]:
         """Return the sum over the groups, and its gradient."""
-        x = np.clip(np.nan_to_num(x), 0.0, self.top)
-        cell = np.minimum(x.astype(np.int64), self.top - 1)
-        d = x - cell
-        a, b, c, e = cubics[:, cell, self.rows]
+        steps = np.clip(np.nan_to_num(steps), 0.0, self.last_step)
+        interval = np.minimum(steps.astype(np.int64), self.last_step - 1)
+        d = steps - interval
+        a, b, c, e = cubics[:, interval, self.groups]
         return float((((a * d + b) * d + c) * d + e).sum()), (3 * a * d + 2 * b) * d + c

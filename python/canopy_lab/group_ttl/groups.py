@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from canopy_lab.group_ttl.allocate import fixed_step, price_of
-from canopy_lab.group_ttl.histogram import Curves, Histograms, histograms
+from canopy_lab.group_ttl.allocate import fixed_ttl_step, budget_price
+from canopy_lab.group_ttl.histogram import Curves, Histograms, count_intervals
 from canopy_lab.group_ttl.paths import PathSegments
 
 Floats = NDArray[np.float64]
@@ -22,9 +22,9 @@ Ints = NDArray[np.int64]
 CANDIDATES = 1024
 MIN_REUSES = 4
 """Minimum number of repeated requests of a group."""
-_EVERYTHING = 0.5
+_MAX_GROUP_SHARE = 0.5
 """Largest share of all requests that a group may have."""
-_EARLY = 0.02
+_EARLY_SHARE = 0.02
 """Subtrees first used in this share of the window are assumed to be older than the window."""
 
 
@@ -51,7 +51,7 @@ class Groups:
 
     roots: tuple[int, ...]
     categories: tuple[str, ...]
-    histograms: Histograms
+    count_intervals: Histograms
     curves: Curves
 
 
@@ -76,7 +76,7 @@ def group_curves(
 ) -> Groups:
     """Return the histograms and curves of the given groups and the residual group."""
     count = len(roots)
-    names = segments.categories if selection.categories else segments.categories[:1]
+    category_names = segments.categories if selection.categories else segments.categories[:1]
     group = segments.deepest_roots(roots)[segments.use_segment]
     use_s = segments.times_s[segments.use_request]
     category = np.zeros(len(group), dtype=np.int64)
@@ -88,33 +88,33 @@ def group_curves(
         is_listed = (group >= 0) & (use_s >= listed_from_s[group])
     row = np.where(group >= 0, group, count + category)
     residual_row = count + category
-    size = count + len(names)
-    all_uses = _histograms(segments, row, size)
+    row_count = count + len(category_names)
+    all_uses = _histograms(segments, row, row_count)
     if selection.prior_requests is None:
-        return Groups(roots, names, all_uses, all_uses.exact())
+        return Groups(roots, category_names, all_uses, all_uses.exact())
     # Uses before a subtree could be listed shape its group's curve, but count as residual volume.
-    volume = _histograms(segments, np.where(is_listed | (group < 0), row, residual_row), size)
+    listed = _histograms(segments, np.where(is_listed | (group < 0), row, residual_row), row_count)
     expected = all_uses.expected_curves(selection.prior_requests)
-    residual = volume.expected_curves(selection.prior_requests)
-    share = volume.weight / np.maximum(all_uses.weight, 1)
+    residual = listed.expected_curves(selection.prior_requests)
+    share = listed.weight / np.maximum(all_uses.weight, 1)
     share[count:] = 0.0
     hits = expected.hits * share[:, None]
-    mean = expected.mean_tokens * share[:, None]
-    hits[count:], mean[count:] = residual.hits[count:], residual.mean_tokens[count:]
+    mean_tokens = expected.mean_tokens * share[:, None]
+    hits[count:], mean_tokens[count:] = residual.hits[count:], residual.mean_tokens[count:]
     # A group without listed volume gets a thousandth of its weight, so that it gets a TTL.
-    tiny = np.where(share[:count] > 0, 0.0, 1e-3)[:, None]
-    hits[:count] += expected.hits[:count] * tiny
-    mean[:count] += expected.mean_tokens[:count] * tiny
-    return Groups(roots, names, all_uses, Curves(hits, mean))
+    tiny_share = np.where(share[:count] > 0, 0.0, 1e-3)[:, None]
+    hits[:count] += expected.hits[:count] * tiny_share
+    mean_tokens[:count] += expected.mean_tokens[:count] * tiny_share
+    return Groups(roots, category_names, all_uses, Curves(hits, mean_tokens))
 
 
 def _first_use_s(segments: PathSegments, roots: tuple[int, ...]) -> Floats:
     """Return each root's first use; ``-inf`` if it may predate the window."""
-    place = {int(block): s for s, block in enumerate(segments.first.tolist())}
-    begins = np.searchsorted(segments.use_segment, [place[root] for root in roots])
-    first = segments.times_s[segments.use_request[begins]]
-    early = segments.start_s + _EARLY * (segments.end_s - segments.start_s)
-    return np.where(first <= early, -np.inf, first)
+    segment_by_root = {int(block): s for s, block in enumerate(segments.first.tolist())}
+    first_uses = np.searchsorted(segments.use_segment, [segment_by_root[root] for root in roots])
+    first_s = segments.times_s[segments.use_request[first_uses]]
+    early_end_s = segments.start_s + _EARLY_SHARE * (segments.end_s - segments.start_s)
+    return np.where(first_s <= early_end_s, -np.inf, first_s)
 
 
 def _group_histograms(segments: PathSegments, group: Ints, groups: int) -> Histograms:
@@ -125,7 +125,7 @@ def _group_histograms(segments: PathSegments, group: Ints, groups: int) -> Histo
 def _histograms(segments: PathSegments, row: Ints, rows: int) -> Histograms:
     segment = segments.use_segment
     times = segments.times_s[segments.use_request]
-    return histograms(
+    return count_intervals(
         row,
         segments.use_request,
         segments.gaps_s,
@@ -146,15 +146,15 @@ def _curves_of(counts: Histograms, selection: GroupSelection) -> Curves:
 
 def _candidates(segments: PathSegments, min_reuses: int) -> Ints:
     """Return the segments with the most reused tokens in their subtree; parents first."""
-    reused = np.isfinite(segments.gaps_s)
     segment = segments.use_segment
     size = len(segments)
     # Every request of a subtree uses its first segment.
-    reuses = np.bincount(segment[reused], minlength=size)
-    tokens = np.bincount(segment[reused], weights=segments.tokens[segment[reused]], minlength=size)
+    reused = segment[np.isfinite(segments.gaps_s)]
+    reuses = np.bincount(reused, minlength=size)
+    tokens = np.bincount(reused, weights=segments.tokens[reused], minlength=size)
     subtree_tokens = segments.subtree_sum(tokens)
     # A prefix of most requests separates nothing and would leave no residual group.
-    separates = np.bincount(segment, minlength=size) <= _EVERYTHING * len(segments.times_s)
+    separates = np.bincount(segment, minlength=size) <= _MAX_GROUP_SHARE * len(segments.times_s)
     eligible = np.flatnonzero((reuses >= min_reuses) & (subtree_tokens > 0) & separates)
     largest = eligible[np.argsort(-subtree_tokens[eligible], kind="stable")[:CANDIDATES]]
     return np.sort(largest)
@@ -165,15 +165,15 @@ def _choose(curves: Curves, parent: Ints, groups: int, budget_tokens: float) -> 
     count = len(parent)
     if not count:
         return []
-    fixed = fixed_step(curves, budget_tokens)
+    fixed_step = fixed_ttl_step(curves, budget_tokens)
     hits, mean_tokens = (c.sum(axis=0, keepdims=True) for c in (curves.hits, curves.mean_tokens))
-    price = price_of(Curves(hits, mean_tokens), budget_tokens)
+    price = budget_price(Curves(hits, mean_tokens), budget_tokens)
     subtree_worth = (curves.hits - price * curves.mean_tokens)[:-1].copy()
     """Worth by TTL of each candidate's subtree, less the groups chosen inside it."""
     for c in range(count - 1, -1, -1):
         if parent[c] >= 0:
             subtree_worth[parent[c]] += subtree_worth[c]
-    step = np.full(count, fixed)
+    step = np.full(count, fixed_step)
     chosen: list[int] = []
     is_chosen = np.zeros(count, dtype=bool)
     rows = np.arange(count)
@@ -185,18 +185,18 @@ def _choose(curves: Curves, parent: Ints, groups: int, budget_tokens: float) -> 
         chosen.append(winner)
         is_chosen[winner] = True
         best_worth = subtree_worth[winner].copy()
-        ttl = int(np.argmax(best_worth))
+        ttl_step = int(np.argmax(best_worth))
         for c in range(winner + 1, count):
             # Candidates inside this group now compare with its TTL, unless a closer group encloses
             # them.
             if not is_chosen[c] and parent[c] >= 0 and (parent[c] == winner or step[parent[c]] < 0):
                 step[c] = -1
-        step[step < 0] = ttl
-        step[winner] = ttl
-        outer = int(parent[winner])
-        while outer >= 0:
-            subtree_worth[outer] -= best_worth
-            if is_chosen[outer]:
+        step[step < 0] = ttl_step
+        step[winner] = ttl_step
+        enclosing = int(parent[winner])
+        while enclosing >= 0:
+            subtree_worth[enclosing] -= best_worth
+            if is_chosen[enclosing]:
                 break
-            outer = int(parent[outer])
+            enclosing = int(parent[enclosing])
     return sorted(chosen)

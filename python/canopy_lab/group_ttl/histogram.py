@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-STEPS_AN_OCTAVE = 8
-FIRST_S, LAST_S = 1 / 16, 7 * 24 * 3600.0
+STEPS_PER_OCTAVE = 8
+MIN_TTL_S, MAX_TTL_S = 1 / 16, 7 * 24 * 3600.0
 
 
 def _grid() -> Floats:
-    steps = int(np.ceil(np.log2(LAST_S / FIRST_S) * STEPS_AN_OCTAVE))
-    return np.append(0.0, FIRST_S * 2.0 ** (np.arange(steps + 1) / STEPS_AN_OCTAVE))
+    steps = int(np.ceil(np.log2(MAX_TTL_S / MIN_TTL_S) * STEPS_PER_OCTAVE))
+    return np.append(0.0, MIN_TTL_S * 2.0 ** (np.arange(steps + 1) / STEPS_PER_OCTAVE))
 
 
 GRID_S = _grid()
@@ -37,13 +37,13 @@ class Histograms:
     longer ones.
     """
 
-    reused: Ints
+    reused_tokens: Ints
     """(G, T) tokens of intervals that ended in another use."""
     reused_token_s: Floats
     """(G, T) token-seconds of these intervals."""
-    ended: Ints
+    open_tokens: Ints
     """(G, T) tokens of intervals still open at the window's end, by length."""
-    ended_token_s: Floats
+    open_token_s: Floats
     requests: Ints
     """(G,) requests that used pages of the group."""
     duration_s: float
@@ -55,20 +55,20 @@ class Histograms:
     @property
     def weight(self) -> Ints:
         """(G,) tokens of all intervals."""
-        return self.reused.sum(axis=1) + self.ended.sum(axis=1)
+        return self.reused_tokens.sum(axis=1) + self.open_tokens.sum(axis=1)
 
     @property
     def hits(self) -> Ints:
         """(G, T) tokens hit with each TTL of the grid: H_g."""
-        return np.cumsum(self.reused, axis=1)
+        return np.cumsum(self.reused_tokens, axis=1)
 
     @property
     def mean_tokens(self) -> Floats:
         """(G, T) mean tokens on the disk over the window with each TTL: B_g."""
-        count = self.reused + self.ended
-        lasted = np.cumsum(self.reused_token_s + self.ended_token_s, axis=1)
-        longer = count.sum(axis=1, keepdims=True) - np.cumsum(count, axis=1)
-        return (lasted + longer * GRID_S) / max(self.duration_s, 1e-9)
+        count = self.reused_tokens + self.open_tokens
+        length_s = np.cumsum(self.reused_token_s + self.open_token_s, axis=1)
+        longer_tokens = count.sum(axis=1, keepdims=True) - np.cumsum(count, axis=1)
+        return (length_s + longer_tokens * GRID_S) / max(self.duration_s, 1e-9)
 
     def expected_curves(self, prior_requests: float = 0.0) -> Curves:
         """Return expected hits and mean tokens of further traffic, per window duration.
@@ -76,21 +76,22 @@ class Histograms:
         Open intervals are right-censored, so the survival curve is a Kaplan-Meier estimate. Each
         group is shrunk to the pooled curve with the weight of ``prior_requests`` requests.
         """
-        total = self.reused + self.ended
+        total = self.reused_tokens + self.open_tokens
         weight = total.sum(axis=1, keepdims=True)
-        at_risk = weight - np.cumsum(total, axis=1) + total - self.ended / 2
+        at_risk = weight - np.cumsum(total, axis=1) + total - self.open_tokens / 2
         pooled_risk = at_risk.sum(axis=0)
-        pooled = self.reused.sum(axis=0) / np.maximum(pooled_risk, 1e-9)
+        pooled = self.reused_tokens.sum(axis=0) / np.maximum(pooled_risk, 1e-9)
         prior = prior_requests * weight / np.maximum(self.requests[:, None], 1)
         # The prior declines with age as the pooled survival does.
         prior = prior * np.cumprod(np.append(1.0, 1 - pooled[:-1]))
         risk = at_risk + prior
-        hazard = np.where(risk > 0, (self.reused + prior * pooled) / np.maximum(risk, 1e-9), 0.0)
+        events = self.reused_tokens + prior * pooled
+        hazard = np.where(risk > 0, events / np.maximum(risk, 1e-9), 0.0)
         survival = np.cumprod(1 - np.minimum(hazard, 1.0), axis=1)
         hits = weight * (1 - survival)
-        before = np.concatenate((np.ones((len(self), 1)), survival[:, :-1]), axis=1)
-        width = np.diff(GRID_S, prepend=0.0)
-        mean_age = np.cumsum((before + survival) / 2 * width, axis=1)
+        survival_before = np.concatenate((np.ones((len(self), 1)), survival[:, :-1]), axis=1)
+        bin_width_s = np.diff(GRID_S, prepend=0.0)
+        mean_age = np.cumsum((survival_before + survival) / 2 * bin_width_s, axis=1)
         return Curves(hits, weight * mean_age / max(self.duration_s, 1e-9))
 
     def exact(self) -> Curves:
@@ -109,7 +110,7 @@ class Curves:
         return len(self.hits)
 
 
-def histograms(
+def count_intervals(
     group: Ints,
     request: Ints,
     gaps_s: Floats,
@@ -124,16 +125,16 @@ def histograms(
     seconds to the next use (``inf``: no use in the window), seconds to the window's end, tokens.
     """
     is_reused = np.isfinite(gaps_s)
-    lasted = np.where(is_reused, gaps_s, cut_s)
-    bins = np.minimum(np.searchsorted(GRID_S, lasted, side="left"), len(GRID_S) - 1)
-    flat = group * len(GRID_S) + bins
-    size = groups * len(GRID_S)
+    length_s = np.where(is_reused, gaps_s, cut_s)
+    bins = np.minimum(np.searchsorted(GRID_S, length_s, side="left"), len(GRID_S) - 1)
+    cell = group * len(GRID_S) + bins
+    cell_count = groups * len(GRID_S)
 
-    def count(which: NDArray[np.bool_], values: NDArray) -> Floats:
-        sums = np.bincount(flat[which], weights=values[which], minlength=size)
+    def count(mask: NDArray[np.bool_], values: NDArray) -> Floats:
+        sums = np.bincount(cell[mask], weights=values[mask], minlength=cell_count)
         return sums.reshape(groups, len(GRID_S)).astype(np.float64)
 
-    token_s = tokens * lasted
+    token_s = tokens * length_s
     return Histograms(
         # Token counts below 2**53 are exact as floats.
         count(is_reused, tokens).astype(np.int64),

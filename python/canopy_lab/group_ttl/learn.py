@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from canopy_lab.group_ttl.allocate import Allocation, allocate, check_budget, fixed_step
+from canopy_lab.group_ttl.allocate import Allocation, allocate, check_budget, fixed_ttl_step
 from canopy_lab.group_ttl.groups import Groups, GroupSelection, choose_groups
 from canopy_lab.group_ttl.histogram import GRID_S
 from canopy_lab.group_ttl.paths import Paths, segments_of
@@ -23,23 +23,23 @@ from sglang_canopy.ttl.table import SERVER_HASH, Group, TTLTable
 FIXED, GROUPS, CATEGORIES, BOTH = "fixed", "groups", "categories", "both"
 PRIOR_REQUESTS = 64.0
 """Weight of the pooled curve in each group's curve, in requests."""
-HELD_OUT, MARGIN = 1 / 3, 0.001
+HELD_OUT_SHARE, MIN_GAIN = 1 / 3, 0.001
 """Share of the window, at its end, used for the comparison, and the required gain in hit ratio."""
-MAX_LEARNT = 64
+MAX_GROUPS = 64
 """Groups of a table at most."""
 MIN_REQUESTS = 8
 """Minimum number of repeated requests of a group."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
+class LearningOptions:
     """Options of ``learn``."""
 
     kinds: tuple[str, ...] = (GROUPS, CATEGORIES, BOTH)
     """Kinds of tables to compare with a single TTL."""
     refresh_s: float = 600.0
     """Seconds for which a table applies."""
-    like_ttl_s: float | None = None
+    reference_ttl_s: float | None = None
     """If set, the budget is the mean disk content under this single TTL in each window."""
 
 
@@ -60,7 +60,7 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class LearntTable:
     """A table and the evidence for it."""
 
     table: TTLTable
@@ -78,111 +78,111 @@ class Learnt:
 def learn(
     log: Paths,
     budget_tokens: float | None,
-    learning: Learning | None = None,
+    learning: LearningOptions | None = None,
     hash: str = SERVER_HASH,
-) -> Learnt:
+) -> LearntTable:
     """Return a table for the traffic after ``log``, with ``budget_tokens`` on the disk on average.
 
     ``learning.like_ttl_s`` overrides the budget, which may then be ``None``. Without a span of
-    time the TTL is infinite, or ``like_ttl_s``. Raises ``CanopyError`` for a budget that is not positive.
+    time the TTL is infinite, or ``reference_ttl_s``. Raises ``CanopyError`` for a budget of 0 or less.
     """
-    learning = learning or Learning()
-    if learning.like_ttl_s is None:
+    learning = learning or LearningOptions()
+    if learning.reference_ttl_s is None:
         check_budget(math.nan if budget_tokens is None else budget_tokens)
     if log.end_s <= log.start_s:
-        ttl_s = math.inf if learning.like_ttl_s is None else learning.like_ttl_s
-        return Learnt(TTLTable((), ttl_s, log.block_tokens, hash), FIXED, {})
-    gains = _gains(log, budget_tokens, learning, hash)
-    kind, most = FIXED, MARGIN
+        ttl_s = math.inf if learning.reference_ttl_s is None else learning.reference_ttl_s
+        return LearntTable(TTLTable((), ttl_s, log.block_tokens, hash), FIXED, {})
+    gains = _held_out_gains(log, budget_tokens, learning, hash)
+    kind, largest_gain = FIXED, MIN_GAIN
     for name, gain in gains.items():
-        if gain > most:
-            kind, most = name, gain
+        if gain > largest_gain:
+            kind, largest_gain = name, gain
     return replace(_fit(log, budget_tokens, kind, learning, hash), gains=gains)
 
 
-def at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
+def hit_ratio_at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
     """Return the interpolated hit ratio of a single TTL that uses as many bytes as ``outcome``."""
-    order = sorted(fixed, key=lambda f: f.mean_tokens)
+    order = sorted(fixed, key=lambda o: o.mean_tokens)
     return float(
-        np.interp(outcome.mean_tokens, [f.mean_tokens for f in order], [f.hit_ratio for f in order])
+        np.interp(outcome.mean_tokens, [o.mean_tokens for o in order], [o.hit_ratio for o in order])
     )
 
 
-def _gains(
-    log: Paths, budget_tokens: float | None, learning: Learning, hash: str
+def _held_out_gains(
+    log: Paths, budget_tokens: float | None, learning: LearningOptions, hash: str
 ) -> dict[str, float]:
-    cut_s = log.end_s - HELD_OUT * (log.end_s - log.start_s)
-    before = log.until(cut_s)
-    if not len(before) or before.end_s <= before.start_s or len(before) == len(log):
+    cut_s = log.end_s - HELD_OUT_SHARE * (log.end_s - log.start_s)
+    log_before = log.until(cut_s)
+    if not len(log_before) or log_before.end_s <= log_before.start_s or len(log_before) == len(log):
         return {}
     fixed = fixed_ttls(segments_of(log), GRID_S, cut_s)
-    past = _fit(before, budget_tokens, FIXED, learning, hash).table
+    table_before = _fit(log_before, budget_tokens, FIXED, learning, hash).table
     gains = {}
     for kind in learning.kinds:
-        table = _fit(before, budget_tokens, kind, learning, hash).table
-        won = simulate_ttl(log, [(log.start_s, past), (cut_s, table)], cut_s)
-        gains[kind] = won.hit_ratio - at_equal_bytes(won, fixed)
+        table = _fit(log_before, budget_tokens, kind, learning, hash).table
+        outcome = simulate_ttl(log, [(log.start_s, table_before), (cut_s, table)], cut_s)
+        gains[kind] = outcome.hit_ratio - hit_ratio_at_equal_bytes(outcome, fixed)
     return gains
 
 
 def _fit(
-    log: Paths, budget_tokens: float | None, kind: str, learning: Learning, hash: str
-) -> Learnt:
+    log: Paths, budget_tokens: float | None, kind: str, learning: LearningOptions, hash: str
+) -> LearntTable:
     segments = segments_of(log)
     selection = GroupSelection(
-        groups=MAX_LEARNT if kind in (GROUPS, BOTH) else 0,
+        groups=MAX_GROUPS if kind in (GROUPS, BOTH) else 0,
         categories=kind in (CATEGORIES, BOTH),
         prior_requests=PRIOR_REQUESTS,
         lag_s=learning.refresh_s,
         min_reuses=MIN_REQUESTS,
     )
-    all_in_one = choose_groups(segments, 1.0, replace(selection, groups=0, categories=False))
-    curves = all_in_one.curves
-    if learning.like_ttl_s is None:
+    one_group = choose_groups(segments, 1.0, replace(selection, groups=0, categories=False))
+    curves = one_group.curves
+    if learning.reference_ttl_s is None:
         assert budget_tokens is not None
-        step, budget = fixed_step(curves, budget_tokens), budget_tokens
+        step, budget = fixed_ttl_step(curves, budget_tokens), budget_tokens
     else:
-        step = int(np.searchsorted(GRID_S, learning.like_ttl_s, side="right")) - 1
+        step = int(np.searchsorted(GRID_S, learning.reference_ttl_s, side="right")) - 1
         budget = max(float(curves.mean_tokens[0, step]), 1e-9)
     if kind == FIXED:
-        hits, mean = float(curves.hits[0, step]), float(curves.mean_tokens[0, step])
-        one = Allocation(np.array([step]), hits, mean)
-        learnt = learnt_table(all_in_one, one, kind, log.block_tokens, hash)
-        if learning.like_ttl_s is None:
+        hits, mean_tokens = float(curves.hits[0, step]), float(curves.mean_tokens[0, step])
+        single = Allocation(np.array([step]), hits, mean_tokens)
+        learnt = learnt_table(one_group, single, kind, log.block_tokens, hash)
+        if learning.reference_ttl_s is None:
             return learnt
-        return replace(learnt, table=replace(learnt.table, residual_ttl_s=learning.like_ttl_s))
+        return replace(learnt, table=replace(learnt.table, residual_ttl_s=learning.reference_ttl_s))
     chosen = choose_groups(segments, budget, selection)
     return learnt_table(chosen, allocate(chosen.curves, budget), kind, log.block_tokens, hash)
 
 
 def learnt_table(
     groups: Groups, allocation: Allocation, kind: str, block_tokens: int, hash: str
-) -> Learnt:
+) -> LearntTable:
     """Return the table of an allocation, without gains."""
     count = len(groups.roots)
     ttls = allocation.ttl_s.tolist()
-    several = len(groups.categories) > 1
+    has_categories = len(groups.categories) > 1
     table = TTLTable(
         tuple(Group(root, ttl_s) for root, ttl_s in zip(groups.roots, ttls)),
         ttls[count],
         block_tokens,
         hash,
-        dict(zip(groups.categories, ttls[count:])) if several else {},
+        dict(zip(groups.categories, ttls[count:])) if has_categories else {},
     )
     chosen_cells = (np.arange(len(ttls)), allocation.steps)
     rows = zip(
         (*groups.roots, *[None] * len(groups.categories)),
-        (*[None] * count, *(groups.categories if several else [None])),
+        (*[None] * count, *(groups.categories if has_categories else [None])),
         ttls,
         groups.histograms.requests.tolist(),
         groups.curves.hits[chosen_cells].tolist(),
         groups.curves.mean_tokens[chosen_cells].tolist(),
     )
-    return Learnt(
+    return LearntTable(
         table,
         kind,
         {},
         allocation.hits,
         allocation.mean_tokens,
-        tuple(GroupSummary(*r) for r in rows),
+        tuple(GroupSummary(*row) for row in rows),
     )

@@ -44,7 +44,7 @@ class Paths:
     """(r,) first block of each run."""
     parent: Ints
     """(r,) block that each run continues, -1 at the root."""
-    missing: Ints
+    missing_tokens: Ints
     """(r,) tokens missing from the run's last block."""
     blocks: tuple[tuple[int, ...], ...]
     """Ids by run."""
@@ -61,13 +61,13 @@ class Paths:
         )  # fmt: skip
 
 
-def as_server_labels(r: TraceRequest) -> str:
+def server_label(r: TraceRequest) -> str:
     """Return the label that the policy ``wa`` gives the request on a server."""
     return "|".join(features(r.category, r.stop, r.turn, r.output_tokens, None))
 
 
 def paths_of(
-    trace: Iterable[TraceRequest], label: Callable[[TraceRequest], str] = as_server_labels
+    trace: Iterable[TraceRequest], label: Callable[[TraceRequest], str] = server_label
 ) -> Paths:
     """Return the paths of a whole trace. A time before the previous one counts as equal to it.
 
@@ -81,25 +81,25 @@ def paths_of(
     starts = np.cumsum(lengths) - lengths
     depths, parents = np.array(trace.depths, np.int64), np.array(trace.parents, np.int64)
     block = starts - depths
-    missing, times, ends, category = np.zeros(len(lengths), np.int64), [], [], []
-    names: dict[str, int] = {OTHER: 0}
+    missing_tokens, times_s, ends, category = np.zeros(len(lengths), np.int64), [], [], []
+    category_numbers: dict[str, int] = {OTHER: 0}
     run_count = 0
     for request, run in zip(trace, trace.run_of):
         depth = len(request.blocks)
         if run >= run_count:
             run_count, missing_tokens = run + 1, depth * block_tokens - request.input_tokens
-            missing[run] = min(max(missing_tokens, 0), block_tokens - 1)
-        times.append(request.time_s)
+            missing_tokens[run] = min(max(missing_tokens, 0), block_tokens - 1)
+        times_s.append(request.time_s)
         ends.append(block[run] + depth - 1 if depth else -1)
         name = "|".join(label(request).split("|", LABEL_PARTS)[:LABEL_PARTS])
-        if name not in names and len(names) < MAX_CATEGORIES:
-            names[name] = len(names)
-        category.append(names.get(name, 0))
-    times_s = np.maximum.accumulate(np.array(times, dtype=np.float64))
+        if name not in category_numbers and len(category_numbers) < MAX_CATEGORIES:
+            category_numbers[name] = len(category_numbers)
+        category.append(category_numbers.get(name, 0))
+    times_s = np.maximum.accumulate(np.array(times_s, dtype=np.float64))
     return Paths(
         block_tokens, float(times_s[0]), float(times_s[-1]), times_s, np.array(ends, np.int64),
-        np.array(category, np.int64), tuple(names), starts,
-        np.where(parents >= 0, block[parents] + depths - 1, -1), missing, tuple(trace.runs),
+        np.array(category, np.int64), tuple(category_numbers), starts,
+        np.where(parents >= 0, block[parents] + depths - 1, -1), missing_tokens, tuple(trace.runs),
     )  # fmt: skip
 
 
@@ -132,11 +132,11 @@ class PathSegments:
     @property
     def gaps_s(self) -> Floats:
         """(u,) seconds until the next use of the segment; ``inf`` for the last use."""
-        times = self.times_s[self.use_request]
-        gaps = np.full(len(times), np.inf)
-        same = self.use_segment[1:] == self.use_segment[:-1]
-        gaps[:-1][same] = (times[1:] - times[:-1])[same]
-        return gaps
+        times_s = self.times_s[self.use_request]
+        gaps_s = np.full(len(times_s), np.inf)
+        is_same_segment = self.use_segment[1:] == self.use_segment[:-1]
+        gaps_s[:-1][is_same_segment] = (times_s[1:] - times_s[:-1])[is_same_segment]
+        return gaps_s
 
     def deepest_roots(self, roots: Iterable[int]) -> Ints:
         """Return (s,) the index of each segment's deepest ancestor in ``roots`` (ids), or -1.
@@ -144,17 +144,17 @@ class PathSegments:
         Roots must begin a segment (``segments_of(..., split_at=roots)``); others are ignored.
         """
         index = {root: i for i, root in enumerate(roots)}
-        nearest: list[int] = []
+        root_indices: list[int] = []
         for block, parent in zip(self.first.tolist(), self.parent.tolist()):
-            nearest.append(index.get(block, nearest[parent] if parent >= 0 else -1))
-        return np.array(nearest, dtype=np.int64)
+            root_indices.append(index.get(block, root_indices[parent] if parent >= 0 else -1))
+        return np.array(root_indices, dtype=np.int64)
 
     def subtree_sum(self, values: NDArray) -> NDArray:
         """Return (s,) sums of ``values`` over each segment's subtree, including itself."""
         total, parent = values.tolist(), self.parent.tolist()
-        for s in range(len(total) - 1, -1, -1):
-            if parent[s] >= 0:
-                total[parent[s]] += total[s]
+        for segment in range(len(total) - 1, -1, -1):
+            if parent[segment] >= 0:
+                total[parent[segment]] += total[segment]
         return np.array(total, dtype=values.dtype)
 
 
@@ -184,9 +184,9 @@ def segments_of(paths: Paths, split_at: Iterable[int] = ()) -> PathSegments:
     parent = np.where(parents >= 0, np.searchsorted(end, parents), -1)
     run_end = paths.first[run] + np.array([len(paths.blocks[r]) for r in run.tolist()], np.int64)
     tokens = (end - start + 1) * paths.block_tokens
-    tokens -= np.where(end + 1 == run_end, paths.missing[run], 0)
-    places = zip(run.tolist(), (start - paths.first[run]).tolist())
-    first_ids = np.array([paths.blocks[r][offset] for r, offset in places], dtype=np.uint64)
+    tokens -= np.where(end + 1 == run_end, paths.missing_tokens[run], 0)
+    first_offsets = zip(run.tolist(), (start - paths.first[run]).tolist())
+    first_ids = np.array([paths.blocks[r][offset] for r, offset in first_offsets], dtype=np.uint64)
     leaf = np.where(paths.last >= 0, np.searchsorted(end, paths.last), -1)
     return PathSegments(
         parent, first_ids, tokens, paths.times_s, paths.category, paths.categories, paths.start_s,

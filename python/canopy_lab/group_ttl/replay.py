@@ -17,7 +17,7 @@ from canopy_lab.group_ttl.paths import Paths, PathSegments, segments_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TTLTable
 
-Schedule = Sequence[tuple[float, TTLTable]]
+TableSchedule = Sequence[tuple[float, TTLTable]]
 """(start time in seconds, table), by time. The first table applies from the start."""
 
 
@@ -42,26 +42,26 @@ def fixed_ttls(
     """Return the outcome of each single TTL in ``ttls_s``, in one pass."""
     times_s = segments.times_s[segments.use_request]
     tokens_used = segments.tokens[segments.use_segment]
-    gaps = segments.gaps_s
+    gaps_s = segments.gaps_s
     start_s = max(since_s, segments.start_s)
-    next_s = np.minimum(times_s + gaps, segments.end_s)
+    next_s = np.minimum(times_s + gaps_s, segments.end_s)
     tokens = int(segments.tokens[segments.use_segment[times_s >= start_s]].sum())
     outcomes = []
     for ttl_s in ttls_s:
-        hit = np.isfinite(gaps) & (gaps <= ttl_s) & (times_s + gaps >= start_s)
+        is_hit = np.isfinite(gaps_s) & (gaps_s <= ttl_s) & (times_s + gaps_s >= start_s)
         end_s = np.minimum(next_s, times_s + ttl_s)
         kept_s = np.maximum(end_s - np.maximum(times_s, start_s), 0.0)
         outcomes.append(
             TTLOutcome(
                 tokens,
-                int(tokens_used[hit].sum()),
+                int(tokens_used[is_hit].sum()),
                 float((kept_s * tokens_used).sum() / max(segments.end_s - start_s, 1e-9)),
             )
         )
     return outcomes
 
 
-def simulate_ttl(log: Paths, schedule: Schedule, since_s: float = -np.inf) -> TTLOutcome:
+def simulate_ttl(log: Paths, schedule: TableSchedule, since_s: float = -np.inf) -> TTLOutcome:
     """Simulate ``schedule`` on ``log``; requests before ``since_s`` only fill the disk.
 
     Raises ``CanopyError`` for a schedule that is empty or not in order of time.
@@ -71,13 +71,13 @@ def simulate_ttl(log: Paths, schedule: Schedule, since_s: float = -np.inf) -> TT
         raise CanopyError(f"a schedule of TTL tables must be in order of time, got {starts}")
     roots = {group.root for _, table in schedule for group in table.groups}
     segments = segments_of(log, roots)
-    in_force = np.maximum(np.searchsorted(starts, segments.times_s, side="right") - 1, 0)
-    return _outcome(segments, _stay_s(segments, schedule, in_force), since_s)
+    tables = np.maximum(np.searchsorted(starts, segments.times_s, side="right") - 1, 0)
+    return _outcome(segments, _stay_s(segments, schedule, tables), since_s)
 
 
-def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int64]) -> NDArray:
+def _stay_s(segments: PathSegments, schedule: TableSchedule, tables: NDArray[np.int64]) -> NDArray:
     """Return one value per use: the largest TTL from each used page to the end of the request's path."""
-    stay = np.zeros(len(segments.use_request))
+    stay_s = np.zeros(len(segments.use_request))
     horizon = segments.end_s - segments.start_s + 1.0
     ttl_s = np.stack(
         [
@@ -88,10 +88,10 @@ def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int
     largest = np.zeros(len(segments.times_s))
     category = segments.category
     for requests, uses in segments.levels:
-        ttl = ttl_s[in_force[requests], category[requests], segments.use_segment[uses]]
+        ttl = ttl_s[tables[requests], category[requests], segments.use_segment[uses]]
         largest[requests] = np.maximum(largest[requests], ttl)
-        stay[uses] = largest[requests]
-    return stay
+        stay_s[uses] = largest[requests]
+    return stay_s
 
 
 def _ttl_matrix(segments: PathSegments, table: TTLTable) -> NDArray[np.float64]:
@@ -121,13 +121,13 @@ def _outcome(segments: PathSegments, stay_s: NDArray, since_s: float) -> TTLOutc
     next_us = np.full(len(use_us), end_us)
     same_segment = segment[1:] == segment[:-1]
     next_us[:-1][same_segment] = use_us[1:][same_segment]
-    hit = np.zeros(len(use_us), dtype=bool)
-    hit[1:] = same_segment & (use_us[1:] <= expiry_us[:-1])
-    measured = times_s >= start_s
+    is_hit = np.zeros(len(use_us), dtype=bool)
+    is_hit[1:] = same_segment & (use_us[1:] <= expiry_us[:-1])
+    is_measured = times_s >= start_s
     start_us = round((start_s - origin) * 1e6)
     kept_us = np.maximum(np.minimum(next_us, expiry_us) - np.maximum(use_us, start_us), 0)
     return TTLOutcome(
-        int(use_tokens[measured].sum()),
-        int(use_tokens[hit & measured].sum()),
+        int(use_tokens[is_measured].sum()),
+        int(use_tokens[is_hit & is_measured].sum()),
         float((kept_us * use_tokens.astype(np.float64)).sum() / max(end_us - start_us, 1)),
     )

@@ -93,25 +93,25 @@ def latency_report(
     measured = order[int(len(order) * warm_up_share) :]
     numbers: dict[Hashable, int] = {}
     number = np.array([numbers.setdefault(name, len(numbers)) for name in sessions])
-    start = np.full(len(numbers), np.inf)
-    np.minimum.at(start, number, due)
-    end_of = np.full(len(numbers), -np.inf)
-    np.maximum.at(end_of, number, end)
-    waited = np.zeros(len(numbers))
-    np.add.at(waited, number, ttft)
-    is_late = start >= due[measured[0]]
-    session_s = (end_of - start)[is_late] if is_late.any() else end_of - start
-    span = max(float(end.max() - due.min()), 1e-9)
+    begin_s = np.full(len(numbers), np.inf)
+    np.minimum.at(begin_s, number, due)
+    finish_s = np.full(len(numbers), -np.inf)
+    np.maximum.at(finish_s, number, end)
+    waited_s = np.zeros(len(numbers))
+    np.add.at(waited_s, number, ttft)
+    is_measured = begin_s >= due[measured[0]]
+    session_s = (finish_s - begin_s)[is_measured if is_measured.any() else slice(None)]
+    span_s = max(float(end.max() - due.min()), 1e-9)
     return LatencyReport(
         requests=len(measured),
-        requests_per_s=len(due) / span,
+        requests_per_s=len(due) / span_s,
         ttft_s=Spread.summarise(ttft[measured]),
         deciles=_deciles(prompt[measured], ttft[measured]),
         sessions=len(numbers),
-        sessions_per_hour=len(numbers) * 3600 / span,
+        sessions_per_hour=len(numbers) * 3600 / span_s,
         session_s=Spread.summarise(session_s),
-        growth=growth(start, waited),
-        lag=lag(start, end_of, waited),
+        growth=growth(begin_s, waited_s),
+        lag=lag(begin_s, finish_s, waited_s),
     )
 
 
@@ -129,10 +129,10 @@ def growth(begin_s: np.ndarray, waited_s: np.ndarray) -> float:
     if not fifth:
         return 0.0
     early, late = order[fifth : 2 * fifth], order[-fifth:]
-    span = float(begin_s[late].mean() - begin_s[early].mean())
-    if span <= 0:
+    span_s = float(begin_s[late].mean() - begin_s[early].mean())
+    if span_s <= 0:
         return 0.0
-    return float(waited_s[late].mean() - waited_s[early].mean()) / span
+    return float(waited_s[late].mean() - waited_s[early].mean()) / span_s
 
 
 def lag(begin_s: np.ndarray, end_s: np.ndarray, waited_s: np.ndarray) -> float:
@@ -143,10 +143,10 @@ def lag(begin_s: np.ndarray, end_s: np.ndarray, waited_s: np.ndarray) -> float:
     as fast as they are served, this is ``a - 1``, even if all of them share the delay. In that case
     the last wait is no longer than the first, and ``growth`` is 0.
     """
-    ended, unhindered, began = (
+    ended_s, unhindered_s, began_s = (
         float(np.percentile(times, 90)) for times in (end_s, end_s - waited_s, begin_s)
     )
-    return (ended - unhindered) / max(began - float(begin_s.min()), 1e-9)
+    return (ended_s - unhindered_s) / max(began_s - float(begin_s.min()), 1e-9)
 
 
 def _deciles(prompt: np.ndarray, ttft: np.ndarray) -> list[Decile]:

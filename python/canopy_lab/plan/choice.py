@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from canopy_lab.plan.objective import Evaluated, PlanMetric, metric
+from canopy_lab.plan.objective import PlanRow, PlanMetric, metric
 from canopy_lab.plan.space import GROUP
 from sglang_canopy.errors import CanopyError
 
-_FORM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(<=|>=|<|>)\s*([-+0-9.eE]+)\s*([^\s\d]\S*)?\s*")
+_CONSTRAINT = re.compile(r"\s*([A-Za-z][\w-]*)\s*(<=|>=|<|>)\s*([-+0-9.eE]+)\s*([^\s\d]\S*)?\s*")
 _UNITS: Mapping[str, Mapping[str, float]] = {
     "s": {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0},
     "tokens/s": {"": 1.0, "tokens/s": 1.0, "tok/s": 1.0, "k": 1e3, "ktokens/s": 1e3},
@@ -20,7 +20,7 @@ _UNITS: Mapping[str, Mapping[str, float]] = {
     "share": {"": 1.0, "%": 0.01},
 }
 _EXAMPLE = "p99_ttft<2s, mean_ttft<500ms, throughput>10000, cost_per_hour<12 or token_hit_ratio>60%"
-_SLIGHT = 1e-3
+_NEAR_TIE = 1e-3
 """Smaller relative differences count as equal."""
 
 
@@ -33,14 +33,14 @@ class Constraint:
     limit: float
     text: str
 
-    def value(self, row: Evaluated | Mapping[str, float]) -> float:
+    def value(self, row: PlanRow | Mapping[str, float]) -> float:
         return float(row[self.metric.key])
 
-    def is_met(self, row: Evaluated | Mapping[str, float]) -> bool:
+    def is_met(self, row: PlanRow | Mapping[str, float]) -> bool:
         value = self.value(row)
         return value <= self.limit if self.at_most else value >= self.limit
 
-    def miss(self, row: Evaluated | Mapping[str, float]) -> float:
+    def shortfall(self, row: PlanRow | Mapping[str, float]) -> float:
         """Return the miss as a share of the limit; 0 if ``row`` meets it."""
         if self.is_met(row):
             return 0.0
@@ -51,7 +51,7 @@ class Constraint:
 class ChosenConfiguration:
     """The chosen row, and the binding constraints if no row is feasible."""
 
-    row: Evaluated
+    row: PlanRow
     feasible: bool
     binding: tuple[Constraint, ...] = ()
     """Constraints that no row meets, alone or together with the others."""
@@ -59,7 +59,7 @@ class ChosenConfiguration:
 
 def parse_constraint(text: str) -> Constraint:
     """Parse ``p99_ttft<2s``. Raises ``CanopyError`` with the nearest metric or unit."""
-    match = _FORM.fullmatch(text)
+    match = _CONSTRAINT.fullmatch(text)
     if match is None:
         raise CanopyError(
             f"{text!r} is not of the form METRIC<VALUE; for example {_EXAMPLE} "
@@ -67,10 +67,10 @@ def parse_constraint(text: str) -> Constraint:
         )
     name, sign, number, unit = match.groups()
     try:
-        constrained = metric(name)
+        plan_metric = metric(name)
     except CanopyError as error:
         raise CanopyError(f"{text!r}: {error}") from None
-    units = _UNITS[constrained.unit]
+    units = _UNITS[plan_metric.unit]
     if (unit or "") not in units:
         unit_names = ", ".join(repr(u) for u in units if u)
         raise CanopyError(f"{text!r}: unit {unit!r} is not one of {unit_names}")
@@ -81,13 +81,13 @@ def parse_constraint(text: str) -> Constraint:
     if not math.isfinite(limit):
         raise CanopyError(f"{text!r}: {number!r} is not a number")
     at_most = sign.startswith("<")
-    if at_most == constrained.maximise:
-        sign_text = ">" if constrained.maximise else "<"
+    if at_most == plan_metric.maximise:
+        sign_text = ">" if plan_metric.maximise else "<"
         raise CanopyError(
-            f"{text!r}: more {constrained.name} is {'better' if constrained.maximise else 'worse'}; "
-            f"write {constrained.name}{sign_text}{number}{unit or ''}"
+            f"{text!r}: more {plan_metric.name} is {'better' if plan_metric.maximise else 'worse'}; "
+            f"write {plan_metric.name}{sign_text}{number}{unit or ''}"
         )
-    return Constraint(constrained, at_most, limit, text.strip())
+    return Constraint(plan_metric, at_most, limit, text.strip())
 
 
 def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
@@ -97,7 +97,7 @@ def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
 
 
 def choose(
-    rows: Sequence[Evaluated], constraints: Sequence[Constraint], minimise: PlanMetric
+    rows: Sequence[PlanRow], constraints: Sequence[Constraint], minimise: PlanMetric
 ) -> ChosenConfiguration:
     """Return the best row by ``minimise`` (the most of a maximised metric) that meets every
     constraint. Among rows within a thousandth of the best, take the cheapest, then the quickest.
@@ -108,21 +108,21 @@ def choose(
     feasible = [row for row in rows if all(c.is_met(row) for c in constraints)]
     if feasible:
         return ChosenConfiguration(_best_row(feasible, minimise), True)
-    unmet = [c for c in constraints if not any(c.is_met(row) for row in rows)]
+    never_met = [c for c in constraints if not any(c.is_met(row) for row in rows)]
     nearest = min(
-        rows, key=lambda row: (sum(c.miss(row) for c in constraints), _order(row, minimise))
+        rows, key=lambda row: (sum(c.shortfall(row) for c in constraints), _key(row, minimise))
     )
-    binding = unmet or [c for c in constraints if not c.is_met(nearest)]
+    binding = never_met or [c for c in constraints if not c.is_met(nearest)]
     return ChosenConfiguration(nearest, False, tuple(binding))
 
 
-def extremes(rows: Sequence[Evaluated], baseline: Evaluated) -> dict[str, Evaluated]:
+def extremes(rows: Sequence[PlanRow], baseline: PlanRow) -> dict[str, PlanRow]:
     """Return the paper's three extreme points, and the cheapest row as good as the baseline.
 
     Among nearly equal rows the cheapest is taken. The fourth point has at most the baseline's mean
     TTFT and at least its throughput; it is missing if no row has.
     """
-    points = {
+    extreme_rows = {
         name: _best_row(rows, metric(key))
         for name, key in (
             ("most throughput", "throughput"),
@@ -133,15 +133,15 @@ def extremes(rows: Sequence[Evaluated], baseline: Evaluated) -> dict[str, Evalua
     matching = [
         row
         for row in rows
-        if row["mean_ttft_s"] <= baseline["mean_ttft_s"] * (1 + _SLIGHT)
-        and row["throughput_tokens_per_s"] >= baseline["throughput_tokens_per_s"] * (1 - _SLIGHT)
+        if row["mean_ttft_s"] <= baseline["mean_ttft_s"] * (1 + _NEAR_TIE)
+        and row["throughput_tokens_per_s"] >= baseline["throughput_tokens_per_s"] * (1 - _NEAR_TIE)
     ]
     if matching:
-        points["cheapest as good as fixed"] = _best_row(matching, metric("cost"))
-    return points
+        extreme_rows["cheapest as good as fixed"] = _best_row(matching, metric("cost"))
+    return extreme_rows
 
 
-def gains_over(row: Evaluated, baseline: Evaluated) -> dict[str, float]:
+def gains_over(row: PlanRow, baseline: PlanRow) -> dict[str, float]:
     """Return the shares of the baseline's throughput gained, mean TTFT saved and cost saved."""
     return {
         "throughput_gain": row["throughput_tokens_per_s"] / baseline["throughput_tokens_per_s"] - 1,
@@ -163,33 +163,33 @@ def value_text(metric: PlanMetric, value: float) -> str:
     return f"{value:.4g}" + ("/h" if metric.unit == "money/h" else "")
 
 
-def label_of(row: Evaluated) -> str:
+def label_of(row: PlanRow) -> str:
     """Return a short label of a row's configuration, with a summary of its group TTLs."""
-    c, table = row.configuration, row.metrics.get("ttl_table")
+    configuration, table = row.configuration, row.metrics.get("ttl_table")
     if row.predicted:
-        return f"~ {c.label()}"
-    if c.ttl != GROUP or table is None:
-        return c.label()
+        return f"~ {configuration.label()}"
+    if configuration.ttl != GROUP or table is None:
+        return configuration.label()
     kinds = [f"{table[name]} {name}" for name in ("groups", "categories") if table[name]]
     if kinds:
         ttl_text = f"TTLs of {' and '.join(kinds)}"
     else:
         seconds = table["residual_ttl_s"]
-        one = "no expiry" if seconds is None else f"one TTL of {seconds:.4g} s"
-        ttl_text = f"{one}, which no groups beat"
+        single_ttl_text = "no expiry" if seconds is None else f"one TTL of {seconds:.4g} s"
+        ttl_text = f"{single_ttl_text}, which no groups beat"
     if table["requests"] < row["requests"]:
         ttl_text += f", learnt from the last {table['requests']} requests"
-    return c.label().replace("group TTL", ttl_text, 1)
+    return configuration.label().replace("group TTL", ttl_text, 1)
 
 
-def _best_row(rows: Sequence[Evaluated], metric: PlanMetric) -> Evaluated:
+def _best_row(rows: Sequence[PlanRow], metric: PlanMetric) -> PlanRow:
     """Return the best row by one metric. Near ties: the cheapest, then the quickest row."""
     sign = -1.0 if metric.maximise else 1.0
     best = min(sign * row[metric.key] for row in rows)
-    close = [row for row in rows if sign * row[metric.key] <= best + abs(best) * _SLIGHT]
-    return min(close, key=lambda row: (row["cost"], row["mean_ttft_s"], row.configuration.label()))
+    near = [row for row in rows if sign * row[metric.key] <= best + abs(best) * _NEAR_TIE]
+    return min(near, key=lambda row: (row["cost"], row["mean_ttft_s"], row.configuration.label()))
 
 
-def _order(row: Evaluated, minimise: PlanMetric) -> tuple[float, float, float, str]:
+def _key(row: PlanRow, minimise: PlanMetric) -> tuple[float, float, float, str]:
     sign = -1.0 if minimise.maximise else 1.0
     return sign * row[minimise.key], row["mean_ttft_s"], row["cost"], row.configuration.label()

@@ -3,7 +3,7 @@
 Only a configuration that was simulated on the whole trace can be chosen. A configuration is
 excluded only if no value within its margin would make it the choice. Margins are calibrated on the
 results of this run: for each metric, the logarithm of (whole / part) changes with distance at most
-``SAFETY`` times as fast as between any two simulated configurations. Each simulated configuration
+``SAFETY_FACTOR`` times as fast as between any two simulated configurations. Each simulated configuration
 bounds all others; the narrowest bounds hold.
 """
 
@@ -17,61 +17,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
-from canopy_lab.plan.objective import Evaluated, PlanMetric
+from canopy_lab.plan.objective import PlanRow, PlanMetric
 from canopy_lab.plan.space import KNOBS, Configuration
 
-BATCH = 2
+BATCH_SIZE = 2
 """Configurations per batch. Fixed: results must not depend on the processes."""
-SAFETY = 2.0
-ANCHORS = 8
+SAFETY_FACTOR = 2.0
+ANCHOR_COUNT = 8
 """Configurations simulated first: the predicted choice, then the farthest ones in turn. Otherwise
 the prediction error would be known only near the choice."""
 MIN_SLOPE = 0.05
-MIN_OF_SPAN, MAX_OF_SPAN = 0.001, 0.01
+MIN_SPAN_SLOPE, MAX_SPAN_SLOPE = 0.001, 0.01
 """Minimum change of the logarithm per unit of distance.
 
 ``MIN_SLOPE`` is for metrics other than cost and throughput. Cost and throughput depend on the
 makespan: their slope is the relative spread of the predicted makespans, within these two limits.
 The spread is small if the trace is served as fast as it arrives.
 """
-NEAR = 0.5
+MIN_DISTANCE = 0.5
 """Smallest distance."""
 _MIN_GIB = 2.0**-4
-_CHOICE, _INSTANCES = 0.5, 2.0
+_CHOICE_DISTANCE, _INSTANCE_DISTANCE = 0.5, 2.0
 """Distance between configurations with a different choice, or number of instances."""
 
-Evaluate = Callable[[Sequence[Configuration]], Sequence[Evaluated]]
+Evaluate = Callable[[Sequence[Configuration]], Sequence[PlanRow]]
 Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class Screened:
+class ScreeningResult:
     """Result of ``confirm``."""
 
     choice: ChosenConfiguration
-    rows: dict[Configuration, Evaluated]
+    rows: dict[Configuration, PlanRow]
     """Rows simulated on the whole trace, in order."""
-    predicted: dict[Configuration, Evaluated] = field(default_factory=dict)
+    predicted: dict[Configuration, PlanRow] = field(default_factory=dict)
     """Predicted rows of all candidates."""
 
 
 def confirm(
-    predicted: Mapping[Configuration, Evaluated],
+    predicted: Mapping[Configuration, PlanRow],
     evaluate: Evaluate,
     constraints: Sequence[Constraint],
     minimise: PlanMetric,
-    rows: Mapping[Configuration, Evaluated] | None = None,
+    rows: Mapping[Configuration, PlanRow] | None = None,
     progress: Callable[[int], None] | None = None,
-    also: Sequence[Configuration] = (),
-) -> Screened:
+    required: Sequence[Configuration] = (),
+) -> ScreeningResult:
     """Simulate candidates until no other candidate could be the choice.
 
-    ``rows`` were simulated already. ``also`` is simulated first, whatever its prediction. If the
+    ``rows`` were simulated already. ``required`` is simulated first, whatever its prediction. If the
     margins hold, the choice equals that of ``choose`` over all candidates.
     """
     # Rows without a prediction have been simulated, and may be chosen too.
-    names = list(predicted)
-    screened = Screened(
+    candidates = list(predicted)
+    screened = ScreeningResult(
         choice=ChosenConfiguration(next(iter(predicted.values())), False),
         rows=dict(rows or {}),
         predicted=dict(predicted),
@@ -79,22 +79,22 @@ def confirm(
     metrics = tuple(dict.fromkeys((minimise, *(c.metric for c in constraints))))
     margins = Margins(predicted, metrics)
     while True:
-        simulated = [c for c in names if c in screened.rows]
+        simulated = [c for c in candidates if c in screened.rows]
         if screened.rows:
             screened.choice = choose(list(screened.rows.values()), constraints, minimise)
         bounds = margins(screened.rows, simulated)
-        unsimulated = [i for i, c in enumerate(names) if c not in screened.rows]
-        possible = _possible(bounds, unsimulated, screened, constraints, minimise)
-        extra = [c for c in also if c not in screened.rows]
-        if unsimulated and len(simulated) < ANCHORS:
+        unsimulated = [i for i, c in enumerate(candidates) if c not in screened.rows]
+        possible = _possible_choices(bounds, unsimulated, screened, constraints, minimise)
+        extra = [c for c in required if c not in screened.rows]
+        if unsimulated and len(simulated) < ANCHOR_COUNT:
             start = _next_batch(bounds, unsimulated, constraints, minimise)[0]
-            fixed = [*simulated, *(c for c in extra if c in predicted and c != names[start])]
-            anchors = margins.anchors(fixed, start, min(ANCHORS, len(names)))
-            batch = list(dict.fromkeys((*extra, *(names[i] for i in anchors))))
+            fixed = [*simulated, *(c for c in extra if c in predicted and c != candidates[start])]
+            anchors = margins.anchors(fixed, start, min(ANCHOR_COUNT, len(candidates)))
+            batch = list(dict.fromkeys((*extra, *(candidates[i] for i in anchors))))
         elif extra:
             batch = extra
         elif possible:
-            batch = [names[i] for i in _next_batch(bounds, possible, constraints, minimise)]
+            batch = [candidates[i] for i in _next_batch(bounds, possible, constraints, minimise)]
         else:
             return screened
         screened.rows.update(zip(batch, evaluate(batch)))
@@ -115,14 +115,14 @@ class Margins:
     """Error margins of the predictions."""
 
     def __init__(
-        self, predicted: Mapping[Configuration, Evaluated], metrics: Sequence[PlanMetric]
+        self, predicted: Mapping[Configuration, PlanRow], metrics: Sequence[PlanMetric]
     ) -> None:
         self._index = {c: i for i, c in enumerate(predicted)}
         self._metrics = metrics
         tiny = 1e-9
         self._log = {
-            m.key: np.log(np.array([max(row[m.key], tiny) for row in predicted.values()]))
-            for m in metrics
+            metric.key: np.log(np.array([max(row[metric.key], tiny) for row in predicted.values()]))
+            for metric in metrics
         }
         self._sizes = np.array(
             [
@@ -132,71 +132,71 @@ class Margins:
             ]
         ) * (0.5, 0.25, 0.5)  # fmt: skip
         names = ("disk", *(knob.name for knob in KNOBS))
-        self._choices = [np.array([str(getattr(c, n)) for c in predicted]) for n in names]
+        self._choices = [np.array([str(getattr(c, name)) for c in predicted]) for name in names]
         self._instances = np.array([c.instances for c in predicted])
         spans = [row.metrics.get("makespan_s", 1.0) for row in predicted.values()]
         spread = max(spans) / max(min(spans), 1e-9) - 1
-        self._of_span = min(max(spread, MIN_OF_SPAN), MAX_OF_SPAN)
+        self._span_slope = min(max(spread, MIN_SPAN_SLOPE), MAX_SPAN_SLOPE)
 
     def __call__(
-        self, rows: Mapping[Configuration, Evaluated], simulated: Sequence[Configuration]
+        self, rows: Mapping[Configuration, PlanRow], simulated: Sequence[Configuration]
     ) -> dict[str, Bounds]:
         indices = np.array([self._index[c] for c in simulated], np.int64)
         bounds = {}
-        for m in self._metrics:
-            log = self._log[m.key]
+        for metric in self._metrics:
+            logs = self._log[metric.key]
             if not len(indices):
-                bounds[m.key] = Bounds(np.full(len(log), -math.inf), np.exp(log), np.full(len(log), math.inf))  # fmt: skip
+                bounds[metric.key] = Bounds(np.full(len(logs), -math.inf), np.exp(logs), np.full(len(logs), math.inf))  # fmt: skip
                 continue
-            distance = np.stack([self._distance(int(i), log) for i in indices])
-            error = np.log([max(rows[c][m.key], 1e-9) for c in simulated]) - log[indices]
+            distance = np.stack([self._distance(int(i), logs) for i in indices])
+            error = np.log([max(rows[c][metric.key], 1e-9) for c in simulated]) - logs[indices]
             pairs = distance[:, indices]
             spread = np.abs(error[:, None] - error[None, :])
-            slope = max(self._min_slope(m), SAFETY * float((spread / pairs).max()))
+            slope = max(self._min_slope(metric), SAFETY_FACTOR * float((spread / pairs).max()))
             low = (error[:, None] - slope * distance).max(axis=0)
             high = (error[:, None] + slope * distance).min(axis=0)
             low, high = np.minimum(low, high), np.maximum(low, high)
             middle = (error[:, None] / distance**2).sum(axis=0) / (1 / distance**2).sum(axis=0)
             middle = np.clip(middle, low, high)
-            bounds[m.key] = Bounds(*(np.exp(log + part) for part in (low, middle, high)))
+            bounds[metric.key] = Bounds(*(np.exp(logs + part) for part in (low, middle, high)))
         return bounds
 
     def _min_slope(self, metric: PlanMetric) -> float:
         if metric.key == "cost_per_hour":
             return 1e-6  # known, except for charges by use
-        of_span = metric.key in ("cost", "throughput_tokens_per_s")
-        return self._of_span if of_span else MIN_SLOPE
+        depends_on_makespan = metric.key in ("cost", "throughput_tokens_per_s")
+        return self._span_slope if depends_on_makespan else MIN_SLOPE
 
     def anchors(self, simulated: Sequence[Configuration], start: int, count: int) -> list[int]:
         """Return ``start``, then the candidates farthest from all others, up to ``count`` with
         ``simulated``."""
-        log = next(reversed(self._log.values()))
+        logs = next(reversed(self._log.values()))
         fixed = [self._index[c] for c in simulated]
         chosen = [start]
         while len(fixed) + len(chosen) < count:
-            distance = np.stack([self._distance(i, log) for i in (*fixed, *chosen)]).min(axis=0)
+            distance = np.stack([self._distance(i, logs) for i in (*fixed, *chosen)]).min(axis=0)
             distance[[*fixed, *chosen]] = -1.0
             chosen.append(int(distance.argmax()))
         return chosen
 
-    def _distance(self, index: int, log: Floats) -> Floats:
+    def _distance(self, index: int, logs: Floats) -> Floats:
         """Return one candidate's distances to all. Rows with similar predictions are near."""
-        distance = np.abs(self._sizes - self._sizes[index]).sum(axis=1) + np.abs(log - log[index])
-        distance += _INSTANCES * (self._instances != self._instances[index])
+        distance = np.abs(self._sizes - self._sizes[index]).sum(axis=1) + np.abs(logs - logs[index])
+        distance += _INSTANCE_DISTANCE * (self._instances != self._instances[index])
         for values in self._choices:
-            distance += _CHOICE * (values != values[index])
-        return np.maximum(distance, NEAR)
+            distance += _CHOICE_DISTANCE * (values != values[index])
+        return np.maximum(distance, MIN_DISTANCE)
 
 
-def _best_end(bounds: Mapping[str, Bounds], metric: PlanMetric, i: int) -> float:
+def _best(bounds: Mapping[str, Bounds], metric: PlanMetric, i: int) -> float:
     b = bounds[metric.key]
     return float(b.high[i] if metric.maximise else b.low[i])
 
 
-def _possible(
+def _possible_choices(
     bounds: Mapping[str, Bounds],
     candidates: Sequence[int],
-    screened: Screened,
+    screened: ScreeningResult,
     constraints: Sequence[Constraint],
     minimise: PlanMetric,
 ) -> list[int]:
@@ -205,13 +205,13 @@ def _possible(
         return list(candidates)
     row, possible = screened.choice.row, []
     sign = -1.0 if minimise.maximise else 1.0
-    total_miss = sum(c.miss(row) for c in constraints)
+    total_miss = sum(c.shortfall(row) for c in constraints)
     # Values within a thousandth count as equal; the cheaper row is then chosen.
     limit = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
     for i in candidates:
-        miss = sum(c.miss({c.metric.key: _best_end(bounds, c.metric, i)}) for c in constraints)
+        miss = sum(c.shortfall({c.metric.key: _best(bounds, c.metric, i)}) for c in constraints)
         if screened.choice.feasible:
-            if not miss and sign * _best_end(bounds, minimise, i) <= limit:
+            if not miss and sign * _best(bounds, minimise, i) <= limit:
                 possible.append(i)
         elif miss <= total_miss:
             possible.append(i)
@@ -227,10 +227,10 @@ def _next_batch(
     """Return the next candidates to simulate, the likeliest choice first."""
     sign = -1.0 if minimise.maximise else 1.0
 
-    def order(i: int) -> tuple[float, float, int]:
+    def sort_key(i: int) -> tuple[float, float, int]:
         miss = sum(
-            c.miss({c.metric.key: float(bounds[c.metric.key].middle[i])}) for c in constraints
+            c.shortfall({c.metric.key: float(bounds[c.metric.key].middle[i])}) for c in constraints
         )
         return (miss, sign * float(bounds[minimise.key].middle[i]), i)
 
-    return sorted(possible, key=order)[:BATCH]
+    return sorted(possible, key=sort_key)[:BATCH_SIZE]

@@ -26,17 +26,17 @@ class PriceSteps:
 
     def total(self, amount: float) -> float:
         """Return the price of ``amount`` units, each part at the price of its step."""
-        paid, previous = 0.0, 0.0
+        price_so_far, previous = 0.0, 0.0
         for up_to, price in self.steps:
             if amount <= previous:
                 break
-            paid += (min(amount, up_to) - previous) * price
+            price_so_far += (min(amount, up_to) - previous) * price
             previous = up_to
-        return paid
+        return price_so_far
 
 
 @dataclass(frozen=True, slots=True)
-class Provisioned:
+class BoughtRate:
     """IOPS or MiB/s bought separately from the size."""
 
     minimum: float
@@ -77,10 +77,10 @@ class DiskClass:
     """Write bandwidth as a share of the read bandwidth."""
     latency_s: float = 0.0
     """Added to each transfer."""
-    iops: Provisioned | None = None
+    iops: BoughtRate | None = None
     io_kib: float = math.inf
     """Maximum size of one operation, KiB. Larger operations count as several."""
-    throughput: Provisioned | None = None
+    throughput: BoughtRate | None = None
     shared_channel: bool = True
     """Reads and writes share the bandwidth (network disks)."""
     billing: str = "provisioned"
@@ -122,8 +122,8 @@ class DiskClass:
             return 0.0
         iops = self.iops.minimum
         if mib_s:
-            size_mib = min(page_bytes / MIB, self.io_kib / 1024)
-            iops = max(iops, mib_s / size_mib if math.isfinite(size_mib) else 0.0)
+            operation_mib = min(page_bytes / MIB, self.io_kib / 1024)
+            iops = max(iops, mib_s / operation_mib if math.isfinite(operation_mib) else 0.0)
             if self.per_iops_mib_s:
                 iops = max(iops, mib_s / self.per_iops_mib_s)
         return min(iops, max(self.iops.maximum, self.iops.minimum))
@@ -142,8 +142,8 @@ class DiskClass:
         elif self.iops is not None:
             mib_s_read += self.per_iops_mib_s * iops
         if self.iops is not None:
-            size_mib = min(page_bytes / MIB, self.io_kib / 1024)
-            mib_s_read = min(mib_s_read, iops * size_mib)
+            operation_mib = min(page_bytes / MIB, self.io_kib / 1024)
+            mib_s_read = min(mib_s_read, iops * operation_mib)
         return min(mib_s_read, self.most_mib_s) * MIB
 
     def write_bytes_per_s(
@@ -163,12 +163,12 @@ class DiskClass:
         size = self.bought_gib(gib)
         if self.billing == "used" and used_gib is not None:
             size = used_gib
-        month = self.per_gib_month.total(size)
+        monthly = self.per_gib_month.total(size)
         if self.iops is not None:
-            month += self.iops.price_per_month(self.iops_for(mib_s, page_bytes))
+            monthly += self.iops.price_per_month(self.iops_for(mib_s, page_bytes))
         if self.throughput is not None:
-            month += self.throughput.price_per_month(mib_s)
-        return month / HOURS_PER_MONTH
+            monthly += self.throughput.price_per_month(mib_s)
+        return monthly / HOURS_PER_MONTH
 
     def transfer_price(self, read_bytes: float, written_bytes: float) -> float:
         """Return the price of the bytes read and written."""

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from canopy_lab.plan.objective import Evaluated
+from canopy_lab.plan.objective import PlanRow
 from canopy_lab.plan.space import GROUP, Configuration
-from canopy_lab.plan.system import least_cost, row_of, system_of
+from canopy_lab.plan.system import cost_bounds, row_of, system_of
 from canopy_lab.plan.worker import PlanInputs, SimulationTask, run_task
 from canopy_lab.sim.workers import Item, Result, Workers
 from sglang_canopy.errors import CanopyError
@@ -19,10 +19,10 @@ from sglang_canopy.errors import CanopyError
 class Evaluator:
     """Evaluates configurations on one trace. A context manager; processes start when needed."""
 
-    def __init__(self, work: PlanInputs, *, jobs: int = 1) -> None:
-        self.work = work
-        self._kv_bytes = work.engine.profile.kv_bytes_per_token
-        self._workers = Workers(work, jobs)
+    def __init__(self, inputs: PlanInputs, *, jobs: int = 1) -> None:
+        self.inputs = inputs
+        self._kv_bytes = inputs.engine.profile.kv_bytes_per_token
+        self._workers = Workers(inputs, jobs)
         self._rows: dict[str, dict[str, Any]] = {}
 
     @property
@@ -34,19 +34,19 @@ class Evaluator:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
-        self._workers.__exit__(kind, error, trace)
+        self._workers.__exit__(error_type, error, traceback)
 
     def __call__(
         self, configurations: Sequence[Configuration], load: float = 1.0
-    ) -> list[Evaluated]:
+    ) -> list[PlanRow]:
         """Return one row per configuration, in order."""
         return self.at_loads([(c, load) for c in configurations])
 
-    def at_loads(self, pairs: Sequence[tuple[Configuration, float]]) -> list[Evaluated]:
+    def at_loads(self, pairs: Sequence[tuple[Configuration, float]]) -> list[PlanRow]:
         """Return one row per (configuration, load), in order."""
         keys = [self._key(c, load) for c, load in pairs]
         missing = list(dict.fromkeys(k for k in keys if k not in self._rows))
@@ -55,7 +55,7 @@ class Evaluator:
         for index, metrics in self.map(run_task, tasks):
             self._rows[missing[index]] = metrics
         return [
-            row_of(configuration, self._rows[key], self.work.prices, self._kv_bytes)
+            row_of(configuration, self._rows[key], self.inputs.prices, self._kv_bytes)
             for key, (configuration, _) in zip(keys, pairs)
         ]
 
@@ -66,23 +66,23 @@ class Evaluator:
         return self._workers.map(run, items)
 
     def bounds_of(
-        self, configuration: Configuration, rows: Sequence[Evaluated]
+        self, configuration: Configuration, rows: Sequence[PlanRow]
     ) -> Mapping[str, float]:
         """Return lower bounds that need no simulation."""
-        return least_cost(configuration, rows, self.work.prices, self._kv_bytes)
+        return cost_bounds(configuration, rows, self.inputs.prices, self._kv_bytes)
 
     def is_sold(self, configuration: Configuration) -> bool:
         """Return whether the disk is sold in the size of ``configuration``."""
         try:
-            least_cost(configuration, [], self.work.prices, self._kv_bytes)
+            cost_bounds(configuration, [], self.inputs.prices, self._kv_bytes)
         except CanopyError:
             return False
         return True
 
     def _key(self, configuration: Configuration, load: float) -> str:
         """Return a key that configurations with one simulation share."""
-        work = self.work
-        config = system_of(configuration, work.engine, work.prices, work.policy_configs)
+        inputs = self.inputs
+        config = system_of(configuration, inputs.engine, inputs.prices, inputs.policy_configs)
         settings: dict[str, Any] = asdict(config)
         # The group TTL table depends on the budget of all disks together.
         group = configuration.ttl == GROUP and (configuration.disk_gib, configuration.instances)

@@ -15,7 +15,7 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class PlanRow:
     """A configuration, with its metrics and its cost by key."""
 
     configuration: Configuration
@@ -28,8 +28,8 @@ class Evaluated:
 
     def to_json(self) -> dict[str, Any]:
         """Return decision variables and metrics in one object."""
-        marked = {"predicted": True} if self.predicted else {}
-        return {**self.configuration.to_json(), **self.metrics, **marked}
+        prediction_mark = {"predicted": True} if self.predicted else {}
+        return {**self.configuration.to_json(), **self.metrics, **prediction_mark}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ def metric(name: str) -> PlanMetric:
     name = name.strip()
     if name in METRICS:
         return METRICS[name]
-    for one in METRICS.values():
-        if one.key == name:
-            return one
-    close = get_close_matches(name, METRICS, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    for candidate in METRICS.values():
+        if candidate.key == name:
+            return candidate
+    suggestions = get_close_matches(name, METRICS, n=1, cutoff=0.5)
+    hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
     raise CanopyError(f"unknown metric {name!r}; choose from: {', '.join(METRICS)}{hint}")
 
 
@@ -87,15 +87,15 @@ class Objectives:
         """Make objectives from names. Raises ``CanopyError``."""
         return cls(tuple(metric(name) for name in names))
 
-    def vector(self, row: Evaluated) -> np.ndarray:
+    def vector(self, row: PlanRow) -> np.ndarray:
         """Return one number per objective; less is better."""
         return np.array([-row[m.key] if m.maximise else row[m.key] for m in self.metrics])
 
-    def matrix(self, rows: Iterable[Evaluated]) -> np.ndarray:
+    def matrix(self, rows: Iterable[PlanRow]) -> np.ndarray:
         vectors = [self.vector(row) for row in rows]
         return np.array(vectors) if vectors else np.empty((0, len(self.metrics)))
 
-    def front(self, rows: Sequence[Evaluated]) -> list[int]:
+    def front(self, rows: Sequence[PlanRow]) -> list[int]:
         """Return the indices of the non-dominated rows. Among equal rows, the first."""
         if not rows:
             return []
@@ -121,8 +121,8 @@ class Scale:
         Otherwise insignificant differences would determine the volume.
         """
         best, worst = points.min(axis=0), points.max(axis=0)
-        width = np.maximum(worst - best, np.maximum(np.abs(best) * MIN_RANGE, 1e-9))
-        return cls(best, best + width * (1 + margin))
+        span = np.maximum(worst - best, np.maximum(np.abs(best) * MIN_RANGE, 1e-9))
+        return cls(best, best + span * (1 + margin))
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         return (points - self.best) / (self.reference - self.best)

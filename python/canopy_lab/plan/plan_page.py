@@ -13,16 +13,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.objective import OBJECTIVES, Evaluated, PlanMetric
+from canopy_lab.plan.objective import OBJECTIVES, PlanRow, PlanMetric
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.text import (
     EXTREMES_HEAD,
-    HEAD,
+    PLAN_HEAD,
     LOADS_HEAD,
-    cells,
+    row_cells,
     choice_text,
-    extremes,
-    loads,
+    extreme_rows,
+    load_rows,
     overview,
 )
 from canopy_lab.report.axes import (
@@ -48,7 +48,7 @@ _AXES = {
 _COLOURS = (BLUE, GREEN, PINK, SKY, "#E69F00", "#7a4fa3")
 
 
-def _pairs(plan: CapacityPlan, currency: str) -> Figure:
+def _draw_pairs(plan: CapacityPlan, currency: str) -> Figure:
     pairs = list(combinations(OBJECTIVES.metrics, 2))
     figure, axes = new_figure(columns=len(pairs), height=3.9)
     for panel, (x, y) in zip(axes.flat, pairs):
@@ -68,10 +68,10 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: PlanMetric, y: PlanMetric, curre
         axes.scatter(*_xy(group, x, y), s=22, color=colour, zorder=3)
     axes.scatter(*_xy([plan.baseline], x, y), s=55, marker="s", color=INK, zorder=4)
     axes.scatter(*_xy([plan.choice.row], x, y), s=130, marker="*", color=ORANGE, zorder=5)
-    name_axes(axes, *(_AXES[of.name].format(currency=currency) for of in (x, y)))
+    name_axes(axes, *(_AXES[plan_metric.name].format(currency=currency) for plan_metric in (x, y)))
     axes.locator_params(nbins=4)
     axes.ticklabel_format(useOffset=False)
-    title(axes, f"{_better(y)} and {_better(x, across=True)} is better")
+    title(axes, f"{_better_direction(y)} and {_better_direction(x, is_x=True)} is better")
 
 
 def _classes(plan: CapacityPlan) -> dict[str, str]:
@@ -81,33 +81,33 @@ def _classes(plan: CapacityPlan) -> dict[str, str]:
 
 
 def _legend(plan: CapacityPlan) -> list[Line2D]:
-    def dot(colour: str, marker: str, size: float, label: str) -> Line2D:
+    def make_handle(colour: str, marker: str, size: float, label: str) -> Line2D:
         return Line2D([], [], ls="", marker=marker, ms=size, color=colour, label=label)
 
     return [
-        *(dot(colour, "o", 5, f"front: {name}") for name, colour in _classes(plan).items()),
-        dot(FAINT, "o", 4, "evaluated, dominated"),
-        dot(INK, "s", 6, "fixed baseline"),
-        dot(ORANGE, "*", 10, "chosen"),
+        *(make_handle(colour, "o", 5, f"front: {name}") for name, colour in _classes(plan).items()),
+        make_handle(FAINT, "o", 4, "evaluated, dominated"),
+        make_handle(INK, "s", 6, "fixed baseline"),
+        make_handle(ORANGE, "*", 10, "chosen"),
     ]
 
 
-def _value(row: Evaluated, of: PlanMetric) -> float:
-    value = float(row[of.key])
-    return value / 1000 if of.unit == "tokens/s" else value
+def _value(row: PlanRow, plan_metric: PlanMetric) -> float:
+    value = float(row[plan_metric.key])
+    return value / 1000 if plan_metric.unit == "tokens/s" else value
 
 
-def _xy(rows: list[Evaluated], x: PlanMetric, y: PlanMetric) -> tuple[np.ndarray, np.ndarray]:
+def _xy(rows: list[PlanRow], x: PlanMetric, y: PlanMetric) -> tuple[np.ndarray, np.ndarray]:
     return np.array([_value(r, x) for r in rows]), np.array([_value(r, y) for r in rows])
 
 
-def _better(of: PlanMetric, across: bool = False) -> str:
-    if across:
-        return "right" if of.maximise else "left"
-    return "Up" if of.maximise else "Down"
+def _better_direction(plan_metric: PlanMetric, is_x: bool = False) -> str:
+    if is_x:
+        return "right" if plan_metric.maximise else "left"
+    return "Up" if plan_metric.maximise else "Down"
 
 
-def page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> HtmlPage:
+def make_page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> HtmlPage:
     details = overview(plan)
     if origin.get("example_prices"):
         sources = "; ".join(origin["price_sources"])
@@ -115,7 +115,7 @@ def page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> HtmlPa
             f"Prices: {origin['prices']}, an example to replace by your own. Sources: {sources}."
         )
     details.append("; ".join(f"{k}: {v}" for k, v in origin.items() if k != "price_sources") + ".")
-    pairs = png_bytes(_pairs(plan, currency))
+    pairs = png_bytes(_draw_pairs(plan, currency))
     front = Section("The front, two objectives at a time", figure=pairs)
     return HtmlPage(
         f"A plan for {Path(origin.get('trace', 'a trace')).name}", [front, *_tables(plan)],
@@ -126,17 +126,17 @@ def page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> HtmlPa
 
 def _tables(plan: CapacityPlan) -> list[Section]:
     chosen = plan.choice.row.configuration
-    at = [row.configuration for row in plan.front]
+    configurations = [row.configuration for row in plan.front]
     front = HtmlTable(
-        HEAD, [[label_of(row), *cells(row)] for row in plan.front],
-        marked=at.index(chosen) if chosen in at else None,
+        PLAN_HEAD, [[label_of(row), *row_cells(row)] for row in plan.front],
+        marked=configurations.index(chosen) if chosen in configurations else None,
     )  # fmt: skip
-    best = HtmlTable(EXTREMES_HEAD, extremes(plan), text=(1,))
+    extremes_table = HtmlTable(EXTREMES_HEAD, extreme_rows(plan), text_columns=(1,))
     sections = [
         Section("Pareto front: no other configuration is better in cost, TTFT and throughput together", table=front),
-        Section("Best in each objective, against the fixed baseline", table=best),
+        Section("Best in each objective, against the fixed baseline", table=extremes_table),
     ]  # fmt: skip
     if len(plan.sensitivity) > 1:
-        table = HtmlTable(LOADS_HEAD, loads(plan))
+        table = HtmlTable(LOADS_HEAD, load_rows(plan))
         sections.append(Section("The choice at other loads", table=table))
     return sections

@@ -11,13 +11,13 @@ from typing import Any
 from canopy_lab.plan.choice import ChosenConfiguration, choose, extremes
 from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import OBJECTIVES, Evaluated, Scale
+from canopy_lab.plan.objective import OBJECTIVES, PlanRow, Scale
 from canopy_lab.plan.prices import Prices
 from canopy_lab.plan.request import PlanRequest
-from canopy_lab.plan.sampled import SearchTarget, busiest, sampled_search
+from canopy_lab.plan.sampled import SearchTarget, busiest_window, sampled_search
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.settle import settle
-from canopy_lab.plan.sizes import round_size, sizes
+from canopy_lab.plan.sizes import round_size, halved_sizes
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs
@@ -26,7 +26,7 @@ from sglang_canopy.errors import CanopyError
 
 GRID_STEPS = (16, 8)
 """Number of equal steps of DRAM and of disk added in the full grid."""
-DRAM_MOST_GIB = 2048.0
+MAX_DRAM_GIB = 2048.0
 """Largest default DRAM of an instance: a machine of eight GPUs."""
 BASELINE_SHARE = 0.25
 """Baseline's DRAM, as a share of the trace's distinct KV."""
@@ -37,12 +37,12 @@ class CapacityPlan:
     request: PlanRequest
     space: Space
     result: SearchResult
-    front: tuple[Evaluated, ...]
+    front: tuple[PlanRow, ...]
     """Non-dominated rows, quickest first."""
-    baseline: Evaluated
-    extremes: Mapping[str, Evaluated]
+    baseline: PlanRow
+    extremes: Mapping[str, PlanRow]
     choice: ChosenConfiguration
-    sensitivity: Mapping[float, Evaluated]
+    sensitivity: Mapping[float, PlanRow]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float
     """The front's volume, as a share of the box to the reference."""
@@ -70,26 +70,26 @@ def make_space(
     """Return the initial search space for a trace of this footprint. Raises ``CanopyError``.
 
     Not tried are sizes below ``min_gib``, and host memory of all instances together beyond
-    ``reusable_gib`` (``reusable``), which no limit of the request raises.
+    ``reusable_gib`` (``reusable_gib_of``), which no limit of the request raises.
     """
-    host = min(request.dram_gib or DRAM_MOST_GIB, footprint_gib, reusable_gib)
-    dram = host / max(min(request.instances), 1)
-    ladder = sizes(dram, request.dram_levels, min_gib) if dram > 0 else (0.0,)
-    disk = request.disk_gib or max(footprint_gib, 2.0**-10)
-    names = tuple(prices.disks) if request.disks is None else request.disks
-    for name in names:
+    host_gib = min(request.dram_gib or MAX_DRAM_GIB, footprint_gib, reusable_gib)
+    dram_gib = host_gib / max(min(request.instances), 1)
+    dram_sizes = halved_sizes(dram_gib, request.dram_levels, min_gib) if dram_gib > 0 else (0.0,)
+    max_disk_gib = request.disk_gib or max(footprint_gib, 2.0**-10)
+    disk_names = tuple(prices.disks) if request.disks is None else request.disks
+    for name in disk_names:
         prices.disk(name)
-    if request.disk_gib == 0 and names:
-        disk = min(disk, *(prices.disk(name).largest_gib / 2 for name in names))
-    disk_gib = sizes(disk, request.disk_levels, min_gib) if names else (0.0,)
-    for name in names:
+    if request.disk_gib == 0 and disk_names:
+        max_disk_gib = min(max_disk_gib, *(prices.disk(n).largest_gib / 2 for n in disk_names))
+    disk_gib = halved_sizes(max_disk_gib, request.disk_levels, min_gib) if disk_names else (0.0,)
+    for name in disk_names:
         prices.disk(name).bought_gib(disk_gib[-1])
     return Space(
-        dram_gib=tuple(min(size, dram) for size in ladder),
-        max_host_gib=host,
+        dram_gib=tuple(min(size, dram_gib) for size in dram_sizes),
+        max_host_gib=host_gib,
         disk_gib=disk_gib,
-        disks=names,
-        bandwidths_mib_s={n: pair for n in names if (pair := prices.disk(n).bandwidths())},
+        disks=disk_names,
+        bandwidths_mib_s={n: pair for n in disk_names if (pair := prices.disk(n).bandwidths())},
         min_gib=min_gib,
         instances=request.instances,
         policy=request.policy,
@@ -118,11 +118,11 @@ def make_plan(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> CapacityPlan:
     """Make a plan. Calls ``progress(stage, done, at most)``. Raises ``CanopyError``."""
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     options = SearchOptions(evaluations=request.evaluations)
-    footprint_gib = footprint(inputs.trace, inputs.engine)
-    min_gib = least_size(inputs.trace, inputs.engine)
-    reusable_gib = reusable(inputs.trace, inputs.engine)
+    footprint_gib = footprint_gib_of(inputs.trace, inputs.engine)
+    min_gib = min_tier_gib(inputs.trace, inputs.engine)
+    reusable_gib = reusable_gib_of(inputs.trace, inputs.engine)
     space = make_space(request, footprint_gib, inputs.prices, min_gib, reusable_gib)
 
     def report_progress(stage: str, done: int) -> None:
@@ -130,22 +130,22 @@ def make_plan(
             progress(stage, done, request.evaluations)
 
     with Evaluator(inputs, jobs=jobs) as evaluate:
-        fixed = baseline_of(request, space, footprint_gib)
-        if samples(request, len(inputs.trace)):
-            part = inputs.with_trace(busiest(inputs.trace, request.sample_requests))
+        base = baseline_of(request, space, footprint_gib)
+        if uses_sample(request, len(inputs.trace)):
+            part = inputs.with_trace(busiest_window(inputs.trace, request.sample_requests))
             target = SearchTarget(OBJECTIVES, request.constraints, request.minimise, options)
             with Evaluator(part, jobs=jobs) as on_part:
-                result = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
+                result = sampled_search(space, target, on_part, evaluate, [base], report_progress)
         else:
             result = search(
                 space, OBJECTIVES, evaluate, bounds_of=evaluate.bounds_of, options=options,
                 progress=report_progress,
             )  # fmt: skip
-        baseline = result.rows.get(fixed) or evaluate([fixed])[0]
-        choice, sensitivity = _checked(request, space, result, evaluate, report_progress)
+        baseline = result.rows.get(base) or evaluate([base])[0]
+        choice, sensitivity = _choose_and_check(request, space, result, evaluate, report_progress)
     rows = list(result.rows.values())
-    points = OBJECTIVES.matrix(rows)
-    scale = Scale.around(points)
+    objective_matrix = OBJECTIVES.matrix(rows)
+    scale = Scale.around(objective_matrix)
     front = [rows[i] for i in OBJECTIVES.front(rows)]
     front.sort(key=lambda row: tuple(OBJECTIVES.vector(row)))
     return CapacityPlan(
@@ -157,23 +157,23 @@ def make_plan(
         extremes=extremes([*rows, baseline], baseline),
         choice=choice,
         sensitivity=sensitivity,
-        hypervolume=scale.hypervolume(points),
+        hypervolume=scale.hypervolume(objective_matrix),
         scale=scale,
         footprint_gib=footprint_gib,
         reusable_gib=reusable_gib,
         grid_size=space.finer(*GRID_STEPS).count(),
         simulated=evaluate.simulated,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - start_s,
     )
 
 
-def _checked(
+def _choose_and_check(
     request: PlanRequest,
     space: Space,
     result: SearchResult,
     evaluate: Evaluator,
     report_progress: Callable[[str, int], None],
-) -> tuple[ChosenConfiguration, dict[float, Evaluated]]:
+) -> tuple[ChosenConfiguration, dict[float, PlanRow]]:
     """Choose among rows simulated on the whole trace; evaluate the neighbours of the choice.
 
     Adds rows to ``result``. Returns the choice, and its rows by load.
@@ -188,17 +188,17 @@ def _checked(
         result.stages["neighbours"] = len(seen) - len(rows)
         result.rows = seen
     report_progress("other loads", len(result.rows))
-    others = evaluate.at_loads([(choice.row.configuration, load) for load in request.loads])
-    loads = {1.0: choice.row, **dict(zip(request.loads, others))}
+    other_rows = evaluate.at_loads([(choice.row.configuration, load) for load in request.loads])
+    loads = {1.0: choice.row, **dict(zip(request.loads, other_rows))}
     return choice, dict(sorted(loads.items()))
 
 
-def samples(request: PlanRequest, requests: int) -> bool:
+def uses_sample(request: PlanRequest, requests: int) -> bool:
     """Whether the search runs on a part of a trace of ``requests`` requests."""
     return 0 < 2 * request.sample_requests < requests
 
 
-def footprint(trace: CompactTrace, engine: Engine) -> float:
+def footprint_gib_of(trace: CompactTrace, engine: Engine) -> float:
     """Return the GiB of KV of the trace's distinct blocks. Raises ``CanopyError`` if empty."""
     if not len(trace):
         raise CanopyError("the trace has no requests; give a trace with requests")
@@ -206,13 +206,13 @@ def footprint(trace: CompactTrace, engine: Engine) -> float:
     return tokens * engine.profile.kv_bytes_per_token / GIB
 
 
-def reusable(trace: CompactTrace, engine: Engine) -> float:
+def reusable_gib_of(trace: CompactTrace, engine: Engine) -> float:
     """Return the GiB of KV of the blocks that more than one request contains."""
     tokens = trace.repeated_blocks * trace[0].block_tokens
     return tokens * engine.profile.kv_bytes_per_token / GIB
 
 
-def least_size(trace: CompactTrace, engine: Engine) -> float:
+def min_tier_gib(trace: CompactTrace, engine: Engine) -> float:
     """Return the smallest tier size to try, GiB: the KV of a prompt of mean length."""
     tokens = sum(max(r.input_tokens, 1) for r in trace) / len(trace)
     return round_size(tokens * engine.profile.kv_bytes_per_token / GIB)
@@ -223,8 +223,8 @@ def to_json(plan: CapacityPlan, origin: Mapping[str, Any]) -> dict[str, Any]:
     names = [m.key for m in OBJECTIVES.metrics]
     sign = [-1.0 if m.maximise else 1.0 for m in OBJECTIVES.metrics]
 
-    def point(values: Iterable[float]) -> dict[str, float]:
-        return {n: s * float(v) for n, s, v in zip(names, sign, values)}
+    def values_by_key(values: Iterable[float]) -> dict[str, float]:
+        return {key: direction * float(value) for key, direction, value in zip(names, sign, values)}
 
     return {
         "format": "canopy-plan-report",
@@ -248,8 +248,8 @@ def to_json(plan: CapacityPlan, origin: Mapping[str, Any]) -> dict[str, Any]:
         "binding": [c.text for c in plan.choice.binding],
         "sensitivity": {f"{load:g}": row.to_json() for load, row in plan.sensitivity.items()},
         "hypervolume": plan.hypervolume,
-        "hypervolume_reference": point(plan.scale.reference),
-        "hypervolume_best": point(plan.scale.best),
+        "hypervolume_reference": values_by_key(plan.scale.reference),
+        "hypervolume_best": values_by_key(plan.scale.best),
         "footprint_gib": plan.footprint_gib,
         "reusable_gib": plan.reusable_gib,
         "seconds": plan.seconds,

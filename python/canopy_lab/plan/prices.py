@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.plan.disk_class import BILLING, DiskClass, PriceSteps, Provisioned
+from canopy_lab.plan.disk_class import BILLING, DiskClass, PriceSteps, BoughtRate
 from sglang_canopy.errors import CanopyError
 
 PRICE_LISTS = Path(__file__).parent / "price_lists"
@@ -75,8 +75,8 @@ class Prices:
         disks = 0.0
         if disk and disk_gib > 0:
             count = self.disks_of(disk, instances)
-            each = None if used_gib is None else used_gib / count
-            disks = count * self.disk(disk).price_per_hour(disk_gib, each, mib_s, page_bytes)
+            each_gib = None if used_gib is None else used_gib / count
+            disks = count * self.disk(disk).price_per_hour(disk_gib, each_gib, mib_s, page_bytes)
         return instances * instance + disks
 
 
@@ -105,59 +105,59 @@ def load_prices(name_or_path: str | Path) -> Prices:
 
 def parse_prices(document: Any, source: str = "price list") -> Prices:
     """Check a decoded price list. Raises ``CanopyError`` naming the wrong field."""
-    top = _Fields(document, source)
-    top.allow(
+    fields = _Fields(document, source)
+    fields.allow(
         "format", "version", "name", "currency", "example", "sources", "gpu", "gpu_per_hour",
         "gpus_per_instance", "dram_per_gib_hour", "disks",
     )  # fmt: skip
-    if top.get("format", "canopy-prices") != "canopy-prices" or top.get("version", 1) != 1:
+    if fields.get("format", "canopy-prices") != "canopy-prices" or fields.get("version", 1) != 1:
         raise CanopyError(f'{source}: must say "format": "canopy-prices", "version": 1')
-    disks = _Fields(top.get("disks", {}), f"{source}: disks")
-    sources = top.get("sources", [])
+    disks = _Fields(fields.get("disks", {}), f"{source}: disks")
+    sources = fields.get("sources", [])
     if not isinstance(sources, list):
         raise CanopyError(f"{source}: sources must be a list")
-    gpus = top.get("gpus_per_instance", 1)
+    gpus = fields.get("gpus_per_instance", 1)
     if type(gpus) is not int or not 0 <= gpus <= 1024:
         raise CanopyError(f"{source}: gpus_per_instance must be a whole number, got {gpus!r}")
     return Prices(
-        name=str(top.get("name", Path(source).stem)),
-        currency=str(top.get("currency", "USD")),
-        gpu_per_hour=top.number("gpu_per_hour"),
-        dram_per_gib_hour=top.number("dram_per_gib_hour"),
-        disks={name: _disk(name, disks.get(name), source) for name in disks.names()},
+        name=str(fields.get("name", Path(source).stem)),
+        currency=str(fields.get("currency", "USD")),
+        gpu_per_hour=fields.number("gpu_per_hour"),
+        dram_per_gib_hour=fields.number("dram_per_gib_hour"),
+        disks={name: _parse_disk(name, disks.get(name), source) for name in disks.names()},
         gpus_per_instance=gpus,
-        example=bool(top.get("example", False)),
-        sources=tuple(map(_source, sources)),
-        gpu=str(top.get("gpu", "")),
+        example=bool(fields.get("example", False)),
+        sources=tuple(map(_source_text, sources)),
+        gpu=str(fields.get("gpu", "")),
     )
 
 
-_OF_SIZE = ("smallest_gib", "largest_gib", "step_gib", "read_per_gib", "write_per_gib")
-_OF_BANDWIDTH = ("base_mib_s", "per_gib_mib_s", "per_iops_mib_s", "most_mib_s", "write_share", "io_kib")  # fmt: skip
+_SIZE_FIELDS = ("smallest_gib", "largest_gib", "step_gib", "read_per_gib", "write_per_gib")
+_BANDWIDTH_FIELDS = ("base_mib_s", "per_gib_mib_s", "per_iops_mib_s", "most_mib_s", "write_share", "io_kib")  # fmt: skip
 """Numbers of a ``DiskClass``, which has their defaults."""
 
 
-def _disk(name: str, document: Any, source: str) -> DiskClass:
+def _parse_disk(name: str, document: Any, source: str) -> DiskClass:
     fields = _Fields(document, f"{source}: disk class {name!r}")
     switches = {"shared_channel": True, "shared": False}
     fields.allow(
-        "per_gib_month", "bandwidth", "iops", "throughput", "billing", "note", *_OF_SIZE, *switches
+        "per_gib_month", "bandwidth", "iops", "throughput", "billing", "note", *_SIZE_FIELDS, *switches
     )
-    width = _Fields(fields.get("bandwidth", {}), f"{fields.source}: bandwidth")
-    width.allow("latency_ms", *_OF_BANDWIDTH)
+    bandwidth = _Fields(fields.get("bandwidth", {}), f"{fields.source}: bandwidth")
+    bandwidth.allow("latency_ms", *_BANDWIDTH_FIELDS)
     billing = fields.get("billing", "provisioned")
     if billing not in BILLING:
         raise CanopyError(f"{fields.source}: billing must be one of {', '.join(BILLING)}")
     default: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(DiskClass)}
     numbers: dict[str, Any] = {
-        **{key: fields.number(key, default[key]) for key in _OF_SIZE},
-        **{key: width.number(key, default[key]) for key in _OF_BANDWIDTH},
+        **{key: fields.number(key, default[key]) for key in _SIZE_FIELDS},
+        **{key: bandwidth.number(key, default[key]) for key in _BANDWIDTH_FIELDS},
         **{key: bool(fields.get(key, default_value)) for key, default_value in switches.items()},
     }
     disk = DiskClass(
         name=name,
         per_gib_month=fields.steps("per_gib_month"),
-        latency_s=width.number("latency_ms", 0.0) / 1000,
+        latency_s=bandwidth.number("latency_ms", 0.0) / 1000,
         iops=_provisioned_bandwidth(fields, "iops"),
         throughput=_provisioned_bandwidth(fields, "throughput"),
         billing=billing,
@@ -172,7 +172,7 @@ def _disk(name: str, document: Any, source: str) -> DiskClass:
     return disk
 
 
-def _provisioned_bandwidth(fields: _Fields, key: str) -> Provisioned | None:
+def _provisioned_bandwidth(fields: _Fields, key: str) -> BoughtRate | None:
     document = fields.get(key, None)
     if document is None:
         return None
@@ -182,17 +182,17 @@ def _provisioned_bandwidth(fields: _Fields, key: str) -> Provisioned | None:
     maximum = entry.number("most", minimum)
     if maximum < minimum:
         raise CanopyError(f"{entry.source}: most ({maximum:g}) lies below amount ({minimum:g})")
-    return Provisioned(minimum, entry.number("included", 0.0), entry.steps("per_month"), maximum)
+    return BoughtRate(minimum, entry.number("included", 0.0), entry.steps("per_month"), maximum)
 
 
-def _source(source: Any) -> str:
+def _source_text(source: Any) -> str:
     if isinstance(source, dict):
         return ", ".join(str(source[key]) for key in ("what", "url", "date") if key in source)
     return str(source)
 
 
 class _Fields:
-    """Fields of one JSON object; error messages name its place."""
+    """Fields of one JSON object; error messages begin with ``source``."""
 
     def __init__(self, document: Any, source: str) -> None:
         if not isinstance(document, dict):
@@ -212,10 +212,10 @@ class _Fields:
     def get(self, name: str, default: Any = None) -> Any:
         return self._fields.get(name, default)
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def is_number(self, name: str, default: float | None = None) -> float:
         value: Any = self._fields.get(name, default)
-        number = type(value) in (int, float) and value >= 0
-        if not number or (math.isinf(value) and value != default):
+        is_number = type(value) in (int, float) and value >= 0
+        if not is_number or (math.isinf(value) and value != default):
             raise CanopyError(f"{self.source}: {name} must be a number of 0 or more, got {value!r}")
         return float(value)
 

@@ -1,4 +1,4 @@
-"""What a plan is asked for. The keys of ``--search`` are its fields."""
+"""The request for a plan. The keys of ``--search`` are its fields."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SAMPLE_REQUESTS = 8_000
 """Requests of the search, if the trace has more than twice as many."""
 
 
-def names(text: str, separator: str = ",") -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(separator) if part.strip())
-    if not names or len(set(names)) < len(names):
+def split_names(text: str, separator: str = ",") -> tuple[str, ...]:
+    split_names = tuple(part.strip() for part in text.split(separator) if part.strip())
+    if not split_names or len(set(split_names)) < len(split_names):
         raise CanopyError(f"must name each once, separated by {separator!r}, got {text!r}")
-    return names
+    return split_names
 
 
-def _loads(text: str) -> tuple[float, ...]:
+def _parse_loads(text: str) -> tuple[float, ...]:
     try:
-        loads = [float(part) for part in names(text, "/")]
+        loads = [float(part) for part in split_names(text, "/")]
     except ValueError:
         loads = [-1.0]
     if min(loads) <= 0 or max(loads) > 1000:
@@ -68,7 +68,7 @@ class SearchKeys(declared.Checked):
     )
     loads: tuple[float, ...] = declare_key(
         LOADS, "also simulate the choice at X times the traffic", metavar="X/Y",
-        parse=_loads, shown_default="0.8/1.2",
+        parse=_parse_loads, shown_default="0.8/1.2",
     )  # fmt: skip
     checks: str = declare_key(
         "on", "evaluate neighbours of the choice, and other loads", choices=("on", "off")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from canopy_lab.plan.choice import Constraint
-from canopy_lab.plan.confirm import Margins, Screened, confirm
+from canopy_lab.plan.confirm import Margins, ScreeningResult, confirm
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import METRICS, Evaluated, Objectives, PlanMetric
+from canopy_lab.plan.objective import METRICS, PlanRow, Objectives, PlanMetric
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.size_series import midpoints_beside
 from canopy_lab.plan.space import Configuration, Space
@@ -36,76 +36,76 @@ class SearchTarget:
     options: SearchOptions
 
 
-def busiest(trace: CompactTrace, requests: int) -> CompactTrace:
+def busiest_window(trace: CompactTrace, requests: int) -> CompactTrace:
     """Return the ``requests`` consecutive requests with most prompt tokens per second.
 
     Times start from 0.
     """
     if len(trace) <= requests:
         return trace
-    times = np.array([r.time_s for r in trace])
+    times_s = np.array([r.time_s for r in trace])
     tokens = np.concatenate([[0], np.cumsum([r.input_tokens for r in trace])])
-    spans = np.maximum(times[requests - 1 :] - times[: len(times) - requests + 1], 1e-9)
+    spans = np.maximum(times_s[requests - 1 :] - times_s[: len(times_s) - requests + 1], 1e-9)
     start = int(((tokens[requests:] - tokens[:-requests]) / spans).argmax())
     part = (trace[i] for i in range(start, start + requests))
-    return CompactTrace(replace(r, time_s=r.time_s - times[start]) for r in part)
+    return CompactTrace(replace(r, time_s=r.time_s - times_s[start]) for r in part)
 
 
 def sampled_search(
     space: Space,
     target: SearchTarget,
-    on_window: Evaluator,
-    on_all: Evaluator,
-    also: Sequence[Configuration] = (),
-    progress: Progress = lambda stage, done: None,
+    window_run: Evaluator,
+    full_run: Evaluator,
+    required: Sequence[Configuration] = (),
+    progress: Progress = lambda stage, count: None,
 ) -> SearchResult:
-    """Search on the requests of ``on_window``, and simulate candidates for the choice on all.
+    """Search on the requests of ``window_run``, and simulate candidates for the choice on all.
 
-    ``also`` is always simulated on all. Result rows that were not simulated on all are marked
+    ``required`` is always simulated on all. Result rows that were not simulated on all are marked
     ``predicted``, and corrected by the errors of simulated ones.
     """
-    rough = search(
-        space, target.objectives, on_window, bounds_of=on_window.bounds_of, options=target.options,
+    window_result = search(
+        space, target.objectives, window_run, bounds_of=window_run.bounds_of, options=target.options,
         progress=progress,
     )  # fmt: skip
-    window = dict(rough.rows)
-    confirmed = _confirm(window, {}, target, on_all, also, progress)
+    window = dict(window_result.rows)
+    confirmed = _confirm(window, {}, target, full_run, required, progress)
     for _ in range(ROUNDS):
         chosen = confirmed.choice.row.configuration
         candidates = [*midpoints_beside(chosen, window, space), *space.alternatives(chosen)]
-        batch = [c for c in dict.fromkeys(candidates) if c not in window and on_window.is_sold(c)]
+        batch = [c for c in dict.fromkeys(candidates) if c not in window and window_run.is_sold(c)]
         if not batch:
             break
-        window.update(zip(batch, on_window(batch)))
-        confirmed = _confirm(window, confirmed.rows, target, on_all, (), progress)
-    result = SearchResult(budget=rough.budget, out_of_budget=rough.out_of_budget)
+        window.update(zip(batch, window_run(batch)))
+        confirmed = _confirm(window, confirmed.rows, target, full_run, (), progress)
+    result = SearchResult(budget=window_result.budget, out_of_budget=window_result.out_of_budget)
     result.rows = _correct_rows(confirmed)
     result.stages = {"on a part": len(window), "on the whole": len(confirmed.rows)}
     return result
 
 
 def _confirm(
-    window: dict[Configuration, Evaluated],
-    rows: dict[Configuration, Evaluated],
+    window: dict[Configuration, PlanRow],
+    rows: dict[Configuration, PlanRow],
     target: SearchTarget,
-    on_all: Evaluator,
-    also: Sequence[Configuration],
+    full_run: Evaluator,
+    required: Sequence[Configuration],
     progress: Progress,
-) -> Screened:
+) -> ScreeningResult:
     return confirm(
-        window, on_all, target.constraints, target.minimise, rows,
-        lambda done: progress("on the whole", done), also,
+        window, full_run, target.constraints, target.minimise, rows,
+        lambda count: progress("on the whole", count), required,
     )  # fmt: skip
 
 
-def _correct_rows(confirmed: Screened) -> dict[Configuration, Evaluated]:
+def _correct_rows(confirmed: ScreeningResult) -> dict[Configuration, PlanRow]:
     """Return all rows. Window rows are corrected by the errors of nearby simulated rows."""
     metrics = list(METRICS.values())
     simulated = [c for c in confirmed.rows if c in confirmed.predicted]
     bounds = Margins(confirmed.predicted, metrics)(confirmed.rows, simulated)
-    rows: dict[Configuration, Evaluated] = dict(confirmed.rows)
+    rows: dict[Configuration, PlanRow] = dict(confirmed.rows)
     for index, (c, row) in enumerate(confirmed.predicted.items()):
         if c not in rows:
-            corrected = {m.key: float(bounds[m.key].middle[index]) for m in metrics}
-            rows[c] = Evaluated(c, {**row.metrics, **corrected}, predicted=True)
+            corrected = {metric.key: float(bounds[metric.key].middle[index]) for metric in metrics}
+            rows[c] = PlanRow(c, {**row.metrics, **corrected}, predicted=True)
     return rows

@@ -23,15 +23,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from canopy_lab.plan.objective import Evaluated, Objectives, Scale
+from canopy_lab.plan.objective import PlanRow, Objectives, Scale
 from canopy_lab.plan.size_series import LowerBounds, Midpoint, midpoints, series_of
 from canopy_lab.plan.space import KNOBS, Configuration, Knob, Space, slice_of
 
-Evaluate = Callable[[Sequence[Configuration]], Sequence[Evaluated]]
+Evaluate = Callable[[Sequence[Configuration]], Sequence[PlanRow]]
 
-_BATCH = 8
+_BATCH_SIZE = 8
 """Midpoints per round. Fixed: results must not depend on the processes."""
-_BEFORE_CHOICES = 4.0
+_CHOICES_TOLERANCES = 4.0
 """Remaining gain, in tolerances, at which choices are tried."""
 
 
@@ -55,7 +55,7 @@ class SearchOptions:
 class SearchResult:
     """Evaluated configurations, in order, and the reason for the end."""
 
-    rows: dict[Configuration, Evaluated] = field(default_factory=dict)
+    rows: dict[Configuration, PlanRow] = field(default_factory=dict)
     stages: dict[str, int] = field(default_factory=dict)
     """Evaluations by step of the algorithm."""
     remaining_gain: float = 0.0
@@ -78,18 +78,18 @@ def search(
     ``evaluate`` receives batches of new configurations, and may evaluate a batch in parallel.
     """
     options = options or SearchOptions()
-    run = _Search(space, objectives, evaluate, bounds_of, options, progress)
-    run.coarse()
-    run.expand()
+    state = _Search(space, objectives, evaluate, bounds_of, options, progress)
+    state.evaluate_grid()
+    state.expand()
     if any(len(space.values(knob)) > 1 for knob in KNOBS):
-        run.refine(options.tolerance * _BEFORE_CHOICES)
-        run.choices()
-    run.refine(options.tolerance)
+        state.refine(options.tolerance * _CHOICES_TOLERANCES)
+        state.try_choices()
+    state.refine(options.tolerance)
     # Midpoints make series that the coarse grid lacks (with less bandwidth). These series end at the
     # coarse grid's sizes, so expand them too.
-    while run.expand():
-        run.refine(options.tolerance)
-    return run.result
+    while state.expand():
+        state.refine(options.tolerance)
+    return state.result
 
 
 class _Search:
@@ -112,45 +112,45 @@ class _Search:
         for base in self._start_slices:
             self._allow(base)
 
-    def coarse(self) -> None:
+    def evaluate_grid(self) -> None:
         """Evaluate the coarse grid (step 1)."""
         drams, disks = self.space.dram_gib, self.space.disk_gib
         middle, largest = len(drams) // 2, len(disks) - 1
-        points = []
+        grid = []
         for base in self._start_slices:
             # Include the largest DRAM, because caches have cliffs: nothing is gained until the
             # working set fits, and smaller steps do not show it.
             for index in sorted({0, min(1, middle), middle, len(drams) - 1}):
-                points.append(self.space.resized(base, drams[index], 0.0))
+                grid.append(self.space.resized(base, drams[index], 0.0))
             *slower, fastest = self.space.bandwidths(base.disk)
             for disk in sorted({(largest + 1) // 2, largest} - {0}):
                 for index in sorted({min(1, middle), middle}):
-                    points.append(self.space.resized(base, drams[index], disks[disk], fastest))
+                    grid.append(self.space.resized(base, drams[index], disks[disk], fastest))
             for mib_s in slower:
-                points.append(self.space.resized(base, drams[middle], disks[largest], mib_s))
-        self._add("coarse", points)
+                grid.append(self.space.resized(base, drams[middle], disks[largest], mib_s))
+        self._evaluate_new("coarse", grid)
 
     def expand(self) -> int:
         """Evaluate the next DRAM sizes of each series while the last step gained (step 2).
 
         Returns the number of evaluations.
         """
-        drams, expanded, count = self.space.dram_gib, self._expanded, 0
+        dram_sizes, expanded, count = self.space.dram_gib, self._expanded, 0
         while not self.result.out_of_budget:
-            scale, points = self._scale(), []
+            scale, configurations = self._scale(), []
             for series in series_of(self.result.rows, self.space, self._slices):
                 if series.axis != "dram_gib" or series.base.disk is None or len(series.by_size) < 2:
                     continue
                 (_, previous), (size, latest) = series.by_size[-2:]
-                larger = (replace(series.base, dram_gib=d) for d in drams if d > size)
+                larger = (replace(series.base, dram_gib=d) for d in dram_sizes if d > size)
                 next_points = [c for c in larger if self.space.fits(c)]
                 if not next_points or (series.base, size) in expanded:
                     continue
                 expanded.add((series.base, size))
                 gain = scale(self._vector(previous)) - scale(self._vector(latest))
                 if gain.max() >= MARGINAL_GAIN:
-                    points.append(next_points[0])
-            added = self._add("expansion", points)
+                    configurations.append(next_points[0])
+            added = self._evaluate_new("expansion", configurations)
             count += added
             if not added:
                 break
@@ -164,11 +164,11 @@ class _Search:
             if self.result.remaining_gain <= tolerance:
                 self.result.out_of_budget = False
                 return
-            batch = sorted(candidates, key=lambda m: -m.priority)[:_BATCH]
-            if not self._add("midpoints", [m.configuration for m in batch]):
+            batch = sorted(candidates, key=lambda m: -m.priority)[:_BATCH_SIZE]
+            if not self._evaluate_new("midpoints", [m.configuration for m in batch]):
                 return
 
-    def choices(self) -> None:
+    def try_choices(self) -> None:
         """Try TTLs, policies and settings on a few points; if that helped, on the whole front."""
         for knob in KNOBS:
             name = knob.name
@@ -177,19 +177,19 @@ class _Search:
                 if not probes:
                     continue
                 volume = self._volume()
-                probed = {replace(c, **{name: value}).normalised(): c for c in probes}
-                self._add(name, probed)
-                helped = [
-                    point
-                    for point, probe in probed.items()
-                    if point in self.result.rows and self._gain(probe, point) > MARGINAL_GAIN
+                original_of = {replace(c, **{name: value}).normalised(): c for c in probes}
+                self._evaluate_new(name, original_of)
+                helpful = [
+                    configuration
+                    for configuration, original in original_of.items()
+                    if configuration in self.result.rows and self._gain(original, configuration) > MARGINAL_GAIN
                 ]
-                if self._volume() - volume <= self.options.tolerance and not helped:
+                if self._volume() - volume <= self.options.tolerance and not helpful:
                     continue
                 front = [replace(c, **{name: value}) for c in self._front() if knob.applies(c)]
-                for c in (*front, *helped):
+                for c in (*front, *helpful):
                     self._allow(c)
-                self._add(name, front)
+                self._evaluate_new(name, front)
 
     def _allow(self, base: Configuration) -> None:
         """Allow refinement of series with the choices of ``base``."""
@@ -219,20 +219,20 @@ class _Search:
         scale = self._scale()
         return float((scale(self._vector(old)) - scale(self._vector(new))).max())
 
-    def _add(self, stage: str, points: Iterable[Configuration | None]) -> int:
-        """Evaluate the new configurations in ``points`` within the budget; return their number."""
-        added = [p for p in dict.fromkeys(points) if p is not None and p not in self.result.rows]
-        room = self.result.budget - len(self.result.rows)
-        if len(added) > room:
+    def _evaluate_new(self, stage: str, candidates: Iterable[Configuration | None]) -> int:
+        """Evaluate the new configurations in ``candidates`` within the budget; return their number."""
+        new = [c for c in dict.fromkeys(candidates) if c is not None and c not in self.result.rows]
+        budget_left = self.result.budget - len(self.result.rows)
+        if len(new) > budget_left:
             self.result.out_of_budget = True
-            added = added[:room]
-        if not added:
+            new = new[:budget_left]
+        if not new:
             return 0
-        self.result.rows.update(zip(added, self._evaluate(added)))
-        self.result.stages[stage] = self.result.stages.get(stage, 0) + len(added)
+        self.result.rows.update(zip(new, self._evaluate(new)))
+        self.result.stages[stage] = self.result.stages.get(stage, 0) + len(new)
         if self._progress is not None:
             self._progress(stage, len(self.result.rows))
-        return len(added)
+        return len(new)
 
     def _midpoints(self) -> list[Midpoint]:
         rows, scale = self.result.rows, self._scale()

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from canopy_lab.plan.disk_class import GIB
-from canopy_lab.plan.objective import Evaluated
+from canopy_lab.plan.objective import PlanRow
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.worker import PlanInputs
 from sglang_canopy.config.server_settings import ServerSettings
@@ -55,12 +55,12 @@ def read_config(path: Path | str) -> dict[str, Any]:
     return {str(name).replace("_", "-"): value for name, value in config.items()}
 
 
-_ABOVE_PEAK = 1.1
+_PEAK_MARGIN = 1.1
 """Size of a disk billed by use, relative to its simulated peak."""
 
 
 def server_plan(
-    row: Evaluated, work: PlanInputs, origin: Mapping[str, Any], disk_path: str | None = None
+    row: PlanRow, inputs: PlanInputs, origin: Mapping[str, Any], disk_path: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration of one server, with all SGLang settings of its simulation, and notes.
 
@@ -68,17 +68,17 @@ def server_plan(
     own log. Otherwise the table keeps its categories and its residual TTL, and a note says so.
     """
     c = row.configuration
-    configs = work.policy_configs
+    configs = inputs.policy_configs
     notes = {key: value for key, value in origin.items() if isinstance(value, (str, int, float))}
     notes["instances"] = c.instances
-    notes["routing"] = work.engine.routing
-    if not work.engine.pool_known:
+    notes["routing"] = inputs.engine.routing
+    if not inputs.engine.is_pool_known:
         notes["device_tokens"] = (
-            f"{work.engine.device_tokens} assumed, and not set: what the server finds may differ"
+            f"{inputs.engine.device_tokens} assumed, and not set: what the server finds may differ"
         )
     ttl: TTLTable | None = None
     if c.disk is not None and c.ttl == GROUP:
-        ttl = work.table_of(c)
+        ttl = inputs.table_of(c)
         assert ttl is not None
         if ttl.groups and ttl.hash == TRACE_HASH:
             notes["group_ttls"] = (
@@ -90,51 +90,51 @@ def server_plan(
             ttl = replace(ttl, hash=SERVER_HASH)
     elif c.disk is not None and c.ttl is not None:
         ttl = TTLTable(residual_ttl_s=float(c.ttl))
-    is_shared = c.disk is not None and work.prices.disk(c.disk).shared
+    is_shared = c.disk is not None and inputs.prices.disk(c.disk).shared
     if c.disk is not None:
         notes["disk_class"] = c.disk
         notes["disk"] = "one store for all" if is_shared else "a disk of each server"
         if c.disk_mib_s:
             notes["disk_mib_s"] = c.disk_mib_s
-    with_host = c.dram_gib > 0
-    own_disk = c.disk is not None and not is_shared
+    has_host = c.dram_gib > 0
+    has_private_disk = c.disk is not None and not is_shared
     policy, options = live_name(c.policy), dict(configs.get(c.policy, {}))
-    ranked = {"policy": policy, **options} if options else policy
-    settings = _settings(c, work, is_shared)
+    policy_setting = {"policy": policy, **options} if options else policy
+    settings = _settings(c, inputs, is_shared)
     extra = settings.extra_config()
-    if own_disk:
-        extra["capacity_bytes"] = _disk_bytes(c, row, work)
+    if has_private_disk:
+        extra["capacity_bytes"] = _disk_bytes(c, row, inputs)
         extra |= {"path": disk_path} if disk_path else {}
     elif c.disk is not None:
-        extra["global_segment_size"] = _disk_bytes(c, row, work)
+        extra["global_segment_size"] = _disk_bytes(c, row, inputs)
     config = {
-        "radix-eviction": AUTO if work.engine.auto else policy,
+        "radix-eviction": AUTO if inputs.engine.auto else policy,
         "radix-eviction-policy-config": options,
         **settings.flags(),
-        "canopy-host-gb": round(c.dram_gib * GIB) / 1e9 if with_host else None,
-        "canopy-host-eviction": ranked if with_host else None,
+        "canopy-host-gb": round(c.dram_gib * GIB) / 1e9 if has_host else None,
+        "canopy-host-eviction": policy_setting if has_host else None,
         # A shared store does its own eviction.
-        "canopy-disk-eviction": ranked if own_disk else None,
+        "canopy-disk-eviction": policy_setting if has_private_disk else None,
         "canopy-ttl": None if ttl is None else ttl.to_json(),
         "hicache-storage-backend-extra-config": extra if c.disk is not None else None,
     }
     return {name: value for name, value in config.items() if value not in (None, {})}, notes
 
 
-def _disk_bytes(c: Configuration, row: Evaluated, work: PlanInputs) -> int:
+def _disk_bytes(c: Configuration, row: PlanRow, inputs: PlanInputs) -> int:
     """Return the bytes of one server: its disk, or its share of the common store."""
     assert c.disk is not None
-    sold = work.prices.disk(c.disk)
+    disk_class = inputs.prices.disk(c.disk)
     size = c.disk_gib * GIB
-    if sold.billing == "used" and c.ttl == GROUP:
+    if disk_class.billing == "used" and c.ttl == GROUP:
         peak = row["peak_bytes_by_tier"].get("disk", 0.0)
-        size = max(size, _ABOVE_PEAK * peak / work.prices.disks_of(c.disk, c.instances))
-    return round(math.ceil(size / c.instances) if sold.shared else size)
+        size = max(size, _PEAK_MARGIN * peak / inputs.prices.disks_of(c.disk, c.instances))
+    return round(math.ceil(size / c.instances) if disk_class.shared else size)
 
 
-def _settings(c: Configuration, work: PlanInputs, shared: bool) -> ServerSettings:
+def _settings(c: Configuration, inputs: PlanInputs, is_shared: bool) -> ServerSettings:
     """Return the settings, without settings of absent tiers."""
-    settings = work.engine.settings_of(c)
+    settings = inputs.engine.settings_of(c)
     if c.dram_gib <= 0:
         return replace(
             settings, hicache_write_policy=None, hicache_storage_prefetch_policy=None,
@@ -147,4 +147,4 @@ def _settings(c: Configuration, work: PlanInputs, shared: bool) -> ServerSetting
             settings, hicache_storage_prefetch_policy=None, prefetch_threshold=None,
             prefetch_timeout_base=None, prefetch_timeout_per_ki_token=None,
         )  # fmt: skip
-    return replace(settings, hicache_storage_backend="mooncake" if shared else "canopy")
+    return replace(settings, hicache_storage_backend="mooncake" if is_shared else "canopy")

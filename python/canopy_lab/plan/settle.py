@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import Evaluated, PlanMetric
+from canopy_lab.plan.objective import PlanRow, PlanMetric
 from canopy_lab.plan.size_series import midpoints_beside
 from canopy_lab.plan.space import Configuration, Space
 
@@ -20,14 +20,14 @@ ROUNDS = 24
 
 def settle(
     choice: ChosenConfiguration,
-    rows: Sequence[Evaluated],
+    rows: Sequence[PlanRow],
     constraints: Sequence[Constraint],
     minimise: PlanMetric,
     space: Space,
     evaluate: Evaluator,
-) -> tuple[ChosenConfiguration, dict[Configuration, Evaluated]]:
+) -> tuple[ChosenConfiguration, dict[Configuration, PlanRow]]:
     """Move to a better neighbour while there is one. Returns the choice and all rows."""
-    known_rows: dict[Configuration, Evaluated] = {row.configuration: row for row in rows}
+    known_rows: dict[Configuration, PlanRow] = {row.configuration: row for row in rows}
     for _ in range(ROUNDS):
         chosen = choice.row.configuration
         midpoints = midpoints_beside(chosen, known_rows, space)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.plan.objective import Evaluated, Objectives, Scale
+from canopy_lab.plan.objective import PlanRow, Objectives, Scale
 from canopy_lab.plan.sizes import middle_size
 from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
 
-Rows = Mapping[Configuration, Evaluated]
-LowerBounds = Callable[[Configuration, Sequence[Evaluated]], Mapping[str, float]]
+Rows = Mapping[Configuration, PlanRow]
+LowerBounds = Callable[[Configuration, Sequence[PlanRow]], Mapping[str, float]]
 """Lower bounds by row key of an unevaluated configuration, from the rows beside it."""
 
 
@@ -76,11 +76,11 @@ def midpoints(
     volume = scale.hypervolume(front)
     best: dict[Configuration, Midpoint] = {}
     for series in all_series:
-        for middle, ends, bend in _gaps(series, rows, objectives, scale, space):
+        for middle, neighbours, bend in _gaps(series, rows, objectives, scale, space):
             configuration = _set_size(series, middle)
             if configuration in rows:
                 continue
-            bound = _bound(configuration, [rows[end] for end in ends], objectives, bounds_of)
+            bound = _bound(configuration, [rows[c] for c in neighbours], objectives, bounds_of)
             gain = scale.hypervolume(np.vstack([front, bound])) - volume
             if gain <= 1e-9 * max(volume, 1e-12):
                 continue
@@ -146,14 +146,14 @@ def _min_size(series: SizeSeries, space: Space) -> float:
 
 def _bound(
     configuration: Configuration,
-    ends: Sequence[Evaluated],
+    neighbours: Sequence[PlanRow],
     objectives: Objectives,
     bounds_of: LowerBounds | None,
 ) -> np.ndarray:
     """Return the best possible objectives of ``configuration``, from the rows beside it and its price."""
-    bound = objectives.matrix(ends).min(axis=0)
+    bound = objectives.matrix(neighbours).min(axis=0)
     if bounds_of is not None:
-        lower_bounds = bounds_of(configuration, ends)
+        lower_bounds = bounds_of(configuration, neighbours)
         for index, m in enumerate(objectives.metrics):
             if m.key in lower_bounds:
                 bound[index] = -lower_bounds[m.key] if m.maximise else lower_bounds[m.key]

@@ -196,6 +196,7 @@ class Space:
         return list(points)
 
     def count(self) -> int:
+        """Return the number of configurations in ``grid``."""
 
         def values(tier: str | None) -> int:
             return math.prod(len(set(self.values(k))) for k in KNOBS if k.tier == tier)
@@ -228,11 +229,11 @@ class Space:
         elif point.dram_gib > 0 and len(self.disk_gib) > 1:
             slices = self.first_slices()
             steps += [
-                replace(point, disk=s.disk, disk_gib=self.disk_gib[1], ttl=s.ttl,
-                        disk_mib_s=self.bandwidths(s.disk)[0],
-                        prefetch_policy=s.prefetch_policy)
-                for s in slices
-                if s.disk is not None
+                replace(point, disk=slice_.disk, disk_gib=self.disk_gib[1], ttl=slice_.ttl,
+                        disk_mib_s=self.bandwidths(slice_.disk)[0],
+                        prefetch_policy=slice_.prefetch_policy)
+                for slice_ in slices
+                if slice_.disk is not None
             ]  # fmt: skip
         for knob in KNOBS:
             if knob.applies(point):

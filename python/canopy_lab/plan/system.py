@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_lab.plan.disk_class import GIB
-from canopy_lab.plan.objective import Evaluated
+from canopy_lab.plan.objective import PlanRow
 from canopy_lab.plan.prices import Prices
 from canopy_lab.plan.space import GROUP, KNOBS, Configuration
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
@@ -19,12 +19,12 @@ from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TTLTable
 
-PEAK = 4.0
+PEAK_FACTOR = 4.0
 """Capacity relative to the mean content, if TTLs bound the mean."""
 HOST_BYTES_PER_S = 20e9
 """Default host-device bandwidth: about PCIe 4.0 x16 in practice."""
 
-_KEPT = (
+_ROW_METRICS = (
     "requests", "mean_ttft_s", "p50_ttft_s", "p90_ttft_s", "p99_ttft_s", "mean_tpot_s",
     "mean_e2e_s", "throughput_tokens_per_s", "output_tokens_per_s", "makespan_s",
     "token_hit_ratio", "token_hit_ratio_by_tier", "mean_bytes_by_tier", "peak_bytes_by_tier",
@@ -42,7 +42,7 @@ class Engine:
     """KV pool of one instance on its device."""
     routing: str = "round-robin"
     settings: ServerSettings = SGLANG_DEFAULTS
-    pool_known: bool = True
+    is_pool_known: bool = True
     """Whether ``device_tokens`` was given or measured; else it was assumed."""
     auto: bool = False
     """Whether the servers run ``--radix-eviction auto``, which also orders the queue."""
@@ -58,10 +58,10 @@ class Engine:
                 f"chunked_prefill_size {c.chunked_prefill_size} must be a multiple of page_size "
                 f"{c.page_size}, as SGLang asks; give another --server chunked_prefill_size=N"
             )
-        pool = self.device_tokens if self.pool_known else None
+        pool = self.device_tokens if self.is_pool_known else None
         knobs = {knob.setting: getattr(c, knob.name) for knob in KNOBS if knob.setting}
-        chosen = ServerSettings(max_total_tokens=pool, **knobs)
-        return chosen.fill_from(self.settings).fill_from(SGLANG_DEFAULTS)
+        knob_settings = ServerSettings(max_total_tokens=pool, **knobs)
+        return knob_settings.fill_from(self.settings).fill_from(SGLANG_DEFAULTS)
 
 
 def system_of(
@@ -74,28 +74,28 @@ def system_of(
     """Return the simulator's configuration. ``group_table`` is for ``ttl="group"``."""
     c, profile = configuration, engine.profile
     page_bytes = float(c.page_size * profile.kv_bytes_per_token)
-    speed = profile.host
+    bandwidth = profile.host
     host = disk = None
     if c.dram_gib > 0:
         host = TierSpec(
             c.dram_gib * GIB,
-            speed.read_bytes_per_s if speed else HOST_BYTES_PER_S,
-            speed.write_bytes_per_s if speed else HOST_BYTES_PER_S,
+            bandwidth.read_bytes_per_s if bandwidth else HOST_BYTES_PER_S,
+            bandwidth.write_bytes_per_s if bandwidth else HOST_BYTES_PER_S,
             policy=c.policy,
             policy_config=policy_configs.get(c.policy, {}),
-            latency_s=speed.latency_s if speed else 0.0,
+            latency_s=bandwidth.latency_s if bandwidth else 0.0,
         )
     if c.disk is not None:
-        sold = prices.disk(c.disk)
+        disk_class = prices.disk(c.disk)
         disk = TierSpec(
             _capacity_gib(c, prices) * GIB,
-            sold.read_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
-            sold.write_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
-            shared_channel=sold.shared_channel,
+            disk_class.read_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
+            disk_class.write_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
+            shared_channel=disk_class.shared_channel,
             policy=c.policy,
             policy_config=policy_configs.get(c.policy, {}),
             ttl=group_table if c.ttl == GROUP else c.ttl,
-            latency_s=sold.latency_s,
+            latency_s=disk_class.latency_s,
         )
     return SystemConfig(
         device_tokens=engine.device_tokens,
@@ -117,9 +117,9 @@ def scheduling_fields(settings: ServerSettings, auto: bool) -> dict[str, Any]:
     ``auto`` orders the queue, unless an order of SGLang's is given.
     """
     flags = settings.to_json()
-    order = flags["schedule_policy"]
-    if auto and order == SGLANG_DEFAULTS.schedule_policy:
-        order = BOUNDED_SHORTEST
+    queue_order = flags["schedule_policy"]
+    if auto and queue_order == SGLANG_DEFAULTS.schedule_policy:
+        queue_order = BOUNDED_SHORTEST
     return {
         "schedule_conservativeness": flags["schedule_conservativeness"],
         "max_running": flags["max_running_requests"],
@@ -127,7 +127,7 @@ def scheduling_fields(settings: ServerSettings, auto: bool) -> dict[str, Any]:
         "max_prefill_tokens": flags["max_prefill_tokens"],
         "page_tokens": flags["page_size"],
         "write_policy": flags["hicache_write_policy"],
-        "schedule_policy": order,
+        "schedule_policy": queue_order,
         "prefetch_policy": flags["hicache_storage_prefetch_policy"],
         # SGLang fetches at least one page.
         "prefetch_threshold_tokens": max(flags["prefetch_threshold"], flags["page_size"]),
@@ -140,16 +140,16 @@ def _capacity_gib(c: Configuration, prices: Prices) -> float:
     """Return the capacity of one disk. If use is billed and TTLs bound the content, ``disk_gib`` is
     the mean content, and the capacity has room for peaks."""
     assert c.disk is not None
-    sold = prices.disk(c.disk)
-    if sold.billing == "used" and c.ttl == GROUP:
-        return min(sold.largest_gib, max(c.disk_gib * PEAK, sold.smallest_gib))
+    disk_class = prices.disk(c.disk)
+    if disk_class.billing == "used" and c.ttl == GROUP:
+        return min(disk_class.largest_gib, max(c.disk_gib * PEAK_FACTOR, disk_class.smallest_gib))
     return c.disk_gib
 
 
 def metrics_of(result: SystemResult) -> dict[str, Any]:
     """Return the part of a simulation's result that is cached."""
-    full = result.to_json()
-    return {name: full[name] for name in _KEPT}
+    document = result.to_json()
+    return {name: document[name] for name in _ROW_METRICS}
 
 
 def row_of(
@@ -157,25 +157,25 @@ def row_of(
     metrics: Mapping[str, Any],
     prices: Prices,
     kv_bytes_per_token: float = math.inf,
-) -> Evaluated:
+) -> PlanRow:
     """Return the metrics and the cost (equations 1 and 2) of one configuration.
 
     Operations are bought for pages of ``kv_bytes_per_token`` (infinite: operations are no limit).
     """
     c = configuration
-    used = metrics["mean_bytes_by_tier"].get("disk", 0.0) / GIB
+    used_gib = metrics["mean_bytes_by_tier"].get("disk", 0.0) / GIB
     hours = metrics["makespan_s"] / 3600
-    cost = _price_per_hour(c, prices, kv_bytes_per_token, used) * hours
+    cost = _price_per_hour(c, prices, kv_bytes_per_token, used_gib) * hours
     if c.disk is not None:
         cost += prices.disk(c.disk).transfer_price(
             metrics["disk_read_bytes"], metrics["disk_written_bytes"]
         )
-    priced = {"cost_per_hour": cost / max(hours, 1e-12), "cost": cost}
-    return Evaluated(c, {**metrics, **priced})
+    costs = {"cost_per_hour": cost / max(hours, 1e-12), "cost": cost}
+    return PlanRow(c, {**metrics, **costs})
 
 
-def least_cost(
-    configuration: Configuration, rows: Sequence[Evaluated], prices: Prices,
+def cost_bounds(
+    configuration: Configuration, rows: Sequence[PlanRow], prices: Prices,
     kv_bytes_per_token: float = math.inf,
 ) -> dict[str, float]:  # fmt: skip
     """Return lower bounds of a configuration's cost without simulation.

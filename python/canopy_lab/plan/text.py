@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from canopy_lab.plan.choice import gains_over, label_of, value_text
-from canopy_lab.plan.objective import METRICS, Evaluated
+from canopy_lab.plan.objective import METRICS, PlanRow
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.sizes import gib_text
 from canopy_lab.report.table import text_table
 
 _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
-HEAD = (
+PLAN_HEAD = (
     "configuration", "mean TTFT", "P99 TTFT", "tokens/s", "hits", "device/host/disk", "GPU h saved/day", "$/h", "cost",
 )  # fmt: skip
-EXTREMES_HEAD = ("", *HEAD, "throughput ±", "TTFT ±", "cost ±")
-LOADS_HEAD = ("load", *HEAD[1:], "meets")
+EXTREMES_HEAD = ("", *PLAN_HEAD, "throughput ±", "TTFT ±", "cost ±")
+LOADS_HEAD = ("load", *PLAN_HEAD[1:], "meets")
 
 
 def plan_text(plan: CapacityPlan, currency: str) -> str:
@@ -26,12 +26,13 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
         configurations_table(plan.front, mark=plan.choice.row),
         "",
         f"Best in each objective, against the fixed baseline ({label_of(plan.baseline)}):",
-        text_table(EXTREMES_HEAD, extremes(plan)),
+        text_table(EXTREMES_HEAD, extreme_rows(plan)),
         "",
         *choice_text(plan, currency),
     ]
     if len(plan.sensitivity) > 1:
-        parts += ["", "The same configuration at other loads:", text_table(LOADS_HEAD, loads(plan))]
+        parts += ["", "The same configuration at other loads:"]
+        parts.append(text_table(LOADS_HEAD, load_rows(plan)))
     return "\n".join(parts)
 
 
@@ -61,17 +62,17 @@ def overview(plan: CapacityPlan) -> list[str]:
     return lines
 
 
-def configurations_table(rows: Iterable[Evaluated], mark: Evaluated | None = None) -> str:
+def configurations_table(rows: Iterable[PlanRow], mark: PlanRow | None = None) -> str:
     """Return one line per configuration; the marked row has a star."""
     lines = []
     for row in rows:
         c = row.configuration
         star = "* " if mark is not None and mark.configuration == c else ""
-        lines.append([star + label_of(row), *cells(row)])
-    return text_table(HEAD, lines)
+        lines.append([star + label_of(row), *row_cells(row)])
+    return text_table(PLAN_HEAD, lines)
 
 
-def cells(row: Evaluated) -> list[str]:
+def row_cells(row: PlanRow) -> list[str]:
     tiers = row["token_hit_ratio_by_tier"]
     return [
         value_text(METRICS["mean_ttft"], row["mean_ttft_s"]),
@@ -79,27 +80,27 @@ def cells(row: Evaluated) -> list[str]:
         f"{row['throughput_tokens_per_s']:.0f}",
         f"{100 * row['token_hit_ratio']:.1f} %",
         "/".join(f"{100 * tiers.get(tier, 0.0):.1f}" for tier in ("device", "host", "disk")),
-        gpu_hours_a_day(row),
+        gpu_hours_per_day(row),
         f"{row['cost_per_hour']:.3f}",
         f"{row['cost']:.3f}",
     ]
 
 
-def gpu_hours_a_day(row: Evaluated) -> str:
+def gpu_hours_per_day(row: PlanRow) -> str:
     """Format the prefill GPU hours that hits save per day at the trace's rate, all instances."""
     saved_s, span_s = map(row.metrics.get, ("prefill_s_saved_by_tier", "makespan_s"))
     return f"{24 * sum(saved_s.values()) / span_s:.3g}" if saved_s and span_s else "-"
 
 
-def extremes(plan: CapacityPlan) -> list[list[str]]:
+def extreme_rows(plan: CapacityPlan) -> list[list[str]]:
     """Return the baseline, and the extreme points with their gains, for ``EXTREMES_HEAD``."""
-    rows = [["fixed baseline", label_of(plan.baseline), *cells(plan.baseline)]]
+    rows = [["fixed baseline", label_of(plan.baseline), *row_cells(plan.baseline)]]
     rows[0] += ["", "", ""]
     for name, row in plan.extremes.items():
         gains = gains_over(row, plan.baseline)
         change = (gains["throughput_gain"], -gains["mean_ttft_saved"], -gains["cost_saved"])
         rows.append(
-            [name, label_of(row), *cells(row), *(f"{100 * share:+.1f} %" for share in change)]
+            [name, label_of(row), *row_cells(row), *(f"{100 * share:+.1f} %" for share in change)]
         )
     return rows
 
@@ -110,18 +111,18 @@ def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
     criterion = f"{'most' if request.minimise.maximise else 'least'} {request.minimise.name}"
     limits = " and ".join(c.text for c in request.constraints)
     if plan.choice.feasible:
-        given = f", given {limits}" if limits else ""
+        condition = f", given {limits}" if limits else ""
         return [
-            f"Chosen ({criterion}{given}): {label_of(row)}",
+            f"Chosen ({criterion}{condition}): {label_of(row)}",
             f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
         ]
     lines = [f"No configuration meets {limits}. What binds:"]
     for constraint in plan.choice.binding:
-        best = min(plan.result.rows.values(), key=lambda r: constraint.miss(r))
-        value = value_text(constraint.metric, constraint.value(best))
+        nearest_row = min(plan.result.rows.values(), key=lambda r: constraint.shortfall(r))
+        value = value_text(constraint.metric, constraint.value(nearest_row))
         lines.append(
-            f"  {constraint.text}: the best found is {value}, with {label_of(best)}"
-            if not constraint.is_met(best)
+            f"  {constraint.text}: the best found is {value}, with {label_of(nearest_row)}"
+            if not constraint.is_met(nearest_row)
             else f"  {constraint.text}: can be met alone, not together with the others"
         )
     lines += [
@@ -165,17 +166,17 @@ def relaxed_constraints(plan: CapacityPlan) -> str:
     return " and ".join(parts)
 
 
-def main_metrics(row: Evaluated) -> str:
+def main_metrics(row: PlanRow) -> str:
     return ", ".join(
         f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _METRICS[:4]
     )
 
 
-def loads(plan: CapacityPlan) -> list[list[str]]:
+def load_rows(plan: CapacityPlan) -> list[list[str]]:
     """Return the choice at each load, and whether it meets the constraints, for ``LOADS_HEAD``."""
     lines = []
     for load, row in plan.sensitivity.items():
-        met = all(c.is_met(row) for c in plan.request.constraints)
+        is_met = all(c.is_met(row) for c in plan.request.constraints)
         change = f"{100 * (load - 1):+.0f} %" if load != 1 else "as in the trace"
-        lines.append([change, *cells(row), "yes" if met else "no"])
+        lines.append([change, *row_cells(row), "yes" if is_met else "no"])
     return lines

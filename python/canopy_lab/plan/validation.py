@@ -32,7 +32,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, policy_names
 from sglang_canopy.ttl.table import TTLTable
 
-WARM_UP = 0.1
+WARM_UP_SHARE = 0.1
 TIERS = ("device", "host", "disk")
 TTFTS = ("mean_ttft_s", "p50_ttft_s", "p90_ttft_s", "p99_ttft_s")
 HITS = ("token_hit_ratio", *(f"{tier}_hit_ratio" for tier in TIERS))
@@ -84,39 +84,39 @@ def system_of_plan(
             "the configuration has no size of the device's KV pool; give --device-tokens (the "
             "server's log has it as max_total_num_tokens)"
         )
-    host = stored = None
+    host = disk_tier = None
     if plan.get("canopy-host-gb"):
         policy, options = _tier_policy(plan, "canopy-host-eviction")
-        speed = profile.host or Bandwidth(HOST_BYTES_PER_S, HOST_BYTES_PER_S)
+        host_bandwidth = profile.host or Bandwidth(HOST_BYTES_PER_S, HOST_BYTES_PER_S)
         host = TierSpec(
-            round(plan["canopy-host-gb"] * 1e9), speed.read_bytes_per_s, speed.write_bytes_per_s,
+            round(plan["canopy-host-gb"] * 1e9), host_bandwidth.read_bytes_per_s, host_bandwidth.write_bytes_per_s,
             policy=policy, policy_config=options,
-            latency_s=speed.latency_s, ttl=_table(plan, "canopy-host-ttl"),
+            latency_s=host_bandwidth.latency_s, ttl=_table(plan, "canopy-host-ttl"),
         )  # fmt: skip
     disk_bytes = _disk_bytes(plan)
     if disk_bytes:
         policy, options = _tier_policy(plan, "canopy-disk-eviction")
-        width = disk or profile.disk
-        if width is None:
+        disk_bandwidth = disk or profile.disk
+        if disk_bandwidth is None:
             raise CanopyError(
                 f"profile {profile.name!r} has no disk bandwidth; give --disk-mib-per-s, or profile "
                 "a server that has a disk tier"
             )
-        stored = TierSpec(
-            disk_bytes, width.read_bytes_per_s, width.write_bytes_per_s,
+        disk_tier = TierSpec(
+            disk_bytes, disk_bandwidth.read_bytes_per_s, disk_bandwidth.write_bytes_per_s,
             policy=policy, policy_config=options,
-            latency_s=width.latency_s, ttl=_table(plan, "canopy-ttl"),
+            latency_s=disk_bandwidth.latency_s, ttl=_table(plan, "canopy-ttl"),
         )  # fmt: skip
     config: Mapping[str, Any] = plan.get("radix-eviction-policy-config", {})
-    tree = {n: config[n] for n in ("quantum_tokens", "whole_nodes") if n in config}
+    tree_options = {n: config[n] for n in ("quantum_tokens", "whole_nodes") if n in config}
     return SystemConfig(
         device_tokens=int(tokens),
-        device_policy=_simulated(plan.get("radix-eviction")),
+        device_policy=_simulated_policy(plan.get("radix-eviction")),
         device_policy_config={n: v for n, v in config.items() if n not in _TREE},
         host=host,
-        disk=stored if host is not None else None,
+        disk=disk_tier if host is not None else None,
         **scheduling_fields(settings, plan.get("radix-eviction") == AUTO),
-        **tree,
+        **tree_options,
     )
 
 
@@ -129,13 +129,13 @@ def validate(
     config: SystemConfig,
     profile: EngineProfile,
     *,
-    part: tuple[float, float] = (WARM_UP, 1.0),
+    compared: tuple[float, float] = (WARM_UP_SHARE, 1.0),
 ) -> Validation:
-    """Simulate ``trace`` and compare ``part`` of it: (from, to) as shares of the requests.
+    """Simulate ``trace`` and compare ``compared`` of it: (from, to) as shares of the requests.
 
     ``served`` is keyed by the requests' ``line``. Raises ``CanopyError`` if too few were served.
     """
-    start, stop = (round(share * len(trace)) for share in part)
+    start, stop = (round(share * len(trace)) for share in compared)
     answers = [served.get(r.line) for r in trace]
     ttft = np.array([s.ttft_s if s and s.ttft_s is not None else math.nan for s in answers])
     is_compared = np.isfinite(ttft)
@@ -146,19 +146,19 @@ def validate(
             "token; give a log of more requests"
         )
     workload = Workload(trace, logged_times=True)
-    result = simulate_system(workload, config, profile, arrivals=AsAnswered(workload, served))
+    result = simulate_system(workload, config, profile, arrivals=LoggedArrivals(workload, served))
     prompts = np.array([max(r.input_tokens, 1) for r in trace])
     cached = np.array([s.cached_tokens if s else 0 for s in answers])
-    measured = _ttfts(ttft[is_compared])
-    predicted = _ttfts(result.ttft_s[is_compared])
+    measured = _summarise_ttft(ttft[is_compared])
+    predicted = _summarise_ttft(result.ttft_s[is_compared])
     measured["token_hit_ratio"] = float(cached[is_compared].sum() / prompts[is_compared].sum())
     predicted["token_hit_ratio"] = float(
         result.cached_tokens[is_compared].sum() / prompts[is_compared].sum()
     )
     tokens = sum(r.input_tokens + max(r.output_tokens, 1) for r in trace)
-    ends = [r.time_s + s.e2e_s for r, s in zip(trace, answers) if s and s.e2e_s is not None]
-    if ends:
-        measured["throughput_tokens_per_s"] = tokens / max(max(ends) - trace[0].time_s, 1e-9)
+    ends_s = [r.time_s + s.e2e_s for r, s in zip(trace, answers) if s and s.e2e_s is not None]
+    if ends_s:
+        measured["throughput_tokens_per_s"] = tokens / max(max(ends_s) - trace[0].time_s, 1e-9)
         predicted["throughput_tokens_per_s"] = result.throughput_tokens_per_s
     tiers = [s.cached_by_tier for s in answers if s is not None and s.cached_by_tier is not None]
     for tier in TIERS if tiers else ():
@@ -177,21 +177,22 @@ def recalibrate(
 
     Returns the factor, the scaled profile, and its validation on the second half.
     """
-    half = 0.5 * (1 + WARM_UP)
+    half = 0.5 * (1 + WARM_UP_SHARE)
     low, high = 1 / _MAX_FACTOR, _MAX_FACTOR
     for _ in range(_ROUNDS):
         middle = math.sqrt(low * high)
-        validation = validate(trace, served, config, scaled(profile, middle), part=(WARM_UP, half))
+        trial = rescale(profile, middle)
+        validation = validate(trace, served, config, trial, compared=(WARM_UP_SHARE, half))
         if validation.error("mean_ttft_s") > 0:
             high = middle
         else:
             low = middle
     factor = math.sqrt(low * high)
-    rescaled = scaled(profile, factor)
-    return factor, rescaled, validate(trace, served, config, rescaled, part=(half, 1.0))
+    rescaled = rescale(profile, factor)
+    return factor, rescaled, validate(trace, served, config, rescaled, compared=(half, 1.0))
 
 
-def scaled(profile: EngineProfile, factor: float) -> EngineProfile:
+def rescale(profile: EngineProfile, factor: float) -> EngineProfile:
     """Return ``profile`` with every step time multiplied by ``factor``."""
     return replace(
         profile,
@@ -203,7 +204,7 @@ def scaled(profile: EngineProfile, factor: float) -> EngineProfile:
     )
 
 
-def _ttfts(seconds: np.ndarray) -> dict[str, float]:
+def _summarise_ttft(seconds: np.ndarray) -> dict[str, float]:
     quantiles = np.percentile(seconds, (50, 90, 99))
     return dict(zip(TTFTS, (float(seconds.mean()), *map(float, quantiles))))
 
@@ -212,9 +213,9 @@ def _tier_policy(plan: Config, flag: str) -> tuple[str, dict[str, Any]]:
     """Return a tier's policy and its options; the device's if none is given."""
     setting = plan.get(flag)
     if setting is None:
-        return _simulated(plan.get("radix-eviction")), {}
+        return _simulated_policy(plan.get("radix-eviction")), {}
     options = dict(setting) if isinstance(setting, Mapping) else {"policy": setting}
-    return _simulated(options.pop("policy")), options
+    return _simulated_policy(options.pop("policy")), options
 
 
 def _disk_bytes(plan: Config) -> int:
@@ -226,27 +227,27 @@ def _table(plan: Config, flag: str) -> TTLTable | None:
     return TTLTable.from_json(plan[flag]) if flag in plan else None
 
 
-def _simulated(policy: str | None) -> str:
+def _simulated_policy(policy: str | None) -> str:
     if policy == AUTO:
         return auto.POLICY
     name = (policy or "lru").removeprefix("canopy-")
     return name if name in policy_names() else policy or "lru"
 
 
-class AsAnswered:
+class LoggedArrivals:
     """``Arrivals`` of a log's requests. ``served`` is keyed by the requests' ``line``."""
 
     def __init__(self, workload: Workload, served: Mapping[int, ServedRequest]) -> None:
-        self._times = list(workload.times)
+        self._times_s = list(workload.times)
         self._following: dict[int, list[int]] = {}
-        waits: set[int] = set()
-        under_way: list[tuple[float, int]] = []
+        waiting: set[int] = set()
+        unanswered: list[tuple[float, int]] = []
         answered: dict[int, int] = {}
         """Block -> last answered request whose prompt has it."""
         for index, record in enumerate(workload.trace):
-            now = self._times[index]
-            while under_way and under_way[0][0] <= now:
-                _, earlier = heapq.heappop(under_way)
+            now_s = self._times_s[index]
+            while unanswered and unanswered[0][0] <= now_s:
+                _, earlier = heapq.heappop(unanswered)
                 answered.update(dict.fromkeys(workload.trace[earlier].blocks, earlier))
             previous = None
             for block in record.blocks:
@@ -255,14 +256,14 @@ class AsAnswered:
                 previous = answered[block]
             if previous is not None:
                 self._following.setdefault(previous, []).append(index)
-                waits.add(index)
+                waiting.add(index)
             answer = served.get(record.line)
             if answer is not None and answer.e2e_s is not None:
-                heapq.heappush(under_way, (now + answer.e2e_s, index))
-        self._starts = [(t, i) for i, t in enumerate(self._times) if i not in waits]
+                heapq.heappush(unanswered, (now_s + answer.e2e_s, index))
+        self._starts = [(t, i) for i, t in enumerate(self._times_s) if i not in waiting]
 
     def begin(self) -> Sequence[tuple[float, int]]:
         return self._starts
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
-        return [(max(self._times[i], end_s), i) for i in self._following.get(request, ())]
+        return [(max(self._times_s[i], end_s), i) for i in self._following.get(request, ())]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from canopy_lab.group_ttl.learn import Learning, learn
+from canopy_lab.group_ttl.learn import LearningOptions, learn
 from canopy_lab.group_ttl.paths import Paths, paths_of
 from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.prices import Prices
@@ -20,7 +20,7 @@ from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
-SHORTEST_S = 60.0
+MIN_LIFETIME_S = 60.0
 """Minimum lifetime of a plan, seconds."""
 
 
@@ -42,7 +42,7 @@ class PlanInputs:
     policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hash: str = TRACE_HASH
     """Origin of the trace's block ids (``ttl.table.HASHES``)."""
-    _observed: dict[float, Paths] = field(default_factory=dict)
+    _paths: dict[float, Paths] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
     _workloads: dict[float, Workload] = field(default_factory=dict)
 
@@ -59,11 +59,11 @@ class PlanInputs:
         """Return the TTLs (Kareto, Algorithm 2) for ``disk_gib`` of disk, all instances together."""
         key = (disk_gib, load)
         if key not in self._tables:
-            if load not in self._observed:
-                self._observed[load] = paths_of(at_load(self.trace, load), lambda r: r.category)
-            log = self._observed[load]
+            if load not in self._paths:
+                self._paths[load] = paths_of(at_load(self.trace, load), lambda r: r.category)
+            log = self._paths[load]
             # A plan is used for about the duration of its trace.
-            learning = Learning(refresh_s=max(log.end_s - log.start_s, SHORTEST_S))
+            learning = LearningOptions(refresh_s=max(log.end_s - log.start_s, MIN_LIFETIME_S))
             tokens = disk_gib * GIB / self.engine.profile.kv_bytes_per_token
             self._tables[key] = learn(log, tokens, learning, self.hash).table
         return self._tables[key]
@@ -75,7 +75,7 @@ class PlanInputs:
 
     def learning_requests(self, load: float = 1.0) -> int:
         """Return the number of requests used to learn group TTLs."""
-        return len(self._observed.get(load, self.trace))
+        return len(self._paths.get(load, self.trace))
 
     def loaded_workload(self, load: float = 1.0) -> Workload:
         """Return the workload at this load, prepared once for all its simulations."""

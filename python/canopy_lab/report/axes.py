@@ -18,10 +18,10 @@ from canopy_lab.report.units import seconds
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#6B6B6B"
 INK, FAINT = "#222222", "#D9D9D9"
-WHOLE = "axes fraction"
-ALONG = (WHOLE, "data")
+AXES_FRAME = "axes fraction"
+MIXED_FRAME = (AXES_FRAME, "data")
 """Frames of a note: the axes, and the axes across with the data upwards."""
-_TIMES = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400)
+_TIME_TICKS_S = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400)
 
 
 def new_figure(
@@ -44,12 +44,12 @@ def title(axes: Axes, text: str) -> None:
 
 
 def note(
-    axes: Axes, text: str, at: tuple[float, float], colour: str = GREY,
+    axes: Axes, text: str, xy: tuple[float, float], colour: str = GREY,
     move: tuple[float, float] = (0, 0), frame: Any = "data", **style: Any,
 ) -> None:  # fmt: skip
     """Write ``text`` at a point of ``frame`` (matplotlib's ``xycoords``), moved by ``move`` points."""
     style = {"fontsize": 8, **style}
-    axes.annotate(text, at, move, xycoords=frame, textcoords="offset points", color=colour, **style)
+    axes.annotate(text, xy, move, xycoords=frame, textcoords="offset points", color=colour, **style)
 
 
 def name_axes(axes: Axes, x: str, y: str) -> None:
@@ -64,7 +64,7 @@ def percent_axis(axis: Axis) -> None:
 def time_axis(axes: Axes, longest: float, shortest: float = 0.1) -> None:
     """Make the x axis logarithmic, with readable times as ticks."""
     axes.set_xscale("log")
-    ticks = [t for t in _TIMES if shortest <= t <= longest * 1.01]
+    ticks = [t for t in _TIME_TICKS_S if shortest <= t <= longest * 1.01]
     axes.set_xticks(ticks, [seconds(t) for t in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(shortest, longest)

@@ -27,7 +27,7 @@ class HtmlTable:
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    text: Sequence[int] = ()
+    text_columns: Sequence[int] = ()
     """Columns of text besides the first. Columns of numbers are right-aligned."""
     marked: int | None = None
     """Index of the highlighted row."""
@@ -84,7 +84,7 @@ def png_bytes(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def units(text: str) -> Markup:
+def keep_units_together(text: str) -> Markup:
     """Return ``text`` for a page; a number and its unit stay on one line."""
     return Markup(_UNITS.sub("\\1&nbsp;\\2", str(escape(text))))
 
@@ -95,7 +95,7 @@ def _environment() -> Environment:
         loader=PackageLoader("canopy_lab.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"units": units, "data": _in_base64}
+    environment.filters |= {"units": keep_units_together, "data": _in_base64}
     return environment
 
 

@@ -21,15 +21,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for column in zip(*rows) if rows else ([] for _ in header):
-        table.add_column(justify="right" if all(map(_numeric, column)) else "left", no_wrap=True)
+        table.add_column(justify="right" if all(map(_is_numeric, column)) else "left", no_wrap=True)
     table.add_row(*map(Text, header))
     table.add_row(*(Rule(characters="-") for _ in header))
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
-    with console.capture() as drawn:
+    with console.capture() as capture:
         console.print(table)
-    return "\n".join(line.rstrip() for line in drawn.get().splitlines())
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def short_number(value: float) -> str:
@@ -42,5 +42,5 @@ def short_number(value: float) -> str:
     return f"{value / 1e3:.3g}k"
 
 
-def _numeric(cell: str) -> bool:
+def _is_numeric(cell: str) -> bool:
     return not cell or cell[0].isdigit() or cell[0] in "+-."

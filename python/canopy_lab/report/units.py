@@ -11,9 +11,9 @@ def seconds(value: float) -> str:
     """Format a time: ``85 ms``, ``1.23 s``, ``12 min``, ``3.4 h``, ``2.1 days``."""
     if value < 0.0005:
         return "0 s"
-    for limit, unit, one in ((0.9995, "ms", 1e-3), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):  # fmt: skip
+    for limit, unit, factor in ((0.9995, "ms", 1e-3), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):  # fmt: skip
         if value < limit:
-            return f"{value / one:.3g} {unit}"
+            return f"{value / factor:.3g} {unit}"
     return f"{value / 86_400:.3g} days"
 
 

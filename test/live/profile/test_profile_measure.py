@@ -38,7 +38,7 @@ class KnownServer:
 
 def measure_costs(server, **limits):
     fields = {"prompt_tokens": 1024, "context_tokens": 4096, "batch": 4, "repeats": 1, **limits}
-    return Measurer(server, Limits(**fields), lambda _: None).surfaces()
+    return Measurer(server, Limits(**fields), lambda _: None).measure_surfaces()
 
 
 def test_known_costs_are_recovered():

@@ -12,7 +12,7 @@ aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 
 from canopy_lab.live.replay import endpoint  # noqa: E402
-from canopy_lab.live.replay.endpoint import DIALECTS, Reply, body  # noqa: E402
+from canopy_lab.live.replay.endpoint import DIALECTS, Reply, make_body  # noqa: E402
 
 
 def reply_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
@@ -55,7 +55,7 @@ def test_sglangs_stream_gives_ids_tiers_and_the_servers_queue() -> None:
     details = {"device": 3, "host": 2, "storage": 1, "storage_backend": "file"}
     last = chunk([4, 5, 6], cached_tokens=6, cached_tokens_details=details, queue_time=0.25)
     reply = reply_to("sglang", [chunk([4]), chunk([4, 5]), last, "[DONE]"])
-    assert reply.ok
+    assert reply.is_complete
     assert (reply.output_ids, reply.output_tokens, reply.prompt_tokens) == ([4, 5, 6], 3, 9)
     assert (reply.cached_tokens, reply.by_tier) == (6, {"device": 3, "host": 2, "storage": 1})
     assert reply.server_queue_s == 0.25
@@ -85,7 +85,7 @@ def test_openais_stream_ends_with_the_usage_and_an_empty_list_of_choices() -> No
 
 def test_an_unreported_cache_differs_from_no_hits() -> None:
     reply = reply_to("openai", [{"choices": [{"text": "a"}]}])
-    assert reply.ok
+    assert reply.is_complete
     assert reply.cached_tokens is None
 
 
@@ -101,28 +101,28 @@ def test_an_unreported_cache_differs_from_no_hits() -> None:
 )
 def test_failures_are_replies_with_a_reason(events: list[Any], status: int, reason: str) -> None:
     reply = reply_to("sglang", events, status)
-    assert not reply.ok
+    assert not reply.is_complete
     assert reason in reply.error
 
 
 def test_bodies_pin_the_output_and_carry_labels_only_where_understood() -> None:
     labels = {"canopy_turn": 2}
-    native = body(DIALECTS["sglang"], "m", [1, 2], 7, labels, {"sampling_params": {"top_p": 0.5}})
-    assert native["input_ids"] == [1, 2]
-    assert native["sampling_params"] == {
+    raw = make_body(DIALECTS["sglang"], "m", [1, 2], 7, labels, {"sampling_params": {"top_p": 0.5}})
+    assert raw["input_ids"] == [1, 2]
+    assert raw["sampling_params"] == {
         "temperature": 0, "max_new_tokens": 7, "ignore_eos": True, "custom_params": labels, "top_p": 0.5,
     }  # fmt: skip
-    openai_body = body(DIALECTS["sglang-oai"], "m", [1, 2], 7, labels, {"user": "u"})
+    openai_body = make_body(DIALECTS["sglang-oai"], "m", [1, 2], 7, labels, {"user": "u"})
     assert (
         openai_body["prompt"],
         openai_body["custom_params"],
         openai_body["ignore_eos"],
         openai_body["user"],
     ) == ([1, 2], labels, True, "u")
-    vllm_body = body(DIALECTS["vllm"], "m", [1, 2], 7, labels, {})
+    vllm_body = make_body(DIALECTS["vllm"], "m", [1, 2], 7, labels, {})
     assert "custom_params" not in vllm_body
     assert (vllm_body["min_tokens"], vllm_body["ignore_eos"]) == (7, True)
-    plain_body = body(DIALECTS["openai"], "m", [1, 2], 7, labels, {})
+    plain_body = make_body(DIALECTS["openai"], "m", [1, 2], 7, labels, {})
     assert set(plain_body) == {
         "model",
         "prompt",

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from canopy_lab.live.replay import forced_output
-from canopy_lab.live.replay.forced_output import ATTRIBUTE, Forced, check, replacements
+from canopy_lab.live.replay.forced_output import ATTRIBUTE, ForcedOutput, check_tokens, replacements
 from sglang_canopy.errors import CanopyError
 
-TABLE = {"a": Forced(10, [100, 101, 102]), "b": Forced(4, [7])}
+TABLE = {"a": ForcedOutput(10, [100, 101, 102]), "b": ForcedOutput(4, [7])}
 
 
 def test_prefill_gives_the_first_token_and_each_decode_the_next() -> None:
@@ -25,13 +25,13 @@ def test_the_middle_of_a_chunked_prefill_and_a_used_up_list_are_unchanged() -> N
 @pytest.mark.parametrize("tokens", ["abc", [1, "2"], [True], [-1], [50], {"a": 1}, 7])
 def test_a_list_that_cannot_be_obeyed_is_refused(tokens: Any) -> None:
     with pytest.raises(CanopyError, match="token ids from 0 to 49"):
-        check({forced_output.KEY: tokens}, vocab_size=50)
+        check_tokens({forced_output.PARAM_KEY: tokens}, vocab_size=50)
 
 
 def test_unforced_outputs_are_not_checked() -> None:
-    assert check(None, 50) is None
-    assert check({"canopy_turn": 1}, 50) is None
-    assert check({forced_output.KEY: []}, 50) == []
+    assert check_tokens(None, 50) is None
+    assert check_tokens({"canopy_turn": 1}, 50) is None
+    assert check_tokens({forced_output.PARAM_KEY: []}, 50) == []
 
 
 class Req:
@@ -41,16 +41,16 @@ class Req:
 
 
 def test_a_server_without_the_flag_remembers_nothing() -> None:
-    req = Req("r", {forced_output.KEY: [5]})
+    req = Req("r", {forced_output.PARAM_KEY: [5]})
     scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace())
     forced_output.record_forced_request(None, scheduler, req)
-    assert len(forced_output.running) == 0
+    assert len(forced_output.running_requests) == 0
 
 
 def test_a_finished_request_is_forgotten_with_its_object() -> None:
     scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace(**{ATTRIBUTE: True}))
-    req = Req("r", {forced_output.KEY: [5]})
+    req = Req("r", {forced_output.PARAM_KEY: [5]})
     forced_output.record_forced_request(None, scheduler, req)
-    assert forced_output.running["r"] == Forced(3, [5])
+    assert forced_output.running_requests["r"] == ForcedOutput(3, [5])
     del req
-    assert len(forced_output.running) == 0
+    assert len(forced_output.running_requests) == 0

@@ -14,8 +14,8 @@ from sglang_canopy.errors import CanopyError
 
 _TIMEOUT_S = 600.0
 _FLUSH_S = 60.0
-_OPTIONAL = ("/metrics", "/canopy/status")
-LEAST_GIB = 0.25
+_OPTIONAL_PATHS = ("/metrics", "/canopy/status")
+MIN_EXACT_GIB = 0.25
 """Smallest pool whose reported size is exact to a few thousandths."""
 
 
@@ -45,25 +45,25 @@ class ProfiledServer:
         """Return the seconds to answer ``prompts`` with ``tokens`` each, and the cached tokens."""
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         body = {"input_ids": prompts, "sampling_params": sampling}
-        begin = time.perf_counter()
+        begin_s = time.perf_counter()
         answers = self._ask("POST", "/generate", body)
-        seconds = time.perf_counter() - begin
-        metas = [answer["meta_info"] for answer in answers]
+        seconds = time.perf_counter() - begin_s
+        meta_infos = [answer["meta_info"] for answer in answers]
         self.cached_by_tier = {}
-        for meta in metas:
-            for tier, count in (meta.get("cached_tokens_details") or {}).items():
+        for meta_info in meta_infos:
+            for tier, count in (meta_info.get("cached_tokens_details") or {}).items():
                 if isinstance(count, int):
                     self.cached_by_tier[tier] = self.cached_by_tier.get(tier, 0) + count
-        return seconds, sum(meta.get("cached_tokens") or 0 for meta in metas)
+        return seconds, sum(meta_info.get("cached_tokens") or 0 for meta_info in meta_infos)
 
     def first_token(
         self, prompt: list[int], custom_params: dict[str, Any]
     ) -> tuple[float, dict[str, Any]]:
         """Return the seconds to one token of one prompt, and its ``meta_info``."""
         sampling = {"temperature": 0, "max_new_tokens": 1, "custom_params": custom_params}
-        begin = time.perf_counter()
+        begin_s = time.perf_counter()
         answer = self._ask("POST", "/generate", {"input_ids": prompt, "sampling_params": sampling})
-        return time.perf_counter() - begin, answer["meta_info"]
+        return time.perf_counter() - begin_s, answer["meta_info"]
 
     def state(self, name: str) -> dict[str, Any]:
         """Return the first scheduler's current state under ``name``, or an empty mapping."""
@@ -81,9 +81,9 @@ class ProfiledServer:
         rows = status.get("ranks") if isinstance(status, dict) else None
         if rows and rows[0].get("kv_bytes_per_token"):
             return round(rows[0]["kv_bytes_per_token"] * ranks)
-        sizes = self.state("memory_usage")
-        gib, tokens = sizes.get("kvcache") or 0.0, sizes.get("token_capacity") or 0
-        return round(gib * 2**30 / tokens * ranks) if gib >= LEAST_GIB and tokens else None
+        memory_gib = self.state("memory_usage")
+        gib, tokens = memory_gib.get("kvcache") or 0.0, memory_gib.get("token_capacity") or 0
+        return round(gib * 2**30 / tokens * ranks) if gib >= MIN_EXACT_GIB and tokens else None
 
     def flush(self) -> None:
         """Empty device and host; the disk keeps its content.
@@ -105,16 +105,16 @@ class ProfiledServer:
         try:
             headers = {"Content-Type": "application/json", **self._headers}
             self._connection.request(method, path, data, headers)
-            answer = self._connection.getresponse()
-            text = answer.read().decode()
+            response = self._connection.getresponse()
+            text = response.read().decode()
         except (OSError, http.client.HTTPException) as error:
             raise CanopyError(
                 f"no answer from {self.url}{path}: {error}; is the server up, and this its address?"
             ) from None
-        if answer.status != 200:
-            if path in _OPTIONAL:
+        if response.status != 200:
+            if path in _OPTIONAL_PATHS:
                 return None
-            raise CanopyError(f"{self.url}{path} answered {answer.status}: {text[:300]}")
+            raise CanopyError(f"{self.url}{path} answered {response.status}: {text[:300]}")
         try:
             return json.loads(text)
         except ValueError:

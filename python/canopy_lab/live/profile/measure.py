@@ -20,7 +20,7 @@ _LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CONTEXTS = (0, 256, 1024, 4096, 16384, 65536)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DECODE_TOKENS = 16
-_TOGETHER = 8
+_BATCHED = 8
 """Number of requests in the prefill step that measures the cost per request."""
 
 
@@ -55,49 +55,49 @@ class Measurer:
     def __init__(self, server: ProfiledServer, limits: Limits, show: Callable[[str], None]) -> None:
         self.server = server
         self.limits = limits
-        self._draw = random.Random(0)
+        self._random = random.Random(0)
         self._show = show
 
-    def surfaces(self) -> Surfaces:
+    def measure_surfaces(self) -> Surfaces:
         """Measure all costs of prefill and decode. Raises ``CanopyError`` if implausible."""
         limits = self.limits
-        self.server.generate([self.tokens(8)], 4)
+        self.server.generate([self.random_tokens(8)], 4)
         lengths = tuple(n for n in _LENGTHS if n <= limits.prompt_tokens)
         contexts = tuple(n for n in _CONTEXTS if n <= limits.context_tokens)
-        batches, decode_contexts, decode = self._decode(contexts)
+        batches, decode_contexts, decode_s = self._measure_decode(contexts)
         prefill_s: list[list[float]] = []
         for length in lengths:
             self._show(f"prefill of {length} tokens")
-            prefill_s.append([self._prefill(length, context) for context in contexts])
+            prefill_s.append([self._measure_prefill(length, context) for context in contexts])
         # Computing one token takes equally long in a prefill and a decode step; the rest is
         # arrival.
-        arrival = max(0.0, prefill_s[0][0] - decode[0][0])
-        linear, attention = _split_costs(lengths, contexts, prefill_s, arrival)
-        self._show(f"prefill of {_TOGETHER} requests at once")
+        arrival_s = max(0.0, prefill_s[0][0] - decode_s[0][0])
+        linear_s, attention_s = _split_costs(lengths, contexts, prefill_s, arrival_s)
+        self._show(f"prefill of {_BATCHED} requests at once")
         return Surfaces(
-            arrival_s=arrival,
-            prefill_request_s=self._batch_overhead(lengths, linear, attention, arrival),
+            arrival_s=arrival_s,
+            prefill_request_s=self._batch_overhead(lengths, linear_s, attention_s, arrival_s),
             prefill_tokens=lengths,
-            prefill_linear_s=linear,
+            prefill_linear_s=linear_s,
             attention_context_tokens=contexts,
-            attention_s=attention,
+            attention_s=attention_s,
             decode_batch=batches,
             decode_context_tokens=decode_contexts,
-            decode_step_s=decode,
+            decode_step_s=decode_s,
         )
 
-    def tokens(self, count: int) -> list[int]:
+    def random_tokens(self, count: int) -> list[int]:
         low, high = self.server.token_range
-        return [self._draw.randrange(low, high) for _ in range(count)]
+        return [self._random.randrange(low, high) for _ in range(count)]
 
-    def _prefill(self, new: int, context: int) -> float:
-        """Return the seconds to answer a prompt of ``new`` tokens after ``context`` cached ones."""
-        prefix = self.tokens(context)
+    def _measure_prefill(self, new_tokens: int, context: int) -> float:
+        """Return the seconds to answer a prompt of ``new_tokens`` tokens after ``context`` cached ones."""
+        prefix = self.random_tokens(context)
         if prefix:
             self.server.generate([prefix], 1)
-        times = []
+        times_s = []
         for _ in range(self.limits.repeats):
-            seconds, cached = self.server.generate([prefix + self.tokens(new)], 1)
+            seconds, cached = self.server.generate([prefix + self.random_tokens(new_tokens)], 1)
             # A server caches whole pages.
             if cached < context - self.server.page_tokens:
                 raise CanopyError(
@@ -105,10 +105,10 @@ class Measurer:
                     "serving others, or its radix cache off? Profile an idle server, or give a "
                     "smaller --max-context-tokens"
                 )
-            times.append(seconds)
-        return statistics.median(times)
+            times_s.append(seconds)
+        return statistics.median(times_s)
 
-    def _decode(
+    def _measure_decode(
         self, contexts: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[float, ...], ...]]:
         limits, pool = self.limits, self.server.pool_tokens
@@ -130,54 +130,54 @@ class Measurer:
         return tuple(batches), lengths, smooth
 
     def _decode_step(self, batch: int, context: int) -> float:
-        prompts = [self.tokens(context) for _ in range(batch)]
+        prompts = [self.random_tokens(context) for _ in range(batch)]
         self.server.generate(prompts, 1)
-        times = []
+        times_s = []
         for _ in range(self.limits.repeats):
             first_s, _ = self.server.generate(prompts, 1)
             all_s, _ = self.server.generate(prompts, 1 + _DECODE_TOKENS)
-            times.append((all_s - first_s) / _DECODE_TOKENS)
-        return max(statistics.median(times), 1e-6)
+            times_s.append((all_s - first_s) / _DECODE_TOKENS)
+        return max(statistics.median(times_s), 1e-6)
 
     def _batch_overhead(
         self,
         lengths: tuple[int, ...],
-        linear: tuple[float, ...],
-        attention: tuple[tuple[float, ...], ...],
-        arrival: float,
+        linear_s: tuple[float, ...],
+        attention_s: tuple[tuple[float, ...], ...],
+        arrival_s: float,
     ) -> float:
         """Return the seconds that each further request adds to a prefill step beyond its tokens."""
-        tokens = next((n for n in (64, 16, 1) if n in lengths and n * _TOGETHER in lengths), None)
+        tokens = next((n for n in (64, 16, 1) if n in lengths and n * _BATCHED in lengths), None)
         if tokens is None:
             return 0.0
-        times = []
+        times_s = []
         for _ in range(self.limits.repeats):
-            prompts = [self.tokens(tokens) for _ in range(_TOGETHER)]
-            times.append(self.server.generate(prompts, 1)[0])
-        expected_s = arrival + linear[lengths.index(tokens * _TOGETHER)]
-        expected_s += _TOGETHER * attention[lengths.index(tokens)][0]
-        return max(0.0, (statistics.median(times) - expected_s) / (_TOGETHER - 1))
+            prompts = [self.random_tokens(tokens) for _ in range(_BATCHED)]
+            times_s.append(self.server.generate(prompts, 1)[0])
+        expected_s = arrival_s + linear_s[lengths.index(tokens * _BATCHED)]
+        expected_s += _BATCHED * attention_s[lengths.index(tokens)][0]
+        return max(0.0, (statistics.median(times_s) - expected_s) / (_BATCHED - 1))
 
 
 def _split_costs(
-    lengths: tuple[int, ...], contexts: tuple[int, ...], times: list[list[float]], arrival: float
+    lengths: tuple[int, ...], contexts: tuple[int, ...], rows: list[list[float]], arrival_s: float
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """Split answer times into a part linear in new tokens and a part for attention.
 
     The slope over the context is the cost of a pair of query and key. Pairs among the new tokens
     cost the same.
     """
-    steps = [_non_decreasing([max(seconds - arrival, 1e-6) for seconds in row]) for row in times]
-    among_new = []
-    for new, row in zip(lengths, steps, strict=True):
-        pair = (row[-1] - row[0]) / (contexts[-1] * new) if len(contexts) > 1 else 0.0
-        among_new.append(min(pair * new * (new + 1) / 2, 0.9 * row[0]))
-    linear = _non_decreasing([row[0] - own_s for row, own_s in zip(steps, among_new, strict=True)])
-    attention = [
+    steps_s = [_non_decreasing([max(seconds - arrival_s, 1e-6) for seconds in row]) for row in rows]
+    among_s = []
+    for new_tokens, row in zip(lengths, steps_s, strict=True):
+        pair_s = (row[-1] - row[0]) / (contexts[-1] * new_tokens) if len(contexts) > 1 else 0.0
+        among_s.append(min(pair_s * new_tokens * (new_tokens + 1) / 2, 0.9 * row[0]))
+    linear_s = _non_decreasing([row[0] - own for row, own in zip(steps_s, among_s, strict=True)])
+    attention_s = [
         tuple(max(own_s, 1e-9) + step - row[0] for step in row)
-        for row, own_s in zip(steps, among_new, strict=True)
+        for row, own_s in zip(steps_s, among_s, strict=True)
     ]
-    return tuple(linear), tuple(attention)
+    return tuple(linear_s), tuple(attention_s)
 
 
 def _non_decreasing(values: list[float]) -> list[float]:
@@ -186,14 +186,14 @@ def _non_decreasing(values: list[float]) -> list[float]:
 
 
 def _extrapolated_step_s(
-    lengths: tuple[int, ...], row: list[float], above: list[tuple[float, ...]], context: int
+    lengths: tuple[int, ...], row: list[float], smaller: list[tuple[float, ...]], context: int
 ) -> float:
     """Extrapolate a decode step: the slope before it, or the slope of the batch above."""
     i = len(row)
     if i >= 2:
         slope = (row[-1] - row[-2]) / (lengths[i - 1] - lengths[i - 2])
-    elif above:
-        slope = (above[-1][i] - above[-1][i - 1]) / (lengths[i] - lengths[i - 1]) * 2
+    elif smaller:
+        slope = (smaller[-1][i] - smaller[-1][i - 1]) / (lengths[i] - lengths[i - 1]) * 2
     else:
         slope = 0.0
     return row[-1] + max(slope, 0.0) * (context - lengths[i - 1])

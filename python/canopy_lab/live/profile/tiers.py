@@ -9,10 +9,10 @@ from typing import Any
 from canopy_lab.live.profile.client import wait_until
 from canopy_lab.live.profile.measure import Measurer
 
-_SHARE = 0.4
+_PROMPT_SHARE = 0.4
 """Share of the device pool for one measured prompt."""
 _MAX_TOKENS = 4096
-_WRITTEN_S = 60.0
+_WRITE_TIMEOUT_S = 60.0
 
 
 def measure_tiers(measurer: Measurer, kv_bytes: int) -> dict[str, dict[str, Any]]:
@@ -23,67 +23,67 @@ def measure_tiers(measurer: Measurer, kv_bytes: int) -> dict[str, dict[str, Any]
     facts, bandwidths = measurer.server.facts, {}
     if not facts.get("enable_hierarchical_cache"):
         return {}
-    size = int(min(measurer.server.pool_tokens * _SHARE, _MAX_TOKENS))
-    host = _host(measurer, size, kv_bytes)
-    if host:
-        bandwidths["host"] = host
+    prompt_tokens = int(min(measurer.server.pool_tokens * _PROMPT_SHARE, _MAX_TOKENS))
+    host_bandwidth = _measure_host(measurer, prompt_tokens, kv_bytes)
+    if host_bandwidth:
+        bandwidths["host"] = host_bandwidth
     if facts.get("hicache_storage_backend"):
-        disk = _disk(measurer, size, kv_bytes)
-        if disk:
-            bandwidths["disk"] = disk
+        disk_bandwidth = _measure_disk(measurer, prompt_tokens, kv_bytes)
+        if disk_bandwidth:
+            bandwidths["disk"] = disk_bandwidth
     return bandwidths
 
 
-def _host(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:
+def _measure_host(measurer: Measurer, prompt_tokens: int, kv_bytes: int) -> dict[str, Any] | None:
     server = measurer.server
-    reads = []
+    read_s_per_token = []
     for _ in range(measurer.limits.repeats):
-        prompt = measurer.tokens(size)
+        prompt = measurer.random_tokens(prompt_tokens)
         server.generate([prompt], 1)
-        device, _ = server.generate([prompt + measurer.tokens(16)], 1)
+        device_s, _ = server.generate([prompt + measurer.random_tokens(16)], 1)
         # Evict the prompt from the device.
-        for _ in range(int(server.pool_tokens / size) + 1):
-            server.generate([measurer.tokens(size)], 1)
-        seconds, _ = server.generate([prompt + measurer.tokens(16)], 1)
+        for _ in range(int(server.pool_tokens / prompt_tokens) + 1):
+            server.generate([measurer.random_tokens(prompt_tokens)], 1)
+        seconds, _ = server.generate([prompt + measurer.random_tokens(16)], 1)
         from_host = server.cached_by_tier.get("host", 0)
-        if from_host < size / 2:
+        if from_host < prompt_tokens / 2:
             return None
-        reads.append(max(seconds - device, 1e-4) / from_host)
-    read_rate = kv_bytes / statistics.median(reads)
-    moved = server.metric("sglang:hicache_backup_num_bytes_total")
-    took_s = server.metric("sglang:hicache_backup_duration_seconds_sum")
+        read_s_per_token.append(max(seconds - device_s, 1e-4) / from_host)
+    read_rate = kv_bytes / statistics.median(read_s_per_token)
+    written_bytes = server.metric("sglang:hicache_backup_num_bytes_total")
+    written_s = server.metric("sglang:hicache_backup_duration_seconds_sum")
     # Assume equal speed in both directions if the server reports no figure.
-    write_rate = moved / took_s if moved and took_s else read_rate
+    write_rate = written_bytes / written_s if written_bytes and written_s else read_rate
     return {"read_bytes_per_s": read_rate, "write_bytes_per_s": write_rate}
 
 
-def _disk(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:
+def _measure_disk(measurer: Measurer, prompt_tokens: int, kv_bytes: int) -> dict[str, Any] | None:
     server = measurer.server
     counter = "sglang:backuped_tokens_total"
-    reads, writes = [], []
+    read_s_per_token, write_s_per_token = [], []
     for _ in range(measurer.limits.repeats):
-        prompt = measurer.tokens(size)
+        prompt = measurer.random_tokens(prompt_tokens)
         previous = server.metric(counter) or 0.0
         server.generate([prompt], 1)
         start_s = time.perf_counter()
-        target = previous + size // server.page_tokens * server.page_tokens
+        target = previous + prompt_tokens // server.page_tokens * server.page_tokens
 
         def is_written(target: float = target) -> bool:
             return (server.metric(counter) or 0.0) >= target
 
-        if wait_until(is_written, _WRITTEN_S):
-            writes.append(max(time.perf_counter() - start_s, 1e-4) / size)
-        device, _ = server.generate([prompt + measurer.tokens(16)], 1)
+        if wait_until(is_written, _WRITE_TIMEOUT_S):
+            write_s_per_token.append(max(time.perf_counter() - start_s, 1e-4) / prompt_tokens)
+        device_s, _ = server.generate([prompt + measurer.random_tokens(16)], 1)
         server.flush()
-        seconds, _ = server.generate([prompt + measurer.tokens(16)], 1)
+        seconds, _ = server.generate([prompt + measurer.random_tokens(16)], 1)
         from_disk = server.cached_by_tier.get("storage", 0)
-        if from_disk < size / 2:
+        if from_disk < prompt_tokens / 2:
             # An idle server does not wait for its storage with best_effort.
             return None
-        reads.append(max(seconds - device, 1e-4) / from_disk)
-    if not writes:
+        read_s_per_token.append(max(seconds - device_s, 1e-4) / from_disk)
+    if not write_s_per_token:
         return None
     return {
-        "read_bytes_per_s": kv_bytes / statistics.median(reads),
-        "write_bytes_per_s": kv_bytes / statistics.median(writes),
+        "read_bytes_per_s": kv_bytes / statistics.median(read_s_per_token),
+        "write_bytes_per_s": kv_bytes / statistics.median(write_s_per_token),
     }

@@ -22,17 +22,17 @@ class Dialect:
     """Capabilities of an endpoint type."""
 
     path: str
-    native: bool = False
+    is_native: bool = False
     """SGLang's own ``/generate``."""
-    custom_params: bool = False
+    has_custom_params: bool = False
     pins_output: bool = True
     """Supports ``ignore_eos`` and, unless it is SGLang, ``min_tokens``."""
 
 
 DIALECTS = {
-    "sglang": Dialect("/generate", native=True, custom_params=True),
-    "sglang-native": Dialect("/generate", native=True, custom_params=True),
-    "sglang-oai": Dialect("/v1/completions", custom_params=True),
+    "sglang": Dialect("/generate", is_native=True, has_custom_params=True),
+    "sglang-native": Dialect("/generate", is_native=True, has_custom_params=True),
+    "sglang-oai": Dialect("/v1/completions", has_custom_params=True),
     "vllm": Dialect("/v1/completions"),
     "lmdeploy": Dialect("/v1/completions"),
     "openai": Dialect("/v1/completions", pins_output=False),
@@ -62,12 +62,12 @@ class Reply:
     """Time between tokens; the tokens of one chunk share its gap."""
 
     @property
-    def ok(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether a whole response was received."""
         return not self.error
 
 
-def body(
+def make_body(
     dialect: Dialect,
     model: str,
     prompt: list[int],
@@ -77,18 +77,18 @@ def body(
     stream: bool = True,
 ) -> dict[str, Any]:
     """Return the JSON body of one request. ``extra`` overrides everything except the prompt."""
-    custom = dict(custom_params) if dialect.custom_params and custom_params else None
-    if dialect.native:
-        sampling: dict[str, Any] = {
+    sent_params = dict(custom_params) if dialect.has_custom_params and custom_params else None
+    if dialect.is_native:
+        sampling_params: dict[str, Any] = {
             "temperature": 0,
             "max_new_tokens": output_tokens,
             "ignore_eos": True,
         }
-        if custom:
-            sampling["custom_params"] = custom
+        if sent_params:
+            sampling_params["custom_params"] = sent_params
         extra = dict(extra)
-        sampling.update(extra.pop("sampling_params", {}))
-        return {"stream": stream, "sampling_params": sampling, **extra, "input_ids": prompt}
+        sampling_params.update(extra.pop("sampling_params", {}))
+        return {"stream": stream, "sampling_params": sampling_params, **extra, "input_ids": prompt}
     fields: dict[str, Any] = {
         "model": model,
         "max_tokens": output_tokens,
@@ -99,12 +99,12 @@ def body(
         fields["stream_options"] = {"include_usage": True}
     if dialect.pins_output:
         fields["ignore_eos"] = True
-        if not dialect.custom_params:
+        if not dialect.has_custom_params:
             fields["min_tokens"] = output_tokens
-    if dialect.custom_params:
+    if dialect.has_custom_params:
         fields["return_cached_tokens_details"] = True
-        if custom:
-            fields["custom_params"] = custom
+        if sent_params:
+            fields["custom_params"] = sent_params
     return {**fields, **extra, "prompt": prompt}
 
 
@@ -118,7 +118,7 @@ async def send(
     """POST one request and read its response to the end. Failures are in ``Reply.error``."""
     clock = asyncio.get_running_loop().time
     reply = Reply(clock())
-    take = _take_native if dialect.native else _take_openai
+    read_event = _read_native if dialect.is_native else _read_openai
     last_s, tokens = reply.sent_s, 0
     try:
         async with session.post(url, json=payload, headers=headers) as response:
@@ -138,14 +138,14 @@ async def send(
                 if "error" in event:
                     reply.error = json.dumps(event["error"])[:500]
                     continue
-                take(event, reply)
+                read_event(event, reply)
                 now = clock()
-                new = reply.output_tokens - tokens
-                if new > 0 and (dialect.native or event.get("choices")):
+                new_tokens = reply.output_tokens - tokens
+                if new_tokens > 0 and (dialect.is_native or event.get("choices")):
                     if reply.first_s is None:
                         reply.first_s = now
                     else:
-                        reply.gaps_s += [(now - last_s) / new] * new
+                        reply.gaps_s += [(now - last_s) / new_tokens] * new_tokens
                     last_s, tokens = now, reply.output_tokens
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
         reply.error = f"{type(error).__name__}: {error}"
@@ -155,22 +155,22 @@ async def send(
     return reply
 
 
-def _take_native(event: Mapping[str, Any], reply: Reply) -> None:
-    meta = event.get("meta_info") or {}
+def _read_native(event: Mapping[str, Any], reply: Reply) -> None:
+    meta_info = event.get("meta_info") or {}
     reply.text = event.get("text") or reply.text
     # Cumulative. If the server streams increments, this is only the last part.
     reply.output_ids = event.get("output_ids") or reply.output_ids
-    reply.output_tokens = max(reply.output_tokens, meta.get("completion_tokens") or 0)
-    reply.prompt_tokens = meta.get("prompt_tokens", reply.prompt_tokens)
-    reply.cached_tokens = meta.get("cached_tokens", reply.cached_tokens)
-    reply.server_queue_s = meta.get("queue_time", reply.server_queue_s)
-    _take_tiers(meta.get("cached_tokens_details"), reply)
-    finish = meta.get("finish_reason") or {}
+    reply.output_tokens = max(reply.output_tokens, meta_info.get("completion_tokens") or 0)
+    reply.prompt_tokens = meta_info.get("prompt_tokens", reply.prompt_tokens)
+    reply.cached_tokens = meta_info.get("cached_tokens", reply.cached_tokens)
+    reply.server_queue_s = meta_info.get("queue_time", reply.server_queue_s)
+    _read_tiers(meta_info.get("cached_tokens_details"), reply)
+    finish = meta_info.get("finish_reason") or {}
     if isinstance(finish, dict) and finish.get("type") == "abort":
         reply.error = f"aborted: {finish.get('message', '')}"[:500]
 
 
-def _take_openai(event: Mapping[str, Any], reply: Reply) -> None:
+def _read_openai(event: Mapping[str, Any], reply: Reply) -> None:
     for choice in event.get("choices") or ():
         text = choice.get("text") or ""
         reply.text += text
@@ -183,10 +183,10 @@ def _take_openai(event: Mapping[str, Any], reply: Reply) -> None:
         details = usage.get("prompt_tokens_details")
         if details is not None:
             reply.cached_tokens = details.get("cached_tokens") or 0
-    _take_tiers((event.get("sglext") or {}).get("cached_tokens_details"), reply)
+    _read_tiers((event.get("sglext") or {}).get("cached_tokens_details"), reply)
 
 
-def _take_tiers(details: Mapping[str, Any] | None, reply: Reply) -> None:
+def _read_tiers(details: Mapping[str, Any] | None, reply: Reply) -> None:
     if details:
         reply.by_tier = {tier: details.get(tier) or 0 for tier in TIERS}
         if reply.cached_tokens is None:

@@ -22,7 +22,7 @@ from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.stamp import FORCE_OUTPUT
 
-KEY = FORCE_OUTPUT
+PARAM_KEY = FORCE_OUTPUT
 ATTRIBUTE = "_canopy_forced_output"
 """Attribute of ``ServerArgs``: whether outputs are forced."""
 
@@ -34,28 +34,28 @@ def is_on(server_args: Any) -> bool:
     return getattr(server_args, ATTRIBUTE, False)
 
 
-class Forced(NamedTuple):
+class ForcedOutput(NamedTuple):
     """One running request's output, as given."""
 
     prompt_tokens: int
     tokens: Sequence[int]
 
 
-def check(custom_params: Any, vocab_size: int) -> list[int] | None:
+def check_tokens(custom_params: Any, vocab_size: int) -> list[int] | None:
     """Return a request's forced tokens, or ``None``. Raises ``CanopyError`` (answered with 400)."""
-    if not isinstance(custom_params, Mapping) or KEY not in custom_params:
+    if not isinstance(custom_params, Mapping) or PARAM_KEY not in custom_params:
         return None
-    tokens = custom_params[KEY]
-    whole = isinstance(tokens, list) and set(map(type, tokens)) <= {int}
-    if not whole or (tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size)):
+    tokens = custom_params[PARAM_KEY]
+    is_id_list = isinstance(tokens, list) and set(map(type, tokens)) <= {int}
+    if not is_id_list or (tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size)):
         raise CanopyError(
-            f"custom_params key {KEY!r} must be a list of token ids from 0 to {vocab_size - 1}"
+            f"custom_params key {PARAM_KEY!r} must be a list of token ids from 0 to {vocab_size - 1}"
         )
     return tokens
 
 
 def replacements(
-    table: Mapping[str, Forced], rids: Sequence[str], seq_lens: Sequence[int]
+    table: Mapping[str, ForcedOutput], rids: Sequence[str], seq_lens: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Yield ``(row, token id)`` for every row of a batch whose next token is forced.
 
@@ -66,12 +66,12 @@ def replacements(
     for row, (rid, length) in enumerate(zip(rids, seq_lens, strict=False)):
         forced = table.get(rid)
         if forced is not None:
-            i = int(length) - forced.prompt_tokens
-            if 0 <= i < len(forced.tokens):
-                yield row, forced.tokens[i]
+            output_index = int(length) - forced.prompt_tokens
+            if 0 <= output_index < len(forced.tokens):
+                yield row, forced.tokens[output_index]
 
 
-class _Requests(Mapping[str, Forced]):
+class _RunningRequests(Mapping[str, ForcedOutput]):
     """The running requests with a forced output; a request is removed with its ``Req``."""
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class _Requests(Mapping[str, Forced]):
     def add(self, req: Any) -> None:
         self._reqs[req.rid] = req
 
-    def __getitem__(self, rid: str) -> Forced:
+    def __getitem__(self, rid: str) -> ForcedOutput:
         req = self._reqs[rid]
-        return Forced(len(req.origin_input_ids), attached(req).params[KEY])
+        return ForcedOutput(len(req.origin_input_ids), attached(req).params[PARAM_KEY])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._reqs)
@@ -91,29 +91,29 @@ class _Requests(Mapping[str, Forced]):
         return len(self._reqs)
 
 
-running = _Requests()
+running_requests = _RunningRequests()
 
 
 def record_forced_request(_result: Any, scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._add_request_to_queue``: record a request with forced output."""
     params = attached(req).params
-    if KEY in params and is_on(scheduler.server_args):
+    if PARAM_KEY in params and is_on(scheduler.server_args):
         with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list
-            check(params, _ANY_TOKEN)
-            running.add(req)
+            check_tokens(params, _ANY_TOKEN)
+            running_requests.add(req)
 
 
 def validate(_result: None, params: Any, vocab_size: int) -> None:
     """Hook after ``SamplingParams.verify``: refuse an invalid forced output as the client's error."""
-    check(params.custom_params, vocab_size)
+    check_tokens(params.custom_params, vocab_size)
 
 
 def force_tokens(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
     """Hook after ``ModelRunner.sample``: write the forced tokens over the sampled ones."""
-    if not running:
+    if not running_requests:
         return None
     lengths = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else batch.seq_lens
-    replaced = list(replacements(running, batch.rids, lengths.tolist()))
+    replaced = list(replacements(running_requests, batch.rids, lengths.tolist()))
     if not replaced:
         return None
     import torch

@@ -31,11 +31,11 @@ DATASETS = {
 }
 """Dataset name on the command line -> trace format."""
 
-_UNNAMED = re.compile(r"[^\w.:/@+-]", re.ASCII)
-_LONGEST_NAME = 128
+_UNSAFE_CHARACTERS = re.compile(r"[^\w.:/@+-]", re.ASCII)
+_MAX_NAME_CHARACTERS = 128
 
 
-def _fraction(text: str) -> Fraction:
+def _parse_fraction(text: str) -> Fraction:
     try:
         value = Fraction(text)
     except (ValueError, ZeroDivisionError):
@@ -45,7 +45,7 @@ def _fraction(text: str) -> Fraction:
     return value
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def _parse_rates(text: str) -> tuple[float, ...]:
     try:
         rates = sorted({float(part) for part in text.split(",")})
     except ValueError:
@@ -61,13 +61,13 @@ class ReplayOptions(declared.Checked):
     """Canopy's options for a replay."""
 
     time_scale: float = declare(1.0, "--time-scale", "Multiply the trace's arrival times: 0.1 is ten times as fast, 0 is as fast as the order of turns allows. --request-rate replaces the trace's times by random ones.", metavar="X", low=0)
-    scale_lengths: Fraction = declare(Fraction(1), "--scale-lengths", "Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.", metavar="F", parse=_fraction, shown_default="1")
+    scale_lengths: Fraction = declare(Fraction(1), "--scale-lengths", "Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.", metavar="F", parse=_parse_fraction, shown_default="1")
     max_request_tokens: int | None = declare(None, "--max-request-tokens", "Leave out requests whose prompt and output are longer (after scaling).", metavar="N", low=1, shown_default="the limit that the SGLang server reports")
     no_labels: bool = declare(False, "--no-labels", "Send no category, turn, conversation or stop reason.")
     vocab_size: int | None = declare(None, "--vocab-size", "Take token ids below N; needs no tokenizer.", metavar="N", low=1)
     closed_loop: bool = declare(False, "--closed-loop", "Agents: send a turn after the answer to the one before it and the time to think, which the trace says or is the gap between the two, times --time-scale.")
     think_cap_s: float = declare(120.0, "--think-cap-s", "Longest time to think in a closed loop, before scaling.", metavar="S", low=0)
-    rates: tuple[float, ...] = declare((), "--rates", "Replay at several rates, one after the other, with an empty cache each: requests a second, the trace's times stretched to them, or in a closed loop sessions an hour.", metavar="R,...", parse=_rates, shown_default="")
+    rates: tuple[float, ...] = declare((), "--rates", "Replay at several rates, one after the other, with an empty cache each: requests a second, the trace's times stretched to them, or in a closed loop sessions an hour.", metavar="R,...", parse=_parse_rates, shown_default="")
     slo: SLO | None = declare(None, "--slo", "A target such as p99_ttft<2s, from when a request was due: says whether it is met, and with --rates the highest rate that meets it.", metavar="TARGET", parse=parse_slo)
     warm_up_share: float = declare(WARM_UP_SHARE, "--warm-up-share", "Leave this share of the requests, the first, out of the report of latencies from when they were due.", metavar="S", low=0, high=0.99)
     skip_bad: int = declare(0, "--skip-bad", "Skip up to N broken lines.", metavar="N", low=0)
@@ -100,18 +100,18 @@ def check(args: argparse.Namespace) -> None:
 
 
 def build_jobs(
-    args: argparse.Namespace, vocabulary: np.ndarray, most_tokens: int | None
+    args: argparse.Namespace, vocabulary: np.ndarray, max_tokens: int | None
 ) -> tuple[list[ReplayRequest], Materialiser, int]:
     """Return the trace's jobs, their token materialiser, and the number of longer requests."""
     trace = open_trace(args.dataset_path, DATASETS[args.canopy_dataset], skip_bad=args.skip_bad)
     fitting: list[TraceRequest] = []
     left_out = 0
-    sizes = Materialiser((), vocabulary, args.scale_lengths)
+    scaler = Materialiser((), vocabulary, args.scale_lengths)
     for request in trace:
-        if most_tokens is not None:
-            whole = request.input_tokens + request.output_tokens
+        if max_tokens is not None:
+            total_tokens = request.input_tokens + request.output_tokens
             # Scaling may round prompt and output up by one token each.
-            if sizes.length(whole, request.block_tokens) + 2 > most_tokens:
+            if scaler.length(total_tokens, request.block_tokens) + 2 > max_tokens:
                 left_out += 1
                 continue
         fitting.append(request)
@@ -120,28 +120,28 @@ def build_jobs(
     if not fitting:
         raise CanopyError(
             f"{args.dataset_path!r} gives no request"
-            + (f" of at most {most_tokens} tokens ({left_out} are longer)" if left_out else "")
+            + (f" of at most {max_tokens} tokens ({left_out} are longer)" if left_out else "")
             + "; see --scale-lengths and --max-request-tokens"
         )
-    tokens = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
-    jobs = [ReplayRequest(p, {} if args.no_labels else labels(p.request)) for p in tokens.planned]
-    return jobs, tokens, left_out
+    source = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
+    jobs = [ReplayRequest(p, {} if args.no_labels else label(p.request)) for p in source.planned]
+    return jobs, source, left_out
 
 
-def labels(request: TraceRequest) -> dict[str, Any]:
+def label(request: TraceRequest) -> dict[str, Any]:
     """Return a request's labels for ``custom_params``."""
     fields: dict[str, Any] = {
-        "canopy_category": _UNNAMED.sub("_", request.category)[:_LONGEST_NAME] or "default",
+        "canopy_category": _UNSAFE_CHARACTERS.sub("_", request.category)[:_MAX_NAME_CHARACTERS] or "default",
         "canopy_turn": request.turn,
     }
     if request.conversation is not None:
-        fields["canopy_conversation"] = request.conversation[:_LONGEST_NAME]
+        fields["canopy_conversation"] = request.conversation[:_MAX_NAME_CHARACTERS]
     if request.stop is not None:
         fields["canopy_stop"] = request.stop
     return fields
 
 
-def closed_loop(
+def link_turns(
     jobs: Sequence[ReplayRequest], time_scale: float, think_cap_s: float
 ) -> TurnLinks:
     links = turn_links([job.planned.request for job in jobs], think_cap_s)
@@ -151,14 +151,14 @@ def closed_loop(
 
 def session_offsets_s(links: TurnLinks, sessions_per_hour: float, seed: int) -> list[float]:
     """Return random start times of sessions at a rate; 0 for jobs that follow another."""
-    draw, now, offsets = random.Random(seed), 0.0, []
-    for before in links.previous:
-        now += draw.expovariate(sessions_per_hour / 3600) if before < 0 else 0.0
-        offsets.append(now if before < 0 else 0.0)
-    return offsets
+    rng, now_s, offsets_s = random.Random(seed), 0.0, []
+    for previous in links.previous:
+        now_s += rng.expovariate(sessions_per_hour / 3600) if previous < 0 else 0.0
+        offsets_s.append(now_s if previous < 0 else 0.0)
+    return offsets_s
 
 
-def offsets_s(
+def due_offsets_s(
     jobs: Sequence[ReplayRequest],
     time_scale: float,
     request_rate: float,
@@ -173,8 +173,8 @@ def offsets_s(
         span = jobs[-1].planned.request.time_s - jobs[0].planned.request.time_s
         time_scale = len(jobs) / max(span, 1e-9) / mean_rate
     if request_rate != float("inf"):
-        draw = random.Random(seed)
-        gaps = [draw.expovariate(request_rate) for _ in jobs]
+        rng = random.Random(seed)
+        gaps = [rng.expovariate(request_rate) for _ in jobs]
         return list(itertools.accumulate(gaps))
-    first = jobs[0].planned.request.time_s
-    return [(job.planned.request.time_s - first) * time_scale for job in jobs]
+    first_s = jobs[0].planned.request.time_s
+    return [(job.planned.request.time_s - first_s) * time_scale for job in jobs]

@@ -35,8 +35,8 @@ def summarise(
     ``--max-concurrency``. ``latency`` counts from due times, without the warm-up:
     ``latency/latency_report.py``. ``meets_slo`` is ``None`` without an SLO, and false if a request failed.
     """
-    succeeded = [job for job in jobs if job.reply is not None and job.reply.ok]
-    failed = [job for job in jobs if job.reply is None or not job.reply.ok]
+    succeeded = [job for job in jobs if job.reply is not None and job.reply.is_complete]
+    failed = [job for job in jobs if job.reply is None or not job.reply.is_complete]
     output_tokens = sum(job.reply.output_tokens for job in succeeded)
     latency = _latency(jobs, succeeded, warm_up_share)
     meets_slo = None
@@ -59,9 +59,9 @@ def summarise(
         "slo": None if slo is None else slo.text,
         "meets_slo": meets_slo,
         "overall": group_figures(succeeded),
-        "by_category": _figures(succeeded, lambda j: j.planned.request.category),
-        "by_turn": _figures(succeeded, _turn_group),
-        "by_stop": _figures(succeeded, lambda j: j.planned.request.stop or "not said"),
+        "by_category": _by_group(succeeded, lambda j: j.planned.request.category),
+        "by_turn": _by_group(succeeded, _turn_group),
+        "by_stop": _by_group(succeeded, lambda j: j.planned.request.stop or "not said"),
     }
 
 
@@ -88,7 +88,7 @@ def group_figures(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
     prompt = sum(map(_prompt_tokens, jobs))
     reporting = [job for job in jobs if job.reply.cached_tokens is not None]
     cached = sum(job.reply.cached_tokens for job in reporting)
-    tiers = {t: sum(job.reply.by_tier.get(t, 0) for job in reporting) for t in TIERS}
+    tiers = {tier: sum(job.reply.by_tier.get(tier, 0) for job in reporting) for tier in TIERS}
     queues = [j.reply.server_queue_s for j in jobs if j.reply.server_queue_s is not None]
     figures: dict[str, Any] = {
         "requests": len(jobs),
@@ -96,23 +96,23 @@ def group_figures(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
         "cached_tokens": cached if reporting else None,
         "hit_rate": cached / prompt if reporting and prompt else None,
         "cached_tokens_by_tier": tiers if reporting else None,
-        "hit_rate_by_tier": {t: n / prompt for t, n in tiers.items()}
+        "hit_rate_by_tier": {tier: n / prompt for tier, n in tiers.items()}
         if reporting and prompt
         else None,
         "output_tokens": sum(job.reply.output_tokens for job in jobs),
-        "ttft_ms": _latencies(j.reply.first_s - j.reply.sent_s for j in jobs),
-        "queued_ttft_ms": _latencies(j.reply.first_s - j.due_s for j in jobs),
-        "e2e_ms": _latencies(j.reply.done_s - j.reply.sent_s for j in jobs),
-        "uncached_tokens": _spread(
+        "ttft_ms": _percentiles_ms(j.reply.first_s - j.reply.sent_s for j in jobs),
+        "queued_ttft_ms": _percentiles_ms(j.reply.first_s - j.due_s for j in jobs),
+        "e2e_ms": _percentiles_ms(j.reply.done_s - j.reply.sent_s for j in jobs),
+        "uncached_tokens": _percentiles(
             [_prompt_tokens(j) - j.reply.cached_tokens for j in reporting] if reporting else []
         ),
     }
     if queues:
-        figures["server_queue_ms"] = _latencies(queues)
+        figures["server_queue_ms"] = _percentiles_ms(queues)
     return figures
 
 
-def _figures(jobs: Iterable[ReplayRequest], key: Callable[[ReplayRequest], str]) -> dict[str, Any]:
+def _by_group(jobs: Iterable[ReplayRequest], key: Callable[[ReplayRequest], str]) -> dict[str, Any]:
     groups: dict[str, list[ReplayRequest]] = defaultdict(list)
     for job in jobs:
         groups[key(job)].append(job)
@@ -132,11 +132,11 @@ def _reason(job: ReplayRequest) -> str:
     return "not sent" if job.reply is None else job.reply.error[:200]
 
 
-def _latencies(seconds: Iterable[float]) -> dict[str, float] | None:
-    return _spread([s * 1000 for s in seconds])
+def _percentiles_ms(seconds: Iterable[float]) -> dict[str, float] | None:
+    return _percentiles([s * 1000 for s in seconds])
 
 
-def _spread(values: Sequence[float]) -> dict[str, float] | None:
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     spread = {"mean": float(np.mean(values))}

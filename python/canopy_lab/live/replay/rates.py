@@ -46,9 +46,9 @@ def report_part(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def goodput_rate(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the highest rate up to which every rate met the target; 0 if the lowest missed."""
-    best = 0.0
+    goodput = 0.0
     for row in sorted(rows, key=lambda row: row["rate"]):
         if not row["meets_slo"]:
             break
-        best = row["rate"]
-    return best
+        goodput = row["rate"]
+    return goodput

@@ -55,7 +55,7 @@ class Replay:
         self.dialect = endpoint.DIALECTS[args.backend]
         self._upstream = upstream
         self._rate = rate
-        self._forced = False
+        self._is_forced = False
         self._jobs: list[ReplayRequest] = []
         self._prompts: Materialiser | None = None
         self._left_out = 0
@@ -76,8 +76,8 @@ class Replay:
             check_chat_template=lambda _model: True,
             get_tokenizer=self._tokenizer(upstream.get_tokenizer),
         ):
-            given = vars(args) | {"dataset_name": f"canopy-{args.dataset_name}"}
-            upstream.run_benchmark(argparse.Namespace(**given))
+            arguments = vars(args) | {"dataset_name": f"canopy-{args.dataset_name}"}
+            upstream.run_benchmark(argparse.Namespace(**arguments))
         result = self._result()
         if args.output_file and self._rate is None:
             Path(args.output_file).write_text(json.dumps(result, indent=1) + "\n")
@@ -87,7 +87,7 @@ class Replay:
         return result
 
     def _tokenizer(self, original: Any) -> Any:
-        def get(name: str) -> Any:
+        def get_tokenizer(name: str) -> Any:
             if self.args.vocab_size is not None:
                 return None
             try:
@@ -98,7 +98,7 @@ class Replay:
                     "or --vocab-size N to do without one"
                 ) from None
 
-        return get
+        return get_tokenizer
 
     def _load(self, args: argparse.Namespace, tokenizer: Any, _model_id: Any = None) -> list[Any]:
         if self.args.vocab_size is not None:
@@ -106,10 +106,10 @@ class Replay:
         else:
             vocabulary = usable_tokens(tokenizer)
         self._server = self._ask_server(args)
-        most = self.args.max_request_tokens or self._holds()
-        self._jobs, self._prompts, self._left_out = options.build_jobs(self.args, vocabulary, most)
+        limit = self.args.max_request_tokens or self._max_server_tokens()
+        self._jobs, self._prompts, self._left_out = options.build_jobs(self.args, vocabulary, limit)
         if self._left_out:
-            print(f"Left out {self._left_out} requests of more than {most} tokens.")
+            print(f"Left out {self._left_out} requests of more than {limit} tokens.")
         self._vocabulary = vocabulary
         self._tokens_to_text = getattr(tokenizer, "decode", None)
         return self._jobs
@@ -127,13 +127,13 @@ class Replay:
         except (upstream.requests.RequestException, ValueError):
             return {}
 
-    def _holds(self) -> int | None:
+    def _max_server_tokens(self) -> int | None:
         limits = [
             self._server.get(key)
             for key in ("max_total_num_tokens", "max_req_input_len", "context_length")
         ]
-        stated = [n for n in limits if isinstance(n, int) and n > 0]
-        return min(stated) if stated else None
+        known_limits = [n for n in limits if isinstance(n, int) and n > 0]
+        return min(known_limits) if known_limits else None
 
     async def _serve(
         self,
@@ -159,36 +159,36 @@ class Replay:
                 self._upstream.flush_server_cache(base_url, self.args.backend, flush_cache_timeout)
             schedule = self._make_schedule()
             with tqdm(total=len(self._jobs), disable=disable_tqdm) as bar:
-                sent = []
+                tasks = []
                 async for job in schedule.arrivals():
-                    sent.append(asyncio.create_task(self._request(job, schedule, bar)))
-                await asyncio.gather(*sent)
+                    tasks.append(asyncio.create_task(self._request(job, schedule, bar)))
+                await asyncio.gather(*tasks)
         return {}
 
     def _make_schedule(self) -> Schedule:
         args, jobs, loop = self.args, self._jobs, None
-        if args.closed_loop:
-            loop = options.closed_loop(jobs, args.time_scale, args.think_cap_s)
+        if args.link_turns:
+            loop = options.link_turns(jobs, args.time_scale, args.think_cap_s)
         if loop is not None and self._rate is not None:
             offsets = options.session_offsets_s(loop, self._rate, args.seed)
         else:
-            offsets = options.offsets_s(
+            offsets = options.due_offsets_s(
                 jobs, args.time_scale, args.request_rate, args.seed, self._rate
             )
         return Schedule(jobs, offsets, args.max_concurrency, loop)
 
     async def _probe(self) -> None:
         """Send one small request before the clock starts; detect whether outputs are forced."""
-        prompt, forced = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
-        custom = {FORCE_OUTPUT: forced}
-        reply = await self._send(prompt, 8, custom)
-        if not reply.ok:
+        prompt, forced_tokens = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
+        custom_params = {FORCE_OUTPUT: forced_tokens}
+        reply = await self._send(prompt, 8, custom_params)
+        if not reply.is_complete:
             raise CanopyError(f"the endpoint {self._url} does not answer: {reply.error}")
-        if self.dialect.native:
-            self._forced = reply.output_ids == forced
-        elif self.dialect.custom_params and self._tokens_to_text:
-            self._forced = reply.text.strip() == self._tokens_to_text(forced).strip()
-        if not self._forced:
+        if self.dialect.is_native:
+            self._is_forced = reply.output_ids == forced_tokens
+        elif self.dialect.has_custom_params and self._tokens_to_text:
+            self._is_forced = reply.text.strip() == self._tokens_to_text(forced_tokens).strip()
+        if not self._is_forced:
             print(
                 "Outputs are not forced: the server does not obey custom_params."
                 f"{FORCE_OUTPUT} (--canopy-enable-forced-output). A turn hits the prompt of "
@@ -197,27 +197,28 @@ class Replay:
 
     async def _request(self, job: ReplayRequest, schedule: Schedule, bar: Any) -> None:
         assert self._prompts is not None
-        custom = dict(job.labels)
-        forced: list[int] = []
-        if self._forced:
-            custom[FORCE_OUTPUT] = forced = self._prompts.output(job.planned)
+        custom_params = dict(job.labels)
+        forced_tokens: list[int] = []
+        if self._is_forced:
+            custom_params[FORCE_OUTPUT] = forced_tokens = self._prompts.output(job.planned)
         prompt = self._prompts.prompt(job.planned)
-        job.reply = await self._send(prompt, job.planned.output_tokens, custom)
-        if job.reply.ok and self._forced and self.dialect.native and job.reply.output_ids != forced:
+        job.reply = await self._send(prompt, job.planned.output_tokens, custom_params)
+        is_checked = job.reply.is_complete and self._is_forced and self.dialect.is_native
+        if is_checked and job.reply.output_ids != forced_tokens:
             job.reply.error = "the response is not the forced output"
         schedule.record_answer(job)
         bar.update(1)
 
     async def _send(
-        self, prompt: list[int], output_tokens: int, custom: Mapping[str, Any]
+        self, prompt: list[int], output_tokens: int, custom_params: Mapping[str, Any]
     ) -> endpoint.Reply:
         assert self._session is not None
-        payload = endpoint.body(
+        payload = endpoint.make_body(
             self.dialect,
             self._model,
             prompt,
             output_tokens,
-            custom,
+            custom_params,
             self._extra,
             stream=not self.args.disable_stream,
         )
@@ -225,9 +226,9 @@ class Replay:
         return await endpoint.send(self._session, self._url, self.dialect, payload, headers)
 
     def _result(self) -> dict[str, Any]:
-        started = [job.due_s for job in self._jobs if job.reply is not None]
-        done = [job.reply.done_s for job in self._jobs if job.reply is not None and job.reply.ok]
-        duration_s = max(max(done, default=0.0) - min(started, default=0.0), 1e-9)
+        due_s = [job.due_s for job in self._jobs if job.reply is not None]
+        done_s = [job.reply.done_s for job in self._jobs if job.reply and job.reply.is_complete]
+        duration_s = max(max(done_s, default=0.0) - min(due_s, default=0.0), 1e-9)
         args = self.args
         result: dict[str, Any] = {
             "label": args.tag or self._server.get("radix_eviction_policy") or args.backend,
@@ -242,13 +243,13 @@ class Replay:
                 "think_cap_s": args.think_cap_s if args.closed_loop else None,
                 "rate": self._rate,
                 "warm_up_share": args.warm_up_share,
-                "labels": not args.no_labels and self.dialect.custom_params,
+                "labels": not args.no_labels and self.dialect.has_custom_params,
                 "seed": args.seed,
                 "backend": args.backend,
                 "model": args.model,
                 "command": [sys.executable, *sys.argv],
             },
-            "outputs_forced": self._forced,
+            "outputs_forced": self._is_forced,
             "output_pinned": self.dialect.pins_output,
             "left_out_too_long": self._left_out,
             "versions": {
@@ -256,7 +257,7 @@ class Replay:
                 "sglang": SGLANG_VERSION,
                 "python": platform.python_version(),
             },
-            "server": {k: self._server[k] for k in _SERVER_FACTS if k in self._server},
+            "server": {key: self._server[key] for key in _SERVER_FACTS if key in self._server},
             **outcome.summarise(
                 self._jobs, duration_s, warm_up_share=args.warm_up_share, slo=args.slo
             ),
@@ -272,13 +273,13 @@ def replace_names(module: Any, **names: Any) -> Iterator[None]:
 
     Raises ``AttributeError`` for a name that the module lacks, before any replacement.
     """
-    before = {name: getattr(module, name) for name in names}
+    originals = {name: getattr(module, name) for name in names}
     try:
         for name, value in names.items():
             setattr(module, name, value)
         yield
     finally:
-        for name, value in before.items():
+        for name, value in originals.items():
             setattr(module, name, value)
 
 
@@ -293,7 +294,7 @@ def _detail(job: ReplayRequest) -> dict[str, Any]:
     }
     if job.reply is not None:
         reply = asdict(job.reply)
-        for long in ("output_ids", "text", "gaps_s"):
-            del reply[long]
+        for field in ("output_ids", "text", "gaps_s"):
+            del reply[field]
         detail.update(reply)
     return detail

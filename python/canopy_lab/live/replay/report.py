@@ -25,11 +25,11 @@ def results_table(results: Sequence[dict[str, Any]]) -> str:
     head += [f"hit rate, {r['label']}" for r in results]
     head += [f"TTFT mean / P95 ms, {r['label']}" for r in results]
     rows = [["all", *_cells([r["overall"] for r in results])]]
-    for grouping in groupings:
-        names = sorted({name for r in results for name in r[f"by_{grouping}"]})
+    for g in groupings:
+        names = sorted({name for r in results for name in r[f"by_{g}"]})
         for name in names:
-            groups = [r[f"by_{grouping}"].get(name) for r in results]
-            rows.append([f"{grouping} {name}", *_cells(groups)])
+            groups = [r[f"by_{g}"].get(name) for r in results]
+            rows.append([f"{g} {name}", *_cells(groups)])
     return "\n".join([text_table(["", *head], rows), "", *(_footnote(r) for r in results)])
 
 
@@ -52,11 +52,11 @@ def latency_table(results: Sequence[dict[str, Any]]) -> str:
                 continue
             rate = "" if "rate" not in run else f", {run['rate']:g}"
             ttft, deciles = latency["ttft_s"], latency["deciles"]
-            numbers = [ttft[n] for n in ("mean", "p50", "p95", "p99", "max")]
+            numbers = [ttft[number] for number in ("mean", "p50", "p95", "p99", "max")]
             numbers += [deciles[i]["ttft_s"]["mean"] for i in (0, -1)]
             met = {None: "-", True: "met", False: "missed"}[run["meets_slo"]]
             rows.append(
-                [result["label"] + rate, *(f"{n:.3f}" for n in numbers),
+                [result["label"] + rate, *(f"{number:.3f}" for number in numbers),
                  f"{latency['sessions_per_hour']:.1f}", f"{latency['session_s']['p99']:.1f}", met]
             )  # fmt: skip
         if "goodput_rate" in result:
@@ -69,8 +69,8 @@ def latency_table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _cells(groups: Sequence[dict[str, Any] | None]) -> list[str]:
-    some = next(g for g in groups if g is not None)
-    cells = [str(some["requests"]), str(some["prompt_tokens"])]
+    any_group = next(grouping for grouping in groups if grouping is not None)
+    cells = [str(any_group["requests"]), str(any_group["prompt_tokens"])]
     for group in groups:
         rate = None if group is None else group["hit_rate"]
         cells.append("-" if rate is None else f"{rate:.1%}")
@@ -83,7 +83,7 @@ def _cells(groups: Sequence[dict[str, Any] | None]) -> list[str]:
 def _footnote(result: dict[str, Any]) -> str:
     overall = result["overall"]
     tiers = overall["hit_rate_by_tier"] or {}
-    parts = [f"{t} {rate:.1%}" for t, rate in tiers.items() if rate]
+    parts = [f"{tier} {rate:.1%}" for tier, rate in tiers.items() if rate]
     queued = overall["queued_ttft_ms"] or {}
     return (
         f"{result['label']}: {result['completed']} of {result['requests']} requests in "

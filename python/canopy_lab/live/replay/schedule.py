@@ -56,57 +56,57 @@ class Schedule:
         self._offsets_s = offsets_s
         self._free_slots = limit if limit else len(jobs)
         self._links = closed_loop
-        self._place = {job.planned.ordinal: i for i, job in enumerate(jobs)}
+        self._indices = {job.planned.ordinal: i for i, job in enumerate(jobs)}
         self._followers: dict[int, list[int]] = defaultdict(list)
-        self._coming: list[tuple[float, int]] = []
+        self._future_jobs: list[tuple[float, int]] = []
         self._due_jobs: list[int] = []
-        self._wake = asyncio.Event()
+        self._change_event = asyncio.Event()
         self._start_s = 0.0
 
     async def arrivals(self) -> AsyncIterator[ReplayRequest]:
         """Yield every job when it is due and its predecessor was answered."""
         self._start_s = asyncio.get_running_loop().time()
         for i, job in enumerate(self._jobs):
-            before: int | None = self._place.get(job.planned.previous)  # type: ignore[arg-type]
+            previous: int | None = self._indices.get(job.planned.previous)  # type: ignore[arg-type]
             if self._links is not None:
-                before = self._links.previous[i] if self._links.previous[i] >= 0 else None
-            if before is None:
-                heapq.heappush(self._coming, (self._start_s + self._offsets_s[i], i))
+                previous = self._links.previous[i] if self._links.previous[i] >= 0 else None
+            if previous is None:
+                heapq.heappush(self._future_jobs, (self._start_s + self._offsets_s[i], i))
             else:
-                self._followers[before].append(i)
+                self._followers[previous].append(i)
         for _ in range(len(self._jobs)):
-            while not self._take_due() or not self._free_slots:
-                await self._change()
+            while not self._move_due_jobs() or not self._free_slots:
+                await self._wait_for_change()
             self._free_slots -= 1
             yield self._jobs[heapq.heappop(self._due_jobs)]
 
     def record_answer(self, job: ReplayRequest) -> None:
         """Record that ``job`` was answered or failed, and release its successors."""
-        now = asyncio.get_running_loop().time()
-        for i in self._followers.pop(self._place[job.planned.ordinal], ()):
+        now_s = asyncio.get_running_loop().time()
+        for i in self._followers.pop(self._indices[job.planned.ordinal], ()):
             if self._links is not None:
-                due_s = now + self._links.think_s[i]
+                due_s = now_s + self._links.think_s[i]
             else:
-                due_s = max(now, self._start_s + self._offsets_s[i])
-            heapq.heappush(self._coming, (due_s, i))
+                due_s = max(now_s, self._start_s + self._offsets_s[i])
+            heapq.heappush(self._future_jobs, (due_s, i))
         self._free_slots += 1
-        self._wake.set()
+        self._change_event.set()
 
-    def _take_due(self) -> bool:
+    def _move_due_jobs(self) -> bool:
         """Move jobs that have become due to the due jobs; return whether there are any."""
-        now = asyncio.get_running_loop().time()
-        while self._coming and self._coming[0][0] - now <= _TICK_S:
-            due_s, i = heapq.heappop(self._coming)
+        now_s = asyncio.get_running_loop().time()
+        while self._future_jobs and self._future_jobs[0][0] - now_s <= _TICK_S:
+            due_s, i = heapq.heappop(self._future_jobs)
             self._jobs[i].due_s = due_s
             heapq.heappush(self._due_jobs, i)
         return bool(self._due_jobs)
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Wait until the next job is due or an answer arrives."""
         wait_s = None
-        if self._coming and not self._due_jobs:
-            wait_s = self._coming[0][0] - asyncio.get_running_loop().time()
-        self._wake.clear()
+        if self._future_jobs and not self._due_jobs:
+            wait_s = self._future_jobs[0][0] - asyncio.get_running_loop().time()
+        self._change_event.clear()
         # asyncio's TimeoutError is a separate class before Python 3.11.
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), wait_s)
+            await asyncio.wait_for(self._change_event.wait(), wait_s)

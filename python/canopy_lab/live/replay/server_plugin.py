@@ -27,14 +27,14 @@ class ReplayFlags:
     )
 
 
-def keep(server_args: Any, args: Any) -> bool:
+def store_flag(server_args: Any, args: Any) -> bool:
     """Store the flag with the arguments, and return it."""
-    on = bool(getattr(args, "canopy_enable_forced_output", False))
-    setattr(server_args, ATTRIBUTE, on)
-    if on and server_args.speculative_algorithm:
+    is_forced = bool(getattr(args, "canopy_enable_forced_output", False))
+    setattr(server_args, ATTRIBUTE, is_forced)
+    if is_forced and server_args.speculative_algorithm:
         stop(f"{FLAG}: speculative decoding samples several tokens at once; drop one")
-    return on
+    return is_forced
 
 
-ADDON = Addon("replay", ReplayFlags, keep, lambda: HOOKS)
+ADDON = Addon("replay", ReplayFlags, store_flag, lambda: HOOKS)
 load, load_for_help = ADDON.load, ADDON.load_for_help
