@@ -1,4 +1,4 @@
-from canopy_lab.sim.sweep_table import by_cell, sweep_notes, sweep_table
+from canopy_lab.sim.sweep_table import group_by_cell, sweep_notes, sweep_table
 
 
 def row(policy, seed, blocks, hits, distinct=1000, placebo=False):
@@ -26,7 +26,7 @@ def row(policy, seed, blocks, hits, distinct=1000, placebo=False):
 
 def test_seeds_of_one_capacity_are_one_line():
     rows = [row("lru", 1, 50, 0.1), row("lru", 2, 50, 0.3, distinct=800)]
-    assert [len(group) for group in by_cell(rows).values()] == [2]
+    assert [len(group) for group in group_by_cell(rows).values()] == [2]
     line = sweep_table(rows).splitlines()[2].split()
     assert line[:6] == ["lru", "5.62", "%", "50", "20.00", "±10.00"]
     assert "means over 2 seeds, ± half the range" in sweep_notes(rows)
@@ -41,5 +41,5 @@ def test_the_gap_is_a_share_of_the_distance_to_hindsight():
 
 def test_a_placebo_has_a_line_of_its_own():
     rows = [row("wa", 1, 50, 0.2), row("wa", 1, 50, 0.1, placebo=True)]
-    assert [label for label, _ in by_cell(rows)] == ["wa", "wa (placebo)"]
+    assert [label for label, _ in group_by_cell(rows)] == ["wa", "wa (placebo)"]
     assert "gap %" not in sweep_table(rows)

@@ -199,14 +199,14 @@ def _reuse(times: ReuseTimes) -> Figure:
     first_s = 0.1
     for i, (axis, r) in enumerate(zip(axes.flat, shown)):
         age = np.array(r.age_s)
-        shown = age > 0
+        mask = age > 0
         end = max(age[-1], 10.0)
         if r.p50_s < 1.0:
             first_s = 0.001
-        axis.step(age[shown], np.array(r.observed)[shown], where="post", color=INK, linewidth=2.2)
-        axis.plot(age[shown], np.array(r.survival)[shown], color=BLUE, linewidth=1.4)
+        axis.step(age[mask], np.array(r.observed)[mask], where="post", color=INK, linewidth=2.2)
+        axis.plot(age[mask], np.array(r.survival)[mask], color=BLUE, linewidth=1.4)
         axis.plot(
-            age[shown], np.array(r.exponential)[shown], color=ORANGE, linewidth=1.4,
+            age[mask], np.array(r.exponential)[mask], color=ORANGE, linewidth=1.4,
             linestyle=(0, (5, 2)),
         )  # fmt: skip
         time_axis(axis, end, first_s)

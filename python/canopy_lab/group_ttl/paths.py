@@ -81,25 +81,25 @@ def paths_of(
     starts = np.cumsum(lengths) - lengths
     depths, parents = np.array(trace.depths, np.int64), np.array(trace.parents, np.int64)
     block = starts - depths
-    missing_tokens, times_s, ends, category = np.zeros(len(lengths), np.int64), [], [], []
+    missing, times, ends, category = np.zeros(len(lengths), np.int64), [], [], []
     category_numbers: dict[str, int] = {OTHER: 0}
     run_count = 0
-    for request, run in zip(trace, trace.run_of):
+    for request, run in zip(trace, trace.run_of_request):
         depth = len(request.blocks)
         if run >= run_count:
             run_count, missing_tokens = run + 1, depth * block_tokens - request.input_tokens
-            missing_tokens[run] = min(max(missing_tokens, 0), block_tokens - 1)
-        times_s.append(request.time_s)
+            missing[run] = min(max(missing_tokens, 0), block_tokens - 1)
+        times.append(request.time_s)
         ends.append(block[run] + depth - 1 if depth else -1)
         name = "|".join(label(request).split("|", LABEL_PARTS)[:LABEL_PARTS])
         if name not in category_numbers and len(category_numbers) < MAX_CATEGORIES:
             category_numbers[name] = len(category_numbers)
         category.append(category_numbers.get(name, 0))
-    times_s = np.maximum.accumulate(np.array(times_s, dtype=np.float64))
+    times_s = np.maximum.accumulate(np.array(times, dtype=np.float64))
     return Paths(
         block_tokens, float(times_s[0]), float(times_s[-1]), times_s, np.array(ends, np.int64),
         np.array(category, np.int64), tuple(category_numbers), starts,
-        np.where(parents >= 0, block[parents] + depths - 1, -1), missing_tokens, tuple(trace.runs),
+        np.where(parents >= 0, block[parents] + depths - 1, -1), missing, tuple(trace.runs),
     )  # fmt: skip
 
 

@@ -262,7 +262,7 @@ class LoggedArrivals:
                 heapq.heappush(unanswered, (now_s + answer.e2e_s, index))
         self._starts = [(t, i) for i, t in enumerate(self._times_s) if i not in waiting]
 
-    def begin(self) -> Sequence[tuple[float, int]]:
+    def first_requests(self) -> Sequence[tuple[float, int]]:
         return self._starts
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:

@@ -34,7 +34,7 @@ class CompactTrace(Sequence[TraceRequest]):
         self._repeated = array("q")
         """Leading blocks of each run that a later request contains."""
         self._rows: list[tuple[Any, ...]] = []
-        self.run_of = array("q")
+        self.run_of_request = array("q")
         self.distinct_blocks = 0
         first_runs: dict[int, int] = {}
         """First block -> run."""
@@ -51,7 +51,7 @@ class CompactTrace(Sequence[TraceRequest]):
             row = [getattr(record, name) for name in _NAMES]
             row[_BLOCKS] = len(path)
             self._rows.append(tuple(sys.intern(v) if isinstance(v, str) else v for v in row))
-            self.run_of.append(run)
+            self.run_of_request.append(run)
 
     def _find_stored(self, path: tuple[int, ...], first_runs: Mapping[int, int]) -> tuple[int, int]:
         """Return the run in which the stored part of ``path`` ends, and its length in blocks."""
@@ -85,7 +85,7 @@ class CompactTrace(Sequence[TraceRequest]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row = list(self._rows[index])
-        row[_BLOCKS] = self._path(self.run_of[index], row[_BLOCKS])
+        row[_BLOCKS] = self._path(self.run_of_request[index], row[_BLOCKS])
         return TraceRequest(*row)
 
     def __iter__(self) -> Iterator[TraceRequest]:

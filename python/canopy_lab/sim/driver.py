@@ -20,7 +20,7 @@ from sglang_canopy.reuse.categories import Categories
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.learner import ReuseModel
 
-_POOL = 10_000
+_POOL_SIZE = 10_000
 
 
 class RandomCategories(Categories):
@@ -32,17 +32,17 @@ class RandomCategories(Categories):
 
     def __init__(self, cap: int, seed: int) -> None:
         super().__init__(cap)
-        self._draw = random.Random(seed)
+        self._random = random.Random(seed)
         self._pool: list[tuple[str, ...]] = []
 
     def refine(
         self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
     ) -> Category:
-        if len(self._pool) < _POOL:
+        if len(self._pool) < _POOL_SIZE:
             self._pool.append(names)
         else:
-            self._pool[self._draw.randrange(_POOL)] = names
-        return super().refine(self._draw.choice(self._pool), tenant, now)
+            self._pool[self._random.randrange(_POOL_SIZE)] = names
+        return super().refine(self._random.choice(self._pool), tenant, now)
 
 
 def randomise_categories(policy: Policy, seed: int) -> bool:
@@ -115,7 +115,7 @@ def simulate(
 
     Raises ``CanopyError`` for an empty or unsorted trace, or for mixed block sizes.
     """
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     tree: RadixTree | None = None
     blocks = block_hits = tokens = token_hits = 0
     uncached = array("q")
@@ -138,11 +138,11 @@ def simulate(
                 f"request {len(uncached) + 1} has blocks of {request.block_tokens} tokens, the "
                 f"ones before of {tree.block_tokens}; simulate traces of one block size"
             )
-        hit = tree.access(request)
+        hit_blocks = tree.access(request)
         prompt = request.prompt_tokens
-        hit_tokens = min(hit * tree.block_tokens, prompt)
+        hit_tokens = min(hit_blocks * tree.block_tokens, prompt)
         blocks += len(request.path)
-        block_hits += hit
+        block_hits += hit_blocks
         tokens += prompt
         token_hits += hit_tokens
         uncached.append(prompt - hit_tokens)
@@ -150,12 +150,12 @@ def simulate(
             on_request(request, hit_tokens)
     if tree is None:
         raise CanopyError("the trace has no requests; give a trace with requests")
-    left = np.frombuffer(uncached, dtype=np.int64)
-    p50, p90, p95, p99 = (float(p) for p in np.percentile(left, (50, 90, 95, 99)))
-    tel, violations = None, None
+    uncached_tokens = np.frombuffer(uncached, dtype=np.int64)
+    p50, p90, p95, p99 = (float(p) for p in np.percentile(uncached_tokens, (50, 90, 95, 99)))
+    tel_tokens, violations = None, None
     if threshold_tokens is not None:
-        excess = left[left > threshold_tokens] - threshold_tokens
-        tel, violations = float(excess.sum()), int(excess.size)
+        excess = uncached_tokens[uncached_tokens > threshold_tokens] - threshold_tokens
+        tel_tokens, violations = float(excess.sum()), int(excess.size)
     return SimResult(
         requests=len(uncached),
         capacity_blocks=capacity_blocks,
@@ -169,11 +169,11 @@ def simulate(
         uncached_tokens_p99=p99,
         uncached_tokens=uncached,
         threshold_tokens=threshold_tokens,
-        tel_tokens=tel,
+        tel_tokens=tel_tokens,
         slo_violations=violations,
         evictions=tree.evictions,
         evicted_blocks=tree.evicted_blocks,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - start_s,
     )
 
 

@@ -13,9 +13,9 @@ from sglang_canopy.errors import CanopyError
 Config = Mapping[str, Any]
 KV_BYTES_KEY = "kv_bytes_per_token"
 """Key of a config that gives the bytes over all layers."""
-_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+_INNER_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Fields of composite configs that contain the language model."""
-_DIFFERING = (
+_DIFFERING_KEYS = (
     *(
         "hybrid_override_pattern",
         "layers_block_type",
@@ -45,8 +45,8 @@ class ModelShape:
 
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of KV that one token occupies over all layers."""
-        plain = 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_element
-        return self.kv_bytes_override or plain
+        all_layers = 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_element
+        return self.kv_bytes_override or all_layers
 
 
 PRESETS = {
@@ -84,7 +84,7 @@ def load_model_shape(name: str) -> ModelShape:
 
 
 def _shape(config: Config) -> ModelShape:
-    inner = next((config[name] for name in _INNER if isinstance(config.get(name), dict)), None)
+    inner = next((config[name] for name in _INNER_KEYS if isinstance(config.get(name), dict)), None)
     text: Config = inner if inner is not None else config
     layers, hidden, heads = (
         _number(text, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
@@ -114,7 +114,7 @@ def _shape(config: Config) -> ModelShape:
 def _check_layers(text: Config) -> None:
     """Raise ``CanopyError`` if layers differ in what they store for a token."""
     kinds = {str(kind) for kind in text.get("layer_types") or ()}
-    differing = [name for name in _DIFFERING if text.get(name) not in (None, False)]
+    differing = [name for name in _DIFFERING_KEYS if text.get(name) not in (None, False)]
     differing += sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
     if text.get("kv_lora_rank") and text.get("use_mla") is False:
         differing.append("use_mla")
@@ -134,6 +134,7 @@ def _number(config: Config, name: str) -> int:
 
 def _is_eight_bit(config: Config) -> bool:
     """Return whether a checkpoint asks for an 8-bit KV cache."""
-    given = config.get("quantization_config") or {}
-    scheme = given.get("kv_cache_scheme") or {}
-    return scheme.get("num_bits") == 8 or str(given.get("kv_cache_quant_algo")).upper() == "FP8"
+    quantization = config.get("quantization_config") or {}
+    kv_scheme = quantization.get("kv_cache_scheme") or {}
+    algorithm = str(quantization.get("kv_cache_quant_algo"))
+    return kv_scheme.get("num_bits") == 8 or algorithm.upper() == "FP8"

@@ -62,20 +62,20 @@ def to_requests(
         records = trace if isinstance(trace, Sequence) else list(trace)
         labels = None if shuffle_seed is None else _shuffled_labels(records, shuffle_seed)
         futures = None if hints is None else _simulated_hints(records, hints)
-    last, last_given = -inf, -inf
+    last_time_s, last_record_s = -inf, -inf
     for index, record in enumerate(records):
-        if record.time_s < last_given:
+        if record.time_s < last_record_s:
             raise CanopyError(
                 f"trace line {record.line}: time {record.time_s} s is before the line above "
-                f"({last_given} s); sort the trace by arrival time"
+                f"({last_record_s} s); sort the trace by arrival time"
             )
-        last_given = record.time_s
+        last_record_s = record.time_s
         time_s = record.time_s if times is None else times[index]
-        last = time_s if time_s > last else nextafter(last, inf)
+        last_time_s = time_s if time_s > last_time_s else nextafter(last_time_s, inf)
         category, turn, stop = _label(record) if labels is None else labels[index]
         over, return_in_s = (False, None) if futures is None else futures[index]
         yield Request(
-            time=last,
+            time=last_time_s,
             category=category,
             path=record.blocks,
             block_tokens=record.block_tokens,
@@ -100,16 +100,16 @@ def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
     gaps: list[float | None] = []
     for record in reversed(trace):
         full_blocks = record.input_tokens // record.block_tokens
-        name = ("conversation", record.conversation)
-        when = None
+        conversation_key = ("conversation", record.conversation)
+        next_s = None
         if full_blocks and record.blocks:
-            when = next_use.get(record.blocks[min(full_blocks, len(record.blocks)) - 1])
-        if when is None and record.conversation is not None:
-            when = next_use.get(name)
-        gaps.append(None if when is None else when - record.time_s)
+            next_s = next_use.get(record.blocks[min(full_blocks, len(record.blocks)) - 1])
+        if next_s is None and record.conversation is not None:
+            next_s = next_use.get(conversation_key)
+        gaps.append(None if next_s is None else next_s - record.time_s)
         for block in record.blocks:
             next_use[block] = record.time_s
-        next_use[name] = record.time_s
+        next_use[conversation_key] = record.time_s
     gaps.reverse()
     return gaps
 
@@ -131,21 +131,21 @@ def _simulated_hints(
     trace: Sequence[TraceRequest], hints: SimulatedHints
 ) -> list[tuple[bool, float | None]]:
     """Return the hints (over, return_in_s) of each record."""
-    draw = random.Random(hints.seed)
+    rng = random.Random(hints.seed)
     true_gaps = continuations(trace)
     gaps = [gap for gap in true_gaps if gap is not None]
     gives_hints: dict[object, bool] = {}
-    hinted: list[tuple[bool, float | None]] = []
+    hint_pairs: list[tuple[bool, float | None]] = []
     for index, (record, gap) in enumerate(zip(trace, true_gaps)):
         client: object = index if record.conversation is None else record.conversation
         if client not in gives_hints:
-            gives_hints[client] = draw.random() < hints.share
-        is_true = draw.random() < hints.accuracy
-        wrong_gap = draw.choice(gaps) if gaps else None
+            gives_hints[client] = rng.random() < hints.share
+        is_true = rng.random() < hints.accuracy
+        wrong_gap = rng.choice(gaps) if gaps else None
         if not gives_hints[client]:
-            hinted.append((False, None))
+            hint_pairs.append((False, None))
             continue
         over = (gap is None) == is_true
-        back = (gap if is_true else wrong_gap) if not over else None
-        hinted.append((hints.over and over, back if hints.returns else None))
-    return hinted
+        gap_hint = (gap if is_true else wrong_gap) if not over else None
+        hint_pairs.append((hints.over and over, gap_hint if hints.returns else None))
+    return hint_pairs

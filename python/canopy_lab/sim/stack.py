@@ -113,18 +113,18 @@ class StackDistances:
         order = _deepest_first(lengths)
         # Prepend the stack as if accessed once, least recent first.
         sequence = np.concatenate((self._ids, ids[order]))
-        before = len(self._ids)
+        stack_size = len(self._ids)
         previous, last = _previous_access(sequence)
         self._ids = sequence[np.sort(last)]
-        at = np.arange(before, len(sequence))
-        earlier = previous[at]
+        positions = np.arange(stack_size, len(sequence))
+        previous_positions = previous[positions]
         # Count the distinct ids accessed since: all positions between, minus repetitions.
-        distance = at - earlier - 1 - _greater_before(previous)[at]
+        distance = positions - previous_positions - 1 - _greater_before(previous)[positions]
         # A request looks up all blocks at once: subtract its own deeper blocks, which precede the
         # access in the request and were counted once each.
         first = np.repeat(np.cumsum(lengths) - lengths, lengths)
         distance -= np.arange(len(ids)) - first
-        distance[earlier < 0] = COLD
+        distance[previous_positions < 0] = COLD
         result = np.empty_like(distance)
         result[order] = distance
         return result
@@ -141,10 +141,10 @@ def _previous_access(sequence: NDArray[np.int64]) -> tuple[NDArray[np.int64], ND
     """Return the previous position of the same id (-1 without one), and each id's last position."""
     order = np.argsort(sequence, kind="stable")
     sorted_ids = sequence[order]
-    same = sorted_ids[1:] == sorted_ids[:-1]
+    is_same = sorted_ids[1:] == sorted_ids[:-1]
     previous = np.full(len(sequence), -1, np.int64)
-    previous[order[1:][same]] = order[:-1][same]
-    last = np.append(~same, True) if len(sequence) else np.zeros(0, bool)
+    previous[order[1:][is_same]] = order[:-1][is_same]
+    last = np.append(~is_same, True) if len(sequence) else np.zeros(0, bool)
     return previous, order[last]
 
 
@@ -158,8 +158,8 @@ def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
     shifted = values + 1
     positions = np.arange(len(values))
     group = np.zeros(len(values), np.int64)
-    top = int(shifted.max()).bit_length() if len(values) else 0
-    for bit in range(top - 1, -1, -1):
+    bits = int(shifted.max()).bit_length() if len(values) else 0
+    for bit in range(bits - 1, -1, -1):
         ones = (shifted[positions] >> bit) & 1
         ones_before = np.cumsum(ones) - ones
         zero = ones == 0
@@ -171,10 +171,10 @@ def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
         zeros = np.bincount(group, weights=zero, minlength=len(group)).astype(np.int64)
         size = zeros[group]
         target = group + np.where(zero, zeros_in_group, size + in_group)
-        moved, begins = np.empty_like(positions), np.empty_like(group)
-        moved[target] = positions
-        begins[target] = group + np.where(zero, 0, size)
-        positions, group = moved, begins
+        new_positions, new_group = np.empty_like(positions), np.empty_like(group)
+        new_positions[target] = positions
+        new_group[target] = group + np.where(zero, 0, size)
+        positions, group = new_positions, new_group
     return count
 
 
@@ -186,8 +186,8 @@ class _Histogram:
         self._tokens = np.zeros(0, np.int64)
 
     def add(self, distances: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        warm = distances != COLD
-        distances, tokens = distances[warm], tokens[warm]
+        is_warm = distances != COLD
+        distances, tokens = distances[is_warm], tokens[is_warm]
         if not distances.size:
             return
         size = max(len(self._accesses), int(distances.max()) + 1)

@@ -24,9 +24,9 @@ def prefill_s(
 ) -> float:
     """Return the prefill seconds of requests with these uncached tokens, at least one each."""
     total = 0.0
-    for record, left in zip(trace, uncached_tokens, strict=True):
-        new = max(left, 1)
-        total += profile.prefill_batch_s([(new, max(record.input_tokens - new, 0))])
+    for record, uncached in zip(trace, uncached_tokens, strict=True):
+        computed = max(uncached, 1)
+        total += profile.prefill_batch_s([(computed, max(record.input_tokens - computed, 0))])
     return total
 
 
@@ -101,7 +101,7 @@ def run_sweep(
     trace: CompactTrace,
     *,
     jobs: int,
-    progress: Callable[[str, int, int], None] = lambda what, finished, tasks: None,
+    progress: Callable[[str, int, int], None] = lambda what, rows, tasks: None,
 ) -> list[dict[str, Any]]:
     """Return one row per simulation, ordered by seed, policy, placebo, capacity.
 
@@ -109,17 +109,17 @@ def run_sweep(
     first simulation.
     """
     for arm in plan.arms:
-        _check(arm)
+        _check_arm(arm)
     requested_tasks = list(_tasks(plan))
     # A run without random draws is equal for all seeds.
-    tasks = list(dict.fromkeys(_once(plan, task) for task in requested_tasks))
-    finished: dict[SweepTask, dict[str, Any]] = {}
+    tasks = list(dict.fromkeys(_representative(plan, task) for task in requested_tasks))
+    rows: dict[SweepTask, dict[str, Any]] = {}
     progress("simulating", 0, len(tasks))
     with Workers(SweepInputs(plan, trace), jobs) as workers:
         for index, row in workers.map(simulate_task, tasks):
-            finished[tasks[index]] = row
-            progress(tasks[index].arm.name, len(finished), len(tasks))
-    return [{**finished[_once(plan, task)], "seed": task.seed} for task in requested_tasks]
+            rows[tasks[index]] = row
+            progress(tasks[index].arm.name, len(rows), len(tasks))
+    return [{**rows[_representative(plan, task)], "seed": task.seed} for task in requested_tasks]
 
 
 def capacity_blocks(capacity: float, distinct_blocks: int) -> int:
@@ -132,7 +132,7 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
     fraction_or_blocks, capacity = plan.capacities[task.capacity], inputs.capacities[task.capacity]
     threshold = inputs.thresholds[task.capacity]
     future = inputs.future() if task.arm.hindsight else None
-    policy = _build(task.arm, future, threshold)
+    policy = _build_policy(task.arm, future, threshold)
     result = simulate(
         inputs.trace,
         policy,
@@ -172,20 +172,20 @@ def _tasks(plan: SweepPlan) -> Iterator[SweepTask]:
                     yield SweepTask(arm, capacity, seed, placebo)
 
 
-def _once(plan: SweepPlan, task: SweepTask) -> SweepTask:
+def _representative(plan: SweepPlan, task: SweepTask) -> SweepTask:
     """Return the task that represents all tasks with an equal result."""
-    draws = task.placebo or plan.hints is not None
-    return task if draws else replace(task, seed=plan.seeds[0])
+    is_random = task.placebo or plan.hints is not None
+    return task if is_random else replace(task, seed=plan.seeds[0])
 
 
-def _check(arm: PolicyArm) -> None:
+def _check_arm(arm: PolicyArm) -> None:
     if not arm.hindsight and arm.name not in {*policy_names(), *simulated_names()}:
         names = ", ".join((*simulated_names(), *hindsight_names()))
         raise CanopyError(f"unknown policy {arm.name!r}; choose from: {names}")
-    _build(arm, Future([]), 0.0)
+    _build_policy(arm, Future([]), 0.0)
 
 
-def _build(arm: PolicyArm, future: Future | None, threshold_tokens: float) -> Policy:
+def _build_policy(arm: PolicyArm, future: Future | None, threshold_tokens: float) -> Policy:
     config = dict(arm.config)
     if arm.policy.takes_tail_target and not any(key in config for key in TAIL_TARGETS):
         # Use the tail threshold of the run's evaluation.

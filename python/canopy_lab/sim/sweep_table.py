@@ -11,11 +11,11 @@ from canopy_lab.report.table import short_number, text_table
 from sglang_canopy.policy.registry import CANOPYS_LRU, SGLANGS_LRU
 
 SweepRow = Mapping[str, Any]
-BASES, BOUND = (SGLANGS_LRU, CANOPYS_LRU), "belady"
+BASELINES, BOUND = (SGLANGS_LRU, CANOPYS_LRU), "belady"
 """Policies that others are compared with, the preferred first; and the bound."""
 
 
-def by_cell(rows: Sequence[SweepRow]) -> dict[tuple[str, int], list[SweepRow]]:
+def group_by_cell(rows: Sequence[SweepRow]) -> dict[tuple[str, int], list[SweepRow]]:
     """Group rows that differ in the seed only, by policy label and index of the capacity.
 
     The label of a placebo ends in ``(placebo)``.
@@ -36,8 +36,8 @@ def mean(rows: Sequence[SweepRow], key: str) -> float:
 
 def sweep_table(rows: Sequence[SweepRow]) -> str:
     """Return a sweep's rows as text, with the gap to hindsight if it was simulated."""
-    cells = by_cell(rows)
-    base = _base({label for label, _ in cells})
+    cells = group_by_cell(rows)
+    base = _baseline({label for label, _ in cells})
     with_gap = base is not None and (BOUND, 0) in cells
     header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]
     header += ["prefill s", f"against {base}"] if base else ["prefill s"]
@@ -67,28 +67,28 @@ def sweep_table(rows: Sequence[SweepRow]) -> str:
 
 def sweep_notes(rows: Sequence[SweepRow]) -> list[str]:
     """Explain the table's columns, and the sizes behind it."""
-    first, seeds = rows[0], len({row["seed"] for row in rows})
-    least = min(row["tel_threshold_tokens"] for row in rows)
-    most = max(row["tel_threshold_tokens"] for row in rows)
-    above = f"{least:.0f}" if least == most else f"LRU's P90 ({least:.0f} to {most:.0f})"
+    first_row, seeds = rows[0], len({row["seed"] for row in rows})
+    lower = min(row["tel_threshold_tokens"] for row in rows)
+    upper = max(row["tel_threshold_tokens"] for row in rows)
+    threshold_text = f"{lower:.0f}" if lower == upper else f"LRU's P90 ({lower:.0f} to {upper:.0f})"
     notes = [
-        f"{first['requests']} requests, {first['distinct_blocks']} distinct blocks of "
-        f"{first['block_tokens']} tokens"
+        f"{first_row['requests']} requests, {first_row['distinct_blocks']} distinct blocks of "
+        f"{first_row['block_tokens']} tokens"
     ]
     if seeds > 1:
         notes.append(f"means over {seeds} seeds, ± half the range")
-    ran = {row["policy"] for row in rows}
-    if BOUND in ran and (base := _base(ran)):
+    policies = {row["policy"] for row in rows}
+    if BOUND in policies and (base := _baseline(policies)):
         notes.append(f"gap: share of the way from {base} to the hindsight bound {BOUND}")
     notes.append(
-        f"prefill s: seconds of all requests, each alone, under the profile {first['prefill_profile']}"
+        f"prefill s: seconds of all requests, each alone, under the profile {first_row['prefill_profile']}"
     )
-    notes.append(f"TEL: uncached tokens above {above}; over: requests above it")
+    notes.append(f"TEL: uncached tokens above {threshold_text}; over: requests above it")
     return notes
 
 
-def _base(labels: Collection[str]) -> str | None:
-    return next((base for base in BASES if base in labels), None)
+def _baseline(labels: Collection[str]) -> str | None:
+    return next((base for base in BASELINES if base in labels), None)
 
 
 def _gap(

@@ -45,7 +45,7 @@ class Workers(Generic[Work]):
         pool, path = self._start_pool()
         try:
             futures = {
-                pool.submit(_in_process, path, run, item): index for index, item in enumerate(items)
+                pool.submit(_run_loaded, path, run, item): index for index, item in enumerate(items)
             }
             for future in as_completed(futures):
                 yield futures.pop(future), future.result()
@@ -59,9 +59,9 @@ class Workers(Generic[Work]):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._pool is not None and self._folder is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -83,7 +83,7 @@ class Workers(Generic[Work]):
 _loaded: dict[str, Any] = {}
 
 
-def _in_process(path: str, run: Callable[[Any, Item], Result], item: Item) -> Result:
+def _run_loaded(path: str, run: Callable[[Any, Item], Result], item: Item) -> Result:
     if path not in _loaded:
         with open(path, "rb") as file:
             _loaded[path] = pickle.load(file)  # written by the process that started this one

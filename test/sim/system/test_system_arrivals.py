@@ -104,7 +104,7 @@ def test_sub_agents_follow_the_turn_of_their_parent():
     child = agent_turns(4.0, "a/1", 101, [1.0])
     workload = Workload(sorted([*parent, *child], key=lambda r: r.time_s))
     loop = ClosedLoop(workload)
-    assert [index for _, index in loop.begin()] == [0]
+    assert [index for _, index in loop.first_requests()] == [0]
     assert sorted(index for _, index in loop.following_requests(0, 100.0)) == [1, 3]
     assert {i: t for t, i in loop.following_requests(0, 100.0)}[1] == pytest.approx(104.0)
     assert turn_links(workload.trace).session_start == [0, 0, 0, 0]
@@ -112,7 +112,7 @@ def test_sub_agents_follow_the_turn_of_their_parent():
 
 def test_sessions_begin_at_the_given_rate():
     trace = [request(0.001 * i, (i + 1,), conversation=str(i)) for i in range(2000)]
-    starts = ClosedLoop(Workload(trace), sessions_per_hour=7200, seed=3).begin()
+    starts = ClosedLoop(Workload(trace), sessions_per_hour=7200, seed=3).first_requests()
     assert [i for _, i in starts] == list(range(2000))
     assert starts[-1][0] == pytest.approx(1000, rel=0.1)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
 from canopy_lab.sim.system import gate as gates
-from canopy_lab.sim.system.queue_order import Cached, make_queue_order
-from canopy_lab.sim.system.waiting import ProtectedFromArrival
+from canopy_lab.sim.system.queue_order import CachedTokens, make_queue_order
+from canopy_lab.sim.system.waiting import ProtectedPrefixes
 from sglang_canopy.errors import CanopyError
 from support.systems import KV_BYTES, profile, request
 
@@ -33,7 +33,7 @@ class View:
         self.now, self.processed_tokens, self._cached = 0.0, processed, cached
 
     def match_cached(self, job):
-        return Cached(self._cached[job.index], 0)
+        return CachedTokens(self._cached[job.index], 0)
 
 
 JOBS = st.lists(
@@ -53,7 +53,7 @@ def test_an_order_equals_sglangs(name, jobs):
         path = tuple(1000 * group + i for i in range(pages))
         jobs_of_canopy.append(
             Job(index=index, target=prompt, tokens_before=arrival_tokens, path=path,
-                            arrival=float(index), request=SimpleNamespace(block_tokens=10))
+                            arrival_s=float(index), request=SimpleNamespace(block_tokens=10))
         )  # fmt: skip
         reqs.append(
             SimpleNamespace(
@@ -139,7 +139,7 @@ HEAD_AND_TAIL = [
 def test_requests_behind_the_first_are_protected_from_arrival(monkeypatch):
     """The tail's prefix survives the head's evictions; if only the head is matched, it does not."""
     assert run(HEAD_AND_TAIL, device_tokens=400).cached_tokens[4] == 100
-    monkeypatch.setattr(ProtectedFromArrival, "before_step", lambda *_: None)
+    monkeypatch.setattr(ProtectedPrefixes, "before_step", lambda *_: None)
     assert run(HEAD_AND_TAIL, device_tokens=400).cached_tokens[4] < 100
 
 

@@ -128,17 +128,17 @@ def test_a_router_forgets_only_its_oldest_prefixes():
         number = draw.randrange(8)
         path = tuple(range(number * 100, number * 100 + draw.randrange(1, 15)))
         prefixes.record_sent(path, number % 3)
-        assert prefixes.longest(path) == (len(path), number % 3)
+        assert prefixes.longest_prefix(path) == (len(path), number % 3)
         assert len(prefixes) <= 2 * (50 + 15)
         for family in range(8):  # the recorded blocks of a path are a run from its start
             full_path = tuple(range(family * 100, family * 100 + 15))
-            blocks, _ = prefixes.longest(full_path)
+            blocks, _ = prefixes.longest_prefix(full_path)
             assert [prefixes._instance_of(block) >= 0 for block in full_path] == [
                 i < blocks for i in range(15)
             ]
     prefixes.record_sent(range(2000, 2060), 1)
     prefixes.record_sent(range(3000, 3060), 1)
-    assert prefixes.longest((0, 1, 2)) == (0, -1)
+    assert prefixes.longest_prefix((0, 1, 2)) == (0, -1)
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_every_token_is_accounted_for_after_every_step(
         assert not instance.decoding.jobs
         assert instance.tree.private == 0
         assert all(node.locks == node.host_locks == 0 for node in instance.tree.nodes())
-        on_host = sum(node.length for node in instance.tree.nodes() if node.host)
+        on_host = sum(node.length for node in instance.tree.nodes() if node.on_host)
         assert on_host == instance.tree.host_used
 
 

@@ -63,7 +63,7 @@ def test_host_pages_are_unlocked_when_the_disk_has_written_them(write_policy):
     disk.channel.advance(1e9)
     assert not any(node.host_locks for node in instance.tree.nodes())
     instance.tree.verify()
-    host_tokens = sum(node.length for node in instance.tree.nodes() if node.host)
+    host_tokens = sum(node.length for node in instance.tree.nodes() if node.on_host)
     assert instance.tree.host_used == host_tokens
 
 
@@ -74,7 +74,7 @@ def test_the_host_keeps_pages_being_written_and_drops_later_ones():
     simulation = serve(trace, device_tokens=500, host=host, disk=slow_disk(10.0))
     tree = simulation.instances[0].tree
     assert tree.host_used == 300
-    assert [tree.match(r.blocks).node.host for r in trace] == [
+    assert [tree.match(r.blocks).node.on_host for r in trace] == [
         True, True, True, False,
     ]  # fmt: skip
 

@@ -36,7 +36,7 @@ class EndAwareTLRU(HindsightPolicy):
 
     # victim = safe or finished blocks of the least recent leaf that has any, else the least recent
     # leaf
-    def judge(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
         tokens = self.future.block_tokens
         run = self.future.last_run(leaf)
         end = (leaf.offset + leaf.length) // tokens

@@ -39,39 +39,39 @@ class Future:
         self.block_tokens = trace[0].block_tokens if trace else 1
         self.prompt_tokens = [record.input_tokens for record in trace]
         self._index = {request.time: i for i, request in enumerate(to_requests(trace))}
-        self._starts: list[list[int]] = []
-        self._next: list[list[int]] = []
-        growth: list[int] = []
-        use: dict[int, int] = {}
+        self._run_starts: list[list[int]] = []
+        self._next_uses: list[list[int]] = []
+        growths: list[int] = []
+        next_use_of: dict[int, int] = {}
         for index in range(len(trace) - 1, -1, -1):
             record = trace[index]
             path = record.blocks
             starts: list[int] = []
             nexts: list[int] = []
             depth = 0
-            for following, run in groupby(map(use.get, path)):
+            for following, run in groupby(map(next_use_of.get, path)):
                 starts.append(depth)
                 nexts.append(NEVER if following is None else following)
                 depth += sum(1 for _ in run)
-            self._starts.append(starts)
-            self._next.append(nexts)
-            full = min(record.input_tokens // record.block_tokens, len(path))
-            following = use.get(path[full - 1]) if full else None
+            self._run_starts.append(starts)
+            self._next_uses.append(nexts)
+            full_blocks = min(record.input_tokens // record.block_tokens, len(path))
+            following = next_use_of.get(path[full_blocks - 1]) if full_blocks else None
             if following is not None:
                 grown = self.prompt_tokens[following] - record.input_tokens - record.output_tokens
-                growth.append(max(grown, 0))
-            use.update(dict.fromkeys(path, index))
-        self._starts.reverse()
-        self._next.reverse()
-        self.mean_growth_tokens = sum(growth) / len(growth) if growth else 0.0
+                growths.append(max(grown, 0))
+            next_use_of.update(dict.fromkeys(path, index))
+        self._run_starts.reverse()
+        self._next_uses.reverse()
+        self.mean_growth_tokens = sum(growths) / len(growths) if growths else 0.0
         """Mean tokens of a continued prompt in excess of its history."""
 
     def last_run(self, leaf: Leaf) -> NextUseRun:
         """Return the run that ends with ``leaf``'s last block."""
-        request = self._index[leaf.last_access]
-        starts = self._starts[request]
-        at = bisect_right(starts, (leaf.offset + leaf.length) // self.block_tokens - 1) - 1
-        return NextUseRun(starts[at], self._next[request][at])
+        request_index = self._index[leaf.last_access]
+        starts = self._run_starts[request_index]
+        run_index = bisect_right(starts, (leaf.offset + leaf.length) // self.block_tokens - 1) - 1
+        return NextUseRun(starts[run_index], self._next_uses[request_index][run_index])
 
     def needed_blocks(self, request: int, threshold_tokens: float) -> int:
         """Return the leading blocks that ``request`` needs cached for no tail excess.
@@ -94,12 +94,12 @@ class HindsightPolicy(Policy):
         self.future = future
         self._heap = LazyHeap()
 
-    def judge(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
         """Return ``(rank, keep)``: evict the least rank first, down to ``keep`` blocks of path."""
         raise NotImplementedError
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        self._heap.push(leaf, self.judge(leaf)[0])
+        self._heap.push(leaf, self.rank_and_keep(leaf)[0])
 
     def drop(self, leaf: Leaf) -> None:
         self._heap.discard(leaf)
@@ -108,7 +108,7 @@ class HindsightPolicy(Policy):
         leaf = self._heap.least()
         if leaf is None:
             return None
-        keep = self.judge(leaf)[1] * self.future.block_tokens - leaf.offset
+        keep = self.rank_and_keep(leaf)[1] * self.future.block_tokens - leaf.offset
         return Victim(leaf, max(keep, 0))
 
     def leaves(self) -> Iterator[Leaf]:

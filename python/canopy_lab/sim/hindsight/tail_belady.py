@@ -38,7 +38,7 @@ class TailBelady(HindsightPolicy):
     takes_tail_target: ClassVar[bool] = True
 
     # victim = safe blocks, else the blocks needed furthest in the future
-    def judge(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
         run = self.future.last_run(leaf)
         return self._safe_first(leaf, run, -run.next_use, run.start)
 
@@ -62,7 +62,7 @@ class LengthAwareTLRU(TailBelady):
     name: ClassVar[str] = "length-aware-tlru"
 
     # victim = safe blocks of the least recent leaf that has any, else the least recent leaf
-    def judge(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
         return self._safe_first(leaf, self.future.last_run(leaf), leaf.last_access, 0)
 
 

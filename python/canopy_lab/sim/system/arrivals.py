@@ -14,7 +14,7 @@ from sglang_canopy.errors import CanopyError
 class Arrivals(Protocol):
     """Arrival time of each request of a workload, in seconds."""
 
-    def begin(self) -> Sequence[tuple[float, int]]:
+    def first_requests(self) -> Sequence[tuple[float, int]]:
         """Return sorted (time, request) pairs of the requests that depend on no other."""
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
@@ -25,11 +25,11 @@ class OpenLoop:
     """Each request at its time in the trace, multiplied by ``stretch``."""
 
     def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
-        _positive("stretch", stretch)
-        self._times = [time * stretch for time in workload.times]
+        _check_positive("stretch", stretch)
+        self._times_s = [time * stretch for time in workload.times]
 
-    def begin(self) -> Sequence[tuple[float, int]]:
-        return [(time, index) for index, time in enumerate(self._times)]
+    def first_requests(self) -> Sequence[tuple[float, int]]:
+        return [(time, index) for index, time in enumerate(self._times_s)]
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         return ()
@@ -42,13 +42,13 @@ class TurnsWait(OpenLoop):
         super().__init__(workload, stretch)
         self._next = workload.next_turn
 
-    def begin(self) -> Sequence[tuple[float, int]]:
-        later = set(self._next)
-        return [pair for pair in super().begin() if pair[1] not in later]
+    def first_requests(self) -> Sequence[tuple[float, int]]:
+        followers = set(self._next)
+        return [pair for pair in super().first_requests() if pair[1] not in followers]
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         following = self._next[request]
-        return [] if following < 0 else [(max(self._times[following], end_s), following)]
+        return [] if following < 0 else [(max(self._times_s[following], end_s), following)]
 
 
 class ClosedLoop:
@@ -67,7 +67,7 @@ class ClosedLoop:
         seed: int = 0,
     ) -> None:
         if sessions_per_hour is not None:
-            _positive("sessions_per_hour", sessions_per_hour)
+            _check_positive("sessions_per_hour", sessions_per_hour)
         if think_cap_s is not None and not think_cap_s >= 0:
             raise CanopyError(f"think_cap_s must be 0 or more, got {think_cap_s!r}")
         links = turn_links(workload.trace, think_cap_s)
@@ -81,18 +81,18 @@ class ClosedLoop:
         if sessions_per_hour is None:
             self._starts = [(workload.times[index], index) for index in starts]
         else:
-            draw, now, self._starts = random.Random(seed), 0.0, []
+            rng, now_s, self._starts = random.Random(seed), 0.0, []
             for index in starts:
-                now += draw.expovariate(sessions_per_hour / 3600)
-                self._starts.append((now, index))
+                now_s += rng.expovariate(sessions_per_hour / 3600)
+                self._starts.append((now_s, index))
 
-    def begin(self) -> Sequence[tuple[float, int]]:
+    def first_requests(self) -> Sequence[tuple[float, int]]:
         return self._starts
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
-        return [(end_s + think, index) for think, index in self._following.get(request, ())]
+        return [(end_s + think_s, index) for think_s, index in self._following.get(request, ())]
 
 
-def _positive(name: str, value: float) -> None:
+def _check_positive(name: str, value: float) -> None:
     if not 0 < value < float("inf"):
         raise CanopyError(f"{name} must be a number above 0, got {value!r}")

@@ -48,84 +48,85 @@ class Link:
 class DiskIO:
     """One read or write of a disk."""
 
-    __slots__ = ("begin_s", "bytes", "end_s", "payload", "remaining", "size")
+    __slots__ = ("begin_s", "end_s", "payload", "remaining_bytes", "size", "total_bytes")
 
-    def __init__(self, size: float, overhead: float, payload: Any = None) -> None:
+    def __init__(self, size: float, overhead_bytes: float, payload: Any = None) -> None:
         self.size = size
-        """Payload bytes; ``bytes`` and ``remaining`` include the latency, as bytes."""
-        size += overhead
-        self.bytes = size
-        self.remaining = size
+        """Payload bytes; ``total_bytes`` and ``remaining_bytes`` include the latency, as bytes."""
+        size += overhead_bytes
+        self.total_bytes = size
+        self.remaining_bytes = size
         self.begin_s = math.nan
         self.end_s = math.inf
         self.payload = payload
 
     @property
     def done_share(self) -> float:
-        return 1.0 - self.remaining / self.bytes if self.bytes else 1.0
+        return 1.0 - self.remaining_bytes / self.total_bytes if self.total_bytes else 1.0
 
 
 class DiskChannel:
     """A FIFO queue of reads and one of writes, processed concurrently.
 
-    On a shared channel each gets half of its rate while both are busy. ``written`` is called at the
+    On a shared channel each gets half of its rate while both are busy. ``on_written`` is called at the
     end of each write.
     """
 
-    def __init__(self, spec: TierSpec, written: Callable[[DiskIO], None] | None = None) -> None:
+    def __init__(self, spec: TierSpec, on_written: Callable[[DiskIO], None] | None = None) -> None:
         self._spec = spec
-        self._written = written
+        self._on_written = on_written
         self._queues: tuple[deque[DiskIO], deque[DiskIO]] = (deque(), deque())
         self._rates = (spec.read_bytes_per_s, spec.write_bytes_per_s)
         self._now = 0.0
         self.read_bytes = 0.0
-        self._to_write = 0.0
+        self._queued_write_bytes = 0.0
         """Bytes of all writes queued so far."""
 
     @property
     def written_bytes(self) -> float:
-        return self._to_write - sum(t.size * (1.0 - t.done_share) for t in self._queues[1])
+        left_bytes = sum(write.size * (1.0 - write.done_share) for write in self._queues[1])
+        return self._queued_write_bytes - left_bytes
 
     @property
     def is_writing(self) -> bool:
         return bool(self._queues[1])
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True if a transfer was queued at the last ``advance``."""
         return bool(self._queues[0] or self._queues[1])
 
     def read(self, now: float, size: float, payload: Any = None) -> DiskIO:
-        return self._add(0, now, size, payload)
+        return self._queue(0, now, size, payload)
 
     def write(self, now: float, size: float, payload: Any = None) -> DiskIO:
-        return self._add(1, now, size, payload)
+        return self._queue(1, now, size, payload)
 
     def cancel(self, transfer: DiskIO, now: float) -> None:
         """Cancel the rest of a read; the part already read has used its time."""
         self.advance(now)
         if transfer in self._queues[0]:
             self._queues[0].remove(transfer)
-            self._start(0)
-        self.read_bytes -= transfer.remaining
+            self._start_next(0)
+        self.read_bytes -= transfer.remaining_bytes
 
     def estimate(self, transfer: DiskIO, now: float) -> float:
         """Return the end of a read, in seconds, without further arrivals."""
         self.advance(now)
         if transfer.end_s < math.inf:
             return transfer.end_s
-        queued = 0.0
+        queued_bytes = 0.0
         for read in self._queues[0]:
-            queued += read.remaining
+            queued_bytes += read.remaining_bytes
             if read is transfer:
                 break
         rate, write_rate = self._rates
         if not self._spec.shared_channel:
-            return now + queued / rate
-        shared_s = sum(t.remaining for t in self._queues[1]) / (write_rate / 2)
-        if queued / (rate / 2) <= shared_s:
-            return now + queued / (rate / 2)
-        return now + shared_s + (queued - shared_s * rate / 2) / rate
+            return now + queued_bytes / rate
+        shared_s = sum(transfer.remaining_bytes for transfer in self._queues[1]) / (write_rate / 2)
+        if queued_bytes / (rate / 2) <= shared_s:
+            return now + queued_bytes / (rate / 2)
+        return now + shared_s + (queued_bytes - shared_s * rate / 2) / rate
 
     def advance(self, now: float) -> None:
         """Process transfers up to ``now``."""
@@ -133,47 +134,47 @@ class DiskChannel:
             return
         reads, writes = self._queues
         while (reads or writes) and self._now < now:
-            half = 0.5 if self._spec.shared_channel and reads and writes else 1.0
-            read_rate, write_rate = self._rates[0] * half, self._rates[1] * half
-            step = now - self._now
+            rate_share = 0.5 if self._spec.shared_channel and reads and writes else 1.0
+            read_rate, write_rate = self._rates[0] * rate_share, self._rates[1] * rate_share
+            step_s = now - self._now
             if reads:
-                step = min(step, reads[0].remaining / read_rate)
+                step_s = min(step_s, reads[0].remaining_bytes / read_rate)
             if writes:
-                step = min(step, writes[0].remaining / write_rate)
-            self._now += step
+                step_s = min(step_s, writes[0].remaining_bytes / write_rate)
+            self._now += step_s
             if reads:
-                self._work(0, step * read_rate)
+                self._process(0, step_s * read_rate)
             if writes:
-                self._work(1, step * write_rate)
+                self._process(1, step_s * write_rate)
         if now > self._now:
             self._now = now
 
-    def _work(self, direction: int, size: float) -> None:
+    def _process(self, direction: int, size: float) -> None:
         queue = self._queues[direction]
         transfer = queue[0]
-        transfer.remaining -= size
+        transfer.remaining_bytes -= size
         # A remainder below a byte is rounding.
-        if transfer.remaining < 1.0:
-            transfer.remaining = 0.0
+        if transfer.remaining_bytes < 1.0:
+            transfer.remaining_bytes = 0.0
             transfer.end_s = self._now
             queue.popleft()
-            self._start(direction)
-            if direction and self._written is not None:
-                self._written(transfer)
+            self._start_next(direction)
+            if direction and self._on_written is not None:
+                self._on_written(transfer)
 
-    def _add(self, direction: int, now: float, size: float, payload: Any) -> DiskIO:
+    def _queue(self, direction: int, now: float, size: float, payload: Any) -> DiskIO:
         self.advance(now)
         if direction:
-            self._to_write += size
+            self._queued_write_bytes += size
         else:
             self.read_bytes += size
-        overhead = self._spec.latency_s * self._rates[direction] if size else 0.0
-        transfer = DiskIO(size, overhead, payload)
+        overhead_bytes = self._spec.latency_s * self._rates[direction] if size else 0.0
+        transfer = DiskIO(size, overhead_bytes, payload)
         self._queues[direction].append(transfer)
-        self._start(direction)
+        self._start_next(direction)
         return transfer
 
-    def _start(self, direction: int) -> None:
+    def _start_next(self, direction: int) -> None:
         queue = self._queues[direction]
         if queue and math.isnan(queue[0].begin_s):
             queue[0].begin_s = self._now

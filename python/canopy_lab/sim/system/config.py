@@ -91,11 +91,11 @@ class SystemConfig:
 
     def __post_init__(self) -> None:
         declared.check(self)
-        _arguments(
+        _check_arguments(
             f"schedule_policy {self.schedule_policy!r}",
             lambda: make_queue_order(self.schedule_policy, self.schedule_policy_config),
         )
-        _arguments(
+        _check_arguments(
             f"session_gate {self.session_gate!r}",
             lambda: make_session_gate(
                 self.session_gate, self.device_tokens, 0, self.session_gate_config
@@ -109,7 +109,7 @@ class SystemConfig:
         make_policy(self.device_policy, self.device_policy_config)
 
 
-def _arguments(name: str, make: Callable[[], object]) -> None:
+def _check_arguments(name: str, make: Callable[[], object]) -> None:
     try:
         make()
     except TypeError as error:

@@ -42,12 +42,12 @@ class RunningBatch:
         self.jobs: list[tuple[int, int, SimulatedRequest]] = []
         """Heap of (step at which the job is done, sequence, job)."""
         self._steps = 0
-        self._context = 0
+        self._context_tokens = 0
         """Tokens of all jobs."""
         self.segment: DecodeSegment | None = None
         self._claimed = False
-        self.retracted = 0
-        self._numbers = itertools.count()
+        self.retractions = 0
+        self._sequence = itertools.count()
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -57,22 +57,22 @@ class RunningBatch:
         return self._reservation.tokens(self._steps) * share
 
     def add(self, job: SimulatedRequest, left: int) -> None:
-        heapq.heappush(self.jobs, (self._steps + left, next(self._numbers), job))
+        heapq.heappush(self.jobs, (self._steps + left, next(self._sequence), job))
         self._reservation.add(job, self._steps + left + job.max_new - job.output, self._steps)
-        self._context += job.target + 1
+        self._context_tokens += job.target + 1
 
     def plan(self, now: float) -> list[SimulatedRequest]:
         """Begin a segment; return the jobs retracted for lack of memory, least output first."""
         tree, retracted = self._tree, []
-        room = (tree.free + tree.evictable) // len(self.jobs)
-        while room < 1 and len(self.jobs) > 1:
+        room_steps = (tree.free + tree.evictable) // len(self.jobs)
+        while room_steps < 1 and len(self.jobs) > 1:
             retracted.append(self._retract())
-            room = (tree.free + tree.evictable) // len(self.jobs)
+            room_steps = (tree.free + tree.evictable) // len(self.jobs)
         if retracted:
             generated = sum([self._generated_tokens(entry) for entry in self.jobs])
             limits = sum([job.max_new for _, _, job in self.jobs])
             self.ratio.record_retraction(generated, limits, len(self.jobs))
-        self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room)))
+        self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room_steps)))
         return retracted
 
     def interrupt(self, now: float) -> bool:
@@ -81,7 +81,7 @@ class RunningBatch:
             return False
         start_s, steps, end = self.segment
         batch = len(self.jobs)
-        mean = self._context / batch
+        mean = self._context_tokens / batch
         # Steps take about equally long, so the share of time estimates the share of steps.
         kept_steps = max(1, math.ceil((now - start_s) / (end - start_s) * steps))
         while kept_steps < steps and self._costs.decode(batch, mean, kept_steps) < now - start_s:
@@ -105,11 +105,11 @@ class RunningBatch:
         finished: list[SimulatedRequest] = []
         self._steps += segment.steps
         self.ratio.record_decode(segment.steps)
-        self._context += len(self.jobs) * segment.steps
+        self._context_tokens += len(self.jobs) * segment.steps
         while self.jobs and self.jobs[0][0] <= self._steps:
             _, _, job = heapq.heappop(self.jobs)
             self._reservation.remove(job)
-            self._context -= job.prompt + job.output
+            self._context_tokens -= job.prompt + job.output
             # The job's share of the allocated tokens; the last token has no KV.
             job.private += job.output - 1 - (job.target - job.prompt)
             finished.append(job)
@@ -117,8 +117,8 @@ class RunningBatch:
 
     def _plan_segment(self, start_s: float, steps: int) -> None:
         batch = len(self.jobs)
-        duration = self._costs.decode(batch, self._context / batch, steps)
-        self.segment = DecodeSegment(start_s, steps, start_s + duration)
+        duration_s = self._costs.decode(batch, self._context_tokens / batch, steps)
+        self.segment = DecodeSegment(start_s, steps, start_s + duration_s)
 
     def _retract(self) -> SimulatedRequest:
         """Retract the job with the least output; free its memory and room for further steps."""
@@ -127,17 +127,17 @@ class RunningBatch:
         self.jobs.remove(entry)
         heapq.heapify(self.jobs)
         self._reservation.remove(job)
-        self._context -= job.prompt + generated
-        self.retracted += 1
+        self._context_tokens -= job.prompt + generated
+        self.retractions += 1
         job.private += generated - 1 - (job.target - job.prompt)
         self._tree.private -= job.private
         job.private = 0
         if job.leaf is not None:
             self._tree.unlock(job.leaf)
             job.leaf = None
-        short = len(self.jobs) * RETRACT_DECODE_STEPS - self._tree.free
-        if short > 0:
-            self._tree.evict_device(short)
+        missing_tokens = len(self.jobs) * RETRACT_DECODE_STEPS - self._tree.free
+        if missing_tokens > 0:
+            self._tree.evict_device(missing_tokens)
         job.target = job.prompt + generated
         job.kv_tokens = 0
         return job

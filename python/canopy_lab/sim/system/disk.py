@@ -18,11 +18,11 @@ from sglang_canopy.policy.block_tree import Node, RadixTree
 from sglang_canopy.records import Leaf, Request
 
 
-class _Write(NamedTuple):
+class _QueuedWrite(NamedTuple):
     """A queued write: path, leading blocks already stored, request, and completion callback."""
 
     path: tuple[int, ...]
-    stored: int
+    stored_blocks: int
     request: Request
     callback: Callable[[], None]
 
@@ -66,38 +66,38 @@ class Disk:
 
     def record_use(self, path: tuple[int, ...], request: Request, now: float) -> int:
         """Record a use of ``path`` in any tier; return its leading blocks stored or queued."""
-        node, stored = self._match(path, now)
-        ranked = not node.children and not node.locks and node is not self.tree.root
-        if ranked:
+        node, stored_blocks = self._match(path, now)
+        is_ranked = not node.children and not node.locks and node is not self.tree.root
+        if is_ranked:
             self.policy.drop(node)
         self.tree.mark_used(request, node)
-        if ranked:
+        if is_ranked:
             self.policy.admit(node, self.tree.now)
-        while stored < len(path) and path[stored] in self._queued_blocks:
-            stored += 1
-        return stored
+        while stored_blocks < len(path) and path[stored_blocks] in self._queued_blocks:
+            stored_blocks += 1
+        return stored_blocks
 
     def write(
         self,
         path: tuple[int, ...],
-        stored: int,
+        stored_blocks: int,
         request: Request,
         now: float,
         callback: Callable[[], None],
     ) -> None:
-        """Write the blocks of ``path`` after the first ``stored``.
+        """Write the blocks of ``path`` after the first ``stored_blocks``.
 
         ``callback`` is called after all earlier writes, even if none is missing or this write is dropped.
         """
-        missing = path[stored:]
-        if missing and missing[-1] in self._queued_blocks:
-            missing, stored = (), len(path)
-        if not missing and not self.channel.is_writing:
+        missing_blocks = path[stored_blocks:]
+        if missing_blocks and missing_blocks[-1] in self._queued_blocks:
+            missing_blocks, stored_blocks = (), len(path)
+        if not missing_blocks and not self.channel.is_writing:
             callback()
             return
-        self._queued_blocks.update(missing)
-        size = len(missing) * self.block_bytes
-        self.channel.write(now, size, _Write(path, stored, request, callback))
+        self._queued_blocks.update(missing_blocks)
+        size = len(missing_blocks) * self.block_bytes
+        self.channel.write(now, size, _QueuedWrite(path, stored_blocks, request, callback))
 
     def sweep(self, now: float) -> None:
         self.channel.advance(now)
@@ -113,15 +113,15 @@ class Disk:
         node, hit = tree.match(path)
         if self.expiry is None or node is tree.root:
             return node, hit
-        # A parent's last use is not older than its child's: nothing above ``valid`` has expired.
-        valid: Any = node
-        while valid is not tree.root and self.expiry.has_expired(valid, now):
-            valid = valid.parent
-        if valid is node:
+        # A parent's last use is not older than its child's: nothing above ``unexpired`` has expired.
+        unexpired: Any = node
+        while unexpired is not tree.root and self.expiry.has_expired(unexpired, now):
+            unexpired = unexpired.parent
+        if unexpired is node:
             return node, hit
         self._drop_run(node, now)
-        return valid, 0 if valid is tree.root else (
-            valid.offset + valid.length
+        return unexpired, 0 if unexpired is tree.root else (
+            unexpired.offset + unexpired.length
         ) // tree.block_tokens
 
     def _drop_run(self, leaf: Node, now: float) -> None:
@@ -140,15 +140,15 @@ class Disk:
             node = parent
 
     def _finish_write(self, transfer: DiskIO) -> None:
-        write: _Write = transfer.payload
+        write: _QueuedWrite = transfer.payload
         write.callback()
         path = write.path
-        if write.stored == len(path):
+        if write.stored_blocks == len(path):
             return
-        self._queued_blocks.difference_update(path[write.stored :])
+        self._queued_blocks.difference_update(path[write.stored_blocks :])
         tree = self.tree
         node, hit = tree.match(path)
-        if hit < write.stored:
+        if hit < write.stored_blocks:
             return
         tree.lock(node)
         leaf = tree.insert(path, node, hit)

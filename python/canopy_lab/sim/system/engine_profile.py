@@ -19,8 +19,8 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 
-PROFILES = Path(__file__).parent / "profiles"
-VERSION = 1
+PROFILE_FOLDER = Path(__file__).parent / "profiles"
+FILE_VERSION = 1
 MEASURED = "measured"
 PUBLISHED = "published figures, not measured"
 
@@ -85,7 +85,7 @@ class EngineProfile:
 
     def linear_s(self, tokens: float) -> float:
         """Return the part of a prefill step that is linear in its tokens."""
-        return _line(self.prefill_tokens, self.prefill_linear_s, tokens)
+        return _interpolate(self.prefill_tokens, self.prefill_linear_s, tokens)
 
     def attend_s(self, new: float, context: float) -> float:
         """Return the seconds of attention of ``new`` tokens after ``context`` tokens.
@@ -93,14 +93,14 @@ class EngineProfile:
         Interpolated as seconds per pair of query and key, which vary little, while the number of
         pairs grows with the square.
         """
-        news, contexts = self.attention_new_tokens, self.attention_context_tokens
-        i, u = _place(news, min(max(new, news[0]), news[-1]))
-        j, v = _place(contexts, min(context, contexts[-1]))
+        new_axis, context_axis = self.attention_new_tokens, self.attention_context_tokens
+        i, row_share = _locate(new_axis, min(max(new, new_axis[0]), new_axis[-1]))
+        j, column_share = _locate(context_axis, min(context, context_axis[-1]))
         total = 0.0
-        for row, share_i in ((i, 1 - u), (i + 1, u)):
+        for row, share_i in ((i, 1 - row_share), (i + 1, row_share)):
             if not share_i:
                 continue
-            for column, share_j in ((j, 1 - v), (j + 1, v)):
+            for column, share_j in ((j, 1 - column_share), (j + 1, column_share)):
                 if share_j:
                     total += share_i * share_j * self._pair_s[row][column]
         return total * _pairs(new, context)
@@ -119,23 +119,23 @@ class EngineProfile:
     def decode_s(self, batch: float, context_tokens: float) -> float:
         """Return the seconds of a decode step of ``batch`` requests with this mean context."""
         contexts, batches = self.decode_context_tokens, self.decode_batch
-        i, u = _place(batches, batch)
-        low = _line(contexts, self.decode_step_s[i], context_tokens)
+        i, u = _locate(batches, batch)
+        low = _interpolate(contexts, self.decode_step_s[i], context_tokens)
         if not u or len(batches) == 1:
             return low
-        high = _line(contexts, self.decode_step_s[i + 1], context_tokens)
+        high = _interpolate(contexts, self.decode_step_s[i + 1], context_tokens)
         return max(low + u * (high - low), 0.0)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data, the input of ``from_json``."""
-        return {"version": VERSION, **asdict(self)}
+        return {"version": FILE_VERSION, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Any) -> EngineProfile:
         """Validate and load JSON data. Raises ``CanopyError`` naming the wrong field."""
-        if not isinstance(data, dict) or data.get("version") != VERSION:
+        if not isinstance(data, dict) or data.get("version") != FILE_VERSION:
             raise CanopyError(
-                f"an engine profile is a JSON object with version {VERSION}; make one with: "
+                f"an engine profile is a JSON object with version {FILE_VERSION}; make one with: "
                 "canopy profile --url URL --out FILE"
             )
         values = {key: value for key, value in data.items() if key != "version"}
@@ -159,7 +159,7 @@ class EngineProfile:
 
 
 def profile_names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
+    return tuple(sorted(path.stem for path in PROFILE_FOLDER.glob("*.json")))
 
 
 def load_profile(name: str | Path) -> EngineProfile:
@@ -168,7 +168,7 @@ def load_profile(name: str | Path) -> EngineProfile:
     Raises ``CanopyError`` for an unknown name, or an unreadable or invalid file.
     """
     text = str(name)
-    path = PROFILES / f"{text}.json" if text in profile_names() else Path(text)
+    path = PROFILE_FOLDER / f"{text}.json" if text in profile_names() else Path(text)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -185,7 +185,7 @@ def _pairs(new: float, context: float) -> float:
     return new * context + new * (new + 1) / 2
 
 
-def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
+def _locate(axis: Sequence[float], x: float) -> tuple[int, float]:
     """Return the segment of ``axis`` for ``x``, and the position in it; clamped to the ends."""
     if len(axis) == 1:
         return 0, 0.0
@@ -193,8 +193,8 @@ def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
     return i, (x - axis[i]) / (axis[i + 1] - axis[i])
 
 
-def _line(axis: Sequence[float], values: Sequence[float], x: float) -> float:
-    i, u = _place(axis, x)
+def _interpolate(axis: Sequence[float], values: Sequence[float], x: float) -> float:
+    i, u = _locate(axis, x)
     if not u:
         return values[i]
     return max(values[i] + u * (values[i + 1] - values[i]), 0.0)
@@ -215,12 +215,12 @@ def _check(profile: EngineProfile) -> None:
     axes = ("prefill_tokens", "attention_new_tokens", "attention_context_tokens")
     for key in (*axes, "decode_batch", "decode_context_tokens"):
         axis = getattr(profile, key)
-        if not _numbers(axis) or not axis or any(b <= a for a, b in pairwise(axis)):
+        if not _are_numbers(axis) or not axis or any(b <= a for a, b in pairwise(axis)):
             raise invalid(f"{key} must be ascending numbers of 0 or more")
     if profile.attention_new_tokens[0] < 1:
         raise invalid("attention_new_tokens must begin at 1 or more")
     line = profile.prefill_linear_s
-    if not _numbers(line) or len(line) != len(profile.prefill_tokens):
+    if not _are_numbers(line) or len(line) != len(profile.prefill_tokens):
         raise invalid("prefill_linear_s must have one time for each of prefill_tokens")
     for key, rows, columns in (
         ("attention_s", profile.attention_new_tokens, profile.attention_context_tokens),
@@ -228,23 +228,23 @@ def _check(profile: EngineProfile) -> None:
     ):
         table = getattr(profile, key)
         if len(table) != len(rows) or any(
-            not _numbers(row) or len(row) != len(columns) for row in table
+            not _are_numbers(row) or len(row) != len(columns) for row in table
         ):
             raise invalid(f"{key} must be {len(rows)} rows of {len(columns)} times of 0 or more")
     if min(map(min, profile.decode_step_s)) <= 0 or max(line) <= 0:
         raise invalid("a step must take more than 0 s")
-    if not _numbers((profile.arrival_s, profile.prefill_request_s)):
+    if not _are_numbers((profile.arrival_s, profile.prefill_request_s)):
         raise invalid("arrival_s and prefill_request_s must be 0 or more")
     for key in ("host", "disk"):
-        speed = getattr(profile, key)
-        if speed is None:
+        bandwidth = getattr(profile, key)
+        if bandwidth is None:
             continue
-        numbers = (speed.read_bytes_per_s, speed.write_bytes_per_s, speed.latency_s)
-        if not _numbers(numbers) or min(numbers[:2]) <= 0:
+        numbers = (bandwidth.read_bytes_per_s, bandwidth.write_bytes_per_s, bandwidth.latency_s)
+        if not _are_numbers(numbers) or min(numbers[:2]) <= 0:
             raise invalid(f"{key} must have bandwidths above 0")
 
 
-def _numbers(values: Sequence[Any]) -> bool:
+def _are_numbers(values: Sequence[Any]) -> bool:
     return all(
         isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) and v >= 0
         for v in values

@@ -47,7 +47,7 @@ class OpenGate:
         return None
 
 
-class Footprint(OpenGate):
+class FootprintGate(OpenGate):
     """``footprint``: the server's own gate, as with ``--canopy-session-gate auto``.
 
     ``exclusive``: the host holds only tokens that the device does not (``write_back``). ``config``:
@@ -81,7 +81,7 @@ class Footprint(OpenGate):
         return self._seniority.get(number, -1) if self.gate.waiting else None
 
 
-SESSION_GATES: dict[str, Callable[..., OpenGate]] = {"none": OpenGate, "footprint": Footprint}
+SESSION_GATES: dict[str, Callable[..., OpenGate]] = {"none": OpenGate, "footprint": FootprintGate}
 """Gates by their name in ``SystemConfig.session_gate``."""
 
 

@@ -24,7 +24,7 @@ from canopy_lab.sim.system.reservation import NewTokenRatio
 from canopy_lab.sim.system.step_costs import Costs
 from canopy_lab.sim.system.tier_spec import Expiry
 from canopy_lab.sim.system.tree import TieredTree
-from canopy_lab.sim.system.waiting import ProtectedFromArrival, Touched, WaitingPrefixes
+from canopy_lab.sim.system.waiting import ProtectedPrefixes, TouchedPrefixes, WaitingPrefixes
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 
@@ -60,8 +60,8 @@ class Instance:
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
         )
-        kind = Touched if config.touches_waiting else ProtectedFromArrival
-        prefixes: WaitingPrefixes = kind(self.tree)
+        prefixes_class = TouchedPrefixes if config.touches_waiting else ProtectedPrefixes
+        prefixes: WaitingPrefixes = prefixes_class(self.tree)
         self.queue = Queue(
             self.tree,
             costs,
@@ -89,7 +89,7 @@ class Instance:
         self.policies = [device_policy] + ([host_policy] if host_policy is not None else [])
         self.version = 0
         """Number of plans, to ignore events of replaced plans."""
-        self.end = math.inf
+        self.end_s = math.inf
         """End of the current step; infinity while idle."""
         self.busy_s = 0.0
         self.finished: list[tuple[SimulatedRequest, float]] = []
@@ -121,7 +121,7 @@ class Instance:
     def _start_waiting(self, job: SimulatedRequest, now: float) -> None:
         if self.prefetcher is not None:
             self.prefetcher.to_prefetch.append(job)
-        if not self.prefilling.full:
+        if not self.prefilling.is_full:
             self.interrupt(now)
 
     def interrupt(self, now: float) -> None:
@@ -129,7 +129,7 @@ class Instance:
         if self.decoding.interrupt(now):
             self._plan_segment()
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return self.decoding.segment is None and not self.prefilling.batch
 
     def wake_at(self, now: float) -> float:
@@ -142,7 +142,7 @@ class Instance:
     def advance(self, now: float) -> None:
         """Finish the current step, if any, at ``now``, and plan the next."""
         self.tree.now = max(self.tree.now, now)
-        if self.disk is not None and self.disk.channel.busy:
+        if self.disk is not None and self.disk.channel.is_busy:
             self.disk.channel.advance(now)
         count = len(self.finished)
         if self.prefilling.batch:
@@ -154,21 +154,21 @@ class Instance:
                 return
             self._end_segment(now)
         if self.queue.held_jobs and (len(self.finished) > count or self.queue.gate_due(now) <= now):
-            for job in self.queue.ask_gate(now):
+            for job in self.queue.offer_held(now):
                 self._start_waiting(job, now)
         self.version += 1
-        self.end = math.inf
+        self.end_s = math.inf
         prefetcher = self.prefetcher
         if prefetcher is not None and prefetcher.to_prefetch and self.waits_for_disk:
             prefetcher.start_prefetches(now)
-        planned = self._plan_prefill(now)
+        is_planned = self._plan_prefill(now)
         if prefetcher is not None and prefetcher.to_prefetch:
             # Requests admitted at once start without a prefetch.
             prefetcher.start_prefetches(now)
-        if not planned and self.decoding.jobs:
+        if not is_planned and self.decoding.jobs:
             for job in self.decoding.plan(now):
                 self.queue.readd(job)
-                self.prefilling.full = False
+                self.prefilling.is_full = False
             self._plan_segment()
         self._copy_demoted(now)
 
@@ -178,12 +178,12 @@ class Instance:
         step = self.prefilling.plan(now)
         if step is None:
             return False
-        duration = compute = step.compute_s
+        duration_s = compute_s = step.compute_s
         if step.load_tokens and self.host_link is not None:
-            _, loaded_at = self.host_link.read(now, step.load_tokens * self.placement.kv_bytes)
-            duration = self.prefilling.costs.overlapped_s(compute, loaded_at - now)
-        self.end = now + duration
-        self.busy_s += duration
+            _, loaded_s = self.host_link.read(now, step.load_tokens * self.placement.kv_bytes)
+            duration_s = self.prefilling.costs.overlapped_s(compute_s, loaded_s - now)
+        self.end_s = now + duration_s
+        self.busy_s += duration_s
         return True
 
     def _copy_demoted(self, now: float) -> bool:
@@ -192,25 +192,25 @@ class Instance:
         if not self.tree.demoted:
             return False
         copied_s = self.placement.write_demoted(now)
-        if self.end == math.inf or copied_s <= now:
+        if self.end_s == math.inf or copied_s <= now:
             return False
         # A decode segment allocates its tokens at its end, which moves.
-        self.end = max(self.end, now) + copied_s - now
+        self.end_s = max(self.end_s, now) + copied_s - now
         return True
 
     def _plan_segment(self) -> None:
         assert self.decoding.segment is not None
-        self.end = self.decoding.segment.end_s
+        self.end_s = self.decoding.segment.end_s
         self.version += 1
 
     def _end_prefill(self, now: float) -> None:
-        for job, new in self.prefilling.batch:
-            job.kv_tokens += new
+        for job, new_tokens in self.prefilling.batch:
+            job.kv_tokens += new_tokens
             self.placement.insert(job, job.kv_tokens, now)
             if job.kv_tokens < job.target:
                 continue
-            if math.isnan(job.first_token):
-                job.first_token = now
+            if math.isnan(job.first_token_s):
+                job.first_token_s = now
             remaining = job.output - (job.target - job.prompt) - 1
             if remaining <= 0:
                 self._finish(job, now)
@@ -223,7 +223,7 @@ class Instance:
         self.busy_s += now - segment.begin_s
         for job in finished:
             self._finish(job, now)
-            self.prefilling.full = False
+            self.prefilling.is_full = False
 
     def _finish(self, job: SimulatedRequest, now: float) -> None:
         request = job.request

@@ -15,7 +15,7 @@ class SimulatedRequest:
     """One request on its way through an instance."""
 
     index: int
-    arrival: float
+    arrival_s: float
     """Arrival time in seconds."""
     request: Request
     path: tuple[int, ...]
@@ -28,9 +28,9 @@ class SimulatedRequest:
     """Tokens that the instance had prefilled when the request was queued."""
     max_new: int = field(init=False)
     """``max_tokens``; at least the output."""
-    may_end: int = 0
+    limit_step: int = 0
     """Step of the running batch at which ``max_new`` is reached."""
-    clipped: bool = False
+    is_clipped: bool = False
     """True while its remaining output exceeds the maximum reservation."""
     target: int = field(init=False)
     """Tokens to prefill; more than the prompt after a retraction."""
@@ -44,18 +44,18 @@ class SimulatedRequest:
     host_hit: int = 0
     disk_hit: int = 0
     disk_start: int = 0
-    on_disk: int = -1
+    disk_blocks: int = -1
     """Leading blocks of its path stored or queued on the disk; -1 before the first check."""
     fetch: DiskIO | None = None
-    prefetched: int = 0
+    prefetch_tokens: int = 0
     """Tokens requested by its running prefetch."""
     anchor: TierNode | None = None
     """Node below which prefetched blocks are added."""
-    fetched_from: int = 0
+    fetch_start_block: int = 0
     """First block of the prefetch."""
-    fetch_deadline: float = math.inf
-    start: float = math.nan
-    first_token: float = math.nan
+    deadline_s: float = math.inf
+    start_s: float = math.nan
+    first_token_s: float = math.nan
 
     def __post_init__(self) -> None:
         self.max_new, self.target = self.output, self.prompt

@@ -64,11 +64,11 @@ class LoadedSystem:
         self._logged_times = logged_times
         self._conversations = turn_links(workload.trace).session_start
         self._by_seed = {workload.seed: workload}
-        span = max(workload.times[-1] - workload.times[0], 1e-9)
-        self.trace_rate = len(workload) / span
+        span_s = max(workload.times[-1] - workload.times[0], 1e-9)
+        self.trace_rate = len(workload) / span_s
         """The trace's own rate."""
         if loop == "closed":
-            self.trace_rate = len(set(self._conversations)) * 3600 / span
+            self.trace_rate = len(set(self._conversations)) * 3600 / span_s
 
     def run_at(self, rate: float | None = None, seed: int = 0) -> LoadRun:
         """Run at ``rate``, or at the trace's times. ``seed`` draws request times and session starts."""

@@ -19,7 +19,7 @@ from sglang_canopy.policy.block_tree import descendants
 from sglang_canopy.records import Leaf
 
 _numbers = itertools.count()
-NOWHERE, DEVICE, HOST = 0, 1, 2
+NO_TIER, DEVICE, HOST = 0, 1, 2
 """Tier whose policy ranks a node."""
 
 
@@ -27,8 +27,8 @@ class TierNode(Leaf):
     """A run of blocks below ``parent`` and the tiers it is on."""
 
     __slots__ = (
-        *("blocks", "children", "device", "device_children", "host", "host_locks", "locks"),
-        *("parent", "ranked", "ranker", "served"),
+        *("blocks", "children", "device_children", "host_locks", "locks", "on_device", "on_host"),
+        *("last_ranking_tier", "last_request", "parent", "ranking_tier"),
     )
 
     def __init__(self, parent: TierNode | None, blocks: tuple[int, ...], offset: int, length: int):
@@ -37,19 +37,19 @@ class TierNode(Leaf):
         self.parent: Any = parent
         self.blocks = blocks
         self.children: dict[int, TierNode] = {}
-        self.device = False
-        self.host = False
+        self.on_device = False
+        self.on_host = False
         self.device_children = 0
         self.locks = 0
         """Running requests whose path includes this node."""
         self.host_locks = 0
         """Prefetches that start at this node's end and writes of it to the disk. The host keeps
         such a node (SGLang's ``host_lock_ref``)."""
-        self.ranked = NOWHERE
+        self.ranking_tier = NO_TIER
         """Tier whose policy currently ranks this node."""
-        self.ranker = NOWHERE
+        self.last_ranking_tier = NO_TIER
         """Last tier whose policy ranked this node, and to which ``rank_state`` belongs."""
-        self.served = -1
+        self.last_request = -1
         """Number of the last request counted in ``hits``."""
 
 
@@ -98,10 +98,10 @@ class TierNodes:
         self.block_tokens = block_tokens
         self.expiry = host_expiry
         self.root = TierNode(None, (), 0, 0)
-        self.root.device = True
+        self.root.on_device = True
         self.device_used = 0
         self.host_used = 0
-        self._outlived: dict[TierNode, int] = {}
+        self._freed_later: dict[TierNode, int] = {}
         """Host tokens of nodes removed under a host lock, freed with the last lock."""
         self.private = 0
         """Device tokens of running requests outside the tree."""
@@ -132,19 +132,19 @@ class TierNodes:
             child = node.children.get(path[depth])
             if child is None:
                 break
-            if expiry is not None and not child.device and self._remove_if_expired(child):
+            if expiry is not None and not child.on_device and self._remove_if_expired(child):
                 break
             blocks = child.blocks
             end = depth + len(blocks)
-            whole = end <= stop and path[end - 1] == blocks[-1]
-            if not whole:
+            is_whole = end <= stop and path[end - 1] == blocks[-1]
+            if not is_whole:
                 shared = _count_shared(blocks, path, depth, stop)
                 child = self._split(child, shared)
                 end = depth + shared
             node, depth = child, end
-            if child.device:
+            if child.on_device:
                 device = child
-            if not whole:
+            if not is_whole:
                 break
         return Match(device, device.offset + device.length, node, depth, node.offset + node.length)
 
@@ -157,9 +157,9 @@ class TierNodes:
         while node is not stop:
             node.locks += 1
             if node.locks == 1:
-                if node.device:
+                if node.on_device:
                     self.evictable -= node.length
-                if node.ranked:
+                if node.ranking_tier:
                     self._unrank(node)
             node = node.parent
 
@@ -168,7 +168,7 @@ class TierNodes:
         while node is not root:
             node.locks -= 1
             if not node.locks:
-                if node.device:
+                if node.on_device:
                     self.evictable += node.length
                     if not node.device_children:
                         self._reconsider(node)
@@ -179,13 +179,13 @@ class TierNodes:
     def lock_host(self, node: TierNode) -> None:
         """Keep ``node`` on the host until ``unlock_host``, for a prefetch or disk write. Nests."""
         node.host_locks += 1
-        if node.ranked == HOST:
+        if node.ranking_tier == HOST:
             self._unrank(node)
 
     def unlock_host(self, node: TierNode) -> None:
         node.host_locks -= 1
-        if self._outlived and not node.host_locks:
-            self.host_used -= self._outlived.pop(node, 0)
+        if self._freed_later and not node.host_locks:
+            self.host_used -= self._freed_later.pop(node, 0)
         if node is not self.root and node.parent.children.get(node.blocks[0]) is node:
             self._reconsider(node)
 
@@ -196,12 +196,12 @@ class TierNodes:
             return
         self._protect(node, tenant)
 
-    def protect_anew(self, protected: Sequence[tuple[TierNode, str | None]]) -> None:
+    def replace_protection(self, protected: Sequence[tuple[TierNode, str | None]]) -> None:
         """Protect exactly these (node, tenant) pairs, in order of precedence (as
         ``protect_queue`` in ``radix/core.py``)."""
         for leaf in self.awaited:
             assert isinstance(leaf, TierNode)
-            if leaf.ranked:
+            if leaf.ranking_tier:
                 self._unrank(leaf)
             self.awaited.end_protection(leaf)
             self._reconsider(leaf)
@@ -211,12 +211,12 @@ class TierNodes:
 
     def _protect(self, node: TierNode, tenant: str | None) -> None:
         """Protect ``node`` and its deepest ancestor on the device."""
-        now, above = self.now, node
-        while above is not self.root and not above.device:
-            above = above.parent
-        ends = [node] if above in (node, self.root) else [node, above]
+        now, device_ancestor = self.now, node
+        while device_ancestor is not self.root and not device_ancestor.on_device:
+            device_ancestor = device_ancestor.parent
+        ends = [node] if device_ancestor in (node, self.root) else [node, device_ancestor]
         for end in ends:
-            if end.ranked:
+            if end.ranking_tier:
                 self._unrank(end)
             end.last_access = max(end.last_access, now)
         self.awaited.protect(node, tenant, now, *ends[1:])
@@ -227,7 +227,7 @@ class TierNodes:
         """Make the path to ``node`` the most recently used (SGLang's ``match_prefix``)."""
         now = self.now
         while node is not self.root:
-            if node.ranked:
+            if node.ranking_tier:
                 self._unrank(node)
             node.last_access = max(node.last_access, now)
             self._reconsider(node)
@@ -241,18 +241,18 @@ class TierNodes:
         device = host = evictable = 0
         for node in self.nodes():
             name = (node.offset, node.blocks[:4])
-            assert node.device or node.host, f"{name} is nowhere"
-            assert not node.device or node.parent.device, f"{name} hangs below a hole"
+            assert node.on_device or node.on_host, f"{name} is nowhere"
+            assert not node.on_device or node.parent.on_device, f"{name} hangs below a hole"
             full = len(node.blocks) * self.block_tokens
             assert full - self.block_tokens < node.length <= full, f"length of {name}"
             assert node.length == full or not node.children, f"partial block inside: {name}"
             assert node.offset == node.parent.offset + node.parent.length, f"offset of {name}"
-            children = sum(child.device for child in node.children.values())
+            children = sum(child.on_device for child in node.children.values())
             assert node.device_children == children, f"device children of {name}"
-            device += node.length * node.device
-            host += node.length * node.host
-            evictable += node.length * (node.device and not node.locks)
-            assert node.ranked == self._place(node), f"{name} is ranked in the wrong tier"
+            device += node.length * node.on_device
+            host += node.length * node.on_host
+            evictable += node.length * (node.on_device and not node.locks)
+            assert node.ranking_tier == self._tier_to_rank(node), f"{name} ranks in the wrong tier"
         assert device == self.device_used, f"device: {device} counted, {self.device_used} noted"
         assert host <= self.host_used, f"host: {host} counted, {self.host_used} noted"
         assert evictable == self.evictable, f"evictable: {evictable}, {self.evictable} noted"
@@ -261,30 +261,30 @@ class TierNodes:
 
     # ---- private ----
 
-    def _place(self, node: TierNode) -> int:
+    def _tier_to_rank(self, node: TierNode) -> int:
         if node.locks or node is self.root:
-            return NOWHERE
-        if node.device:
-            return NOWHERE if node.device_children else DEVICE
-        return HOST if node.host and not node.children and not node.host_locks else NOWHERE
+            return NO_TIER
+        if node.on_device:
+            return NO_TIER if node.device_children else DEVICE
+        return HOST if node.on_host and not node.children and not node.host_locks else NO_TIER
 
     def _reconsider(self, node: TierNode) -> None:
-        place = self._place(node)
-        if place == node.ranked:
+        tier = self._tier_to_rank(node)
+        if tier == node.ranking_tier:
             return
-        if node.ranked:
+        if node.ranking_tier:
             self._unrank(node)
-        if place:
-            node.ranked = place
-            if node.ranker != place:
-                node.ranker, node.rank_state = place, None
-            policy = self.device_policy if place == DEVICE else self.host_policy
+        if tier:
+            node.ranking_tier = tier
+            if node.last_ranking_tier != tier:
+                node.last_ranking_tier, node.rank_state = tier, None
+            policy = self.device_policy if tier == DEVICE else self.host_policy
             policy.admit(node, self.now)  # type: ignore[union-attr]
 
     def _unrank(self, node: TierNode) -> None:
-        policy = self.device_policy if node.ranked == DEVICE else self.host_policy
+        policy = self.device_policy if node.ranking_tier == DEVICE else self.host_policy
         policy.drop(node)  # type: ignore[union-attr]
-        node.ranked = NOWHERE
+        node.ranking_tier = NO_TIER
 
     def _delete(self, node: TierNode) -> None:
         """Remove ``node`` and its subtree; no part of it may be on the device."""
@@ -294,17 +294,17 @@ class TierNodes:
             deleted = stack.pop()
             if deleted.awaited_until is not None:
                 self.awaited.end_protection(deleted)
-            if deleted.host:
+            if deleted.on_host:
                 self._free_host(deleted)
-            if deleted.ranked:
+            if deleted.ranking_tier:
                 self._unrank(deleted)
             stack.extend(deleted.children.values())
 
     def _free_host(self, node: TierNode) -> None:
         """Remove ``node`` from the host; its memory is freed with the last host lock."""
-        node.host = False
+        node.on_host = False
         if node.host_locks:
-            self._outlived[node] = self._outlived.get(node, 0) + node.length
+            self._freed_later[node] = self._freed_later.get(node, 0) + node.length
         else:
             self.host_used -= node.length
 
@@ -315,10 +315,10 @@ class TierNodes:
             return False
         stack = [node]
         while stack:
-            lower = stack.pop()
-            if lower.locks or lower.host_locks or lower.device:
+            descendant = stack.pop()
+            if descendant.locks or descendant.host_locks or descendant.on_device:
                 return False
-            stack.extend(lower.children.values())
+            stack.extend(descendant.children.values())
         parent = node.parent
         self._delete(node)
         self._reconsider(parent)
@@ -329,9 +329,9 @@ class TierNodes:
         parent, tokens = node.parent, blocks * self.block_tokens
         head = TierNode(parent, node.blocks[:blocks], node.offset, tokens)
         head.inherit(node)
-        head.device, head.host = node.device, node.host
-        head.locks, head.served = node.locks, node.served
-        head.device_children = int(node.device)
+        head.on_device, head.on_host = node.on_device, node.on_host
+        head.locks, head.last_request = node.locks, node.last_request
+        head.device_children = int(node.on_device)
         parent.children[head.blocks[0]] = head
         node.blocks = node.blocks[blocks:]
         node.parent = head
@@ -340,8 +340,8 @@ class TierNodes:
         head.children[node.blocks[0]] = node
         if node.awaited_until is not None:
             self.awaited.split(node, head)
-        head.ranker = node.ranker
-        if node.ranker:
-            policy = self.device_policy if node.ranker == DEVICE else self.host_policy
+        head.last_ranking_tier = node.last_ranking_tier
+        if node.last_ranking_tier:
+            policy = self.device_policy if node.last_ranking_tier == DEVICE else self.host_policy
             policy.split(node, head)  # type: ignore[union-attr]
         return head

@@ -60,15 +60,15 @@ class Placement:
             copied = self._back_up(leaf, now)
         if self.disk is not None:
             whole = job.path[: tokens // tree.block_tokens]
-            if job.on_disk < 0:
+            if job.disk_blocks < 0:
                 prompt = job.path[: job.prompt // page * page // tree.block_tokens]
-                job.on_disk = self.disk.record_use(prompt, job.request, now)
-            if leaf.host and (copied or len(whole) > job.on_disk):
+                job.disk_blocks = self.disk.record_use(prompt, job.request, now)
+            if leaf.on_host and (copied or len(whole) > job.disk_blocks):
                 tree.lock_host(leaf)
                 self.disk.write(
-                    whole, job.on_disk, job.request, now, partial(tree.unlock_host, leaf)
+                    whole, job.disk_blocks, job.request, now, partial(tree.unlock_host, leaf)
                 )
-                job.on_disk = max(job.on_disk, len(whole))
+                job.disk_blocks = max(job.disk_blocks, len(whole))
 
     def _back_up(self, node: TierNode, now: float) -> int:
         """Copy ``node`` and its ancestors to the host if they were used often enough."""

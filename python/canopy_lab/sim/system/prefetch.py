@@ -32,11 +32,11 @@ class Prefetcher:
         self.tree = tree
         self.config = config
         self.kv_bytes = kv_bytes
-        self.occupied_most = PREFETCH_HOST_SHARE * tree.host_tokens
+        self.max_occupied_tokens = PREFETCH_HOST_SHARE * tree.host_tokens
         self.waiting_prefixes = waiting_prefixes
         self.to_prefetch: list[SimulatedRequest] = []
         """Jobs whose prefetch starts at the next step."""
-        self.occupied = 0
+        self.occupied_tokens = 0
         """Tokens requested by running prefetches, on the disk or not."""
 
     def wake_at(self, waiting: Iterable[SimulatedRequest], now: float) -> float:
@@ -44,7 +44,7 @@ class Prefetcher:
         time_s = math.inf
         for job in waiting:
             if job.fetch is not None:
-                time_s = min(time_s, self.disk.channel.estimate(job.fetch, now), job.fetch_deadline)
+                time_s = min(time_s, self.disk.channel.estimate(job.fetch, now), job.deadline_s)
         return max(time_s, now + 1e-6)
 
     def start_prefetches(self, now: float) -> None:
@@ -54,37 +54,37 @@ class Prefetcher:
         ``best_effort`` a request admitted in that round gets no prefetch.
         """
         disk, tree = self.disk, self.tree
-        size = tree.block_tokens
-        limit = self.occupied_most
+        block_tokens = tree.block_tokens
+        limit = self.max_occupied_tokens
         jobs, self.to_prefetch = self.to_prefetch, []
         for index, job in enumerate(jobs):
-            if self.occupied >= limit:
+            if self.occupied_tokens >= limit:
                 # As SGLang's limiter: requests that have not started retry in the next round.
                 self.to_prefetch = jobs[index:]
                 return
-            if not math.isnan(job.start):
+            if not math.isnan(job.start_s):
                 continue
-            path = job.path[: (job.prompt - 1) // size]
+            path = job.path[: (job.prompt - 1) // block_tokens]
             match = tree.match(path)
-            self.waiting_prefixes.looked_up(job, match.node)
+            self.waiting_prefixes.record_match(job, match.node)
             cached_tokens = match.tokens
-            if match.node is not tree.root and not match.node.host:
+            if match.node is not tree.root and not match.node.on_host:
                 continue
             if job.prompt - 1 - cached_tokens < self.config.prefetch_threshold_tokens:
                 continue
-            tokens = disk.count_leading(path, now) * size - cached_tokens
+            tokens = disk.count_leading(path, now) * block_tokens - cached_tokens
             if tokens < max(1, self.config.prefetch_threshold_tokens):
                 continue
-            room = tree.claim_host(tokens) // size * size
-            if room < max(1, self.config.prefetch_threshold_tokens):
+            claimed_tokens = tree.claim_host(tokens) // block_tokens * block_tokens
+            if claimed_tokens < max(1, self.config.prefetch_threshold_tokens):
                 continue
-            tree.host_used += room
-            job.prefetched = job.prompt - 1 - cached_tokens
-            self.occupied += job.prefetched
-            job.fetched_from = match.blocks
+            tree.host_used += claimed_tokens
+            job.prefetch_tokens = job.prompt - 1 - cached_tokens
+            self.occupied_tokens += job.prefetch_tokens
+            job.fetch_start_block = match.blocks
             job.anchor = match.node
             tree.lock_host(match.node)
-            job.fetch = disk.channel.read(now, room * self.kv_bytes, room)
+            job.fetch = disk.channel.read(now, claimed_tokens * self.kv_bytes, claimed_tokens)
 
     def settle(self, job: SimulatedRequest, now: float) -> bool:
         """Return True if a request may start: its prefetch is done, or is cancelled now."""
@@ -97,28 +97,28 @@ class Prefetcher:
             return False
         tokens = fetch.payload
         if not is_complete and policy == "timeout":
-            if job.fetch_deadline == math.inf:
-                ki = (job.prompt - job.fetched_from * tree.block_tokens) / 1024
-                job.fetch_deadline = (
+            if job.deadline_s == math.inf:
+                kilotokens = (job.prompt - job.fetch_start_block * tree.block_tokens) / 1024
+                job.deadline_s = (
                     now
                     + self.config.prefetch_timeout_base_s
-                    + ki * self.config.prefetch_timeout_per_ki_token_s
+                    + kilotokens * self.config.prefetch_timeout_per_ki_token_s
                 )
-            if now < job.fetch_deadline:
+            if now < job.deadline_s:
                 return False
         job.fetch = None
-        self.occupied -= job.prefetched
+        self.occupied_tokens -= job.prefetch_tokens
         anchor, job.anchor = job.anchor, None
         tree.host_used -= tokens
         if not is_complete:
             disk.channel.cancel(fetch, now)
             batch = PREFETCH_BATCH_PAGES * self.config.page_tokens
             tokens = int(fetch.done_share * tokens) // batch * batch
-        blocks = job.fetched_from + tokens // tree.block_tokens
+        blocks = job.fetch_start_block + tokens // tree.block_tokens
         if tokens:
             path = job.path[:blocks]
-            added_tokens = tree.add_to_host(path, job.fetched_from, blocks, disk.deepest_leaf(path))
-            job.disk_hit = added_tokens
-            job.disk_start = blocks * tree.block_tokens - added_tokens
+            added = tree.add_to_host(path, job.fetch_start_block, blocks, disk.deepest_leaf(path))
+            job.disk_hit = added
+            job.disk_start = blocks * tree.block_tokens - added
         tree.unlock_host(anchor)  # type: ignore[arg-type]  # set with the fetch
         return True

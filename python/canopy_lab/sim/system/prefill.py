@@ -46,15 +46,15 @@ class PrefillBatch:
         self.batch: list[tuple[SimulatedRequest, int]] = []
         """Jobs of the current step, with their new tokens."""
         self._chunked: SimulatedRequest | None = None
-        self.full = False
+        self.is_full = False
         """True after a step without room for another request, until a request finishes."""
 
     def plan(self, now: float) -> PrefillStep | None:
         """Plan the next step and allocate its memory; ``None`` if there is nothing to prefill."""
         running_count = len(self._running)
         if not running_count:
-            self.full = False
-        if (self.full or not self._queue.jobs) and self._chunked is None:
+            self.is_full = False
+        if (self.is_full or not self._queue.jobs) and self._chunked is None:
             return None
         config = self._config
         self._queue.sort(now, () if self._chunked is None else (self._chunked,))
@@ -68,62 +68,62 @@ class PrefillBatch:
             job = self._chunked
             remaining = job.target - job.kv_tokens
             limit = self._queue.share(remaining, page, chunk_left)
-            new = min(remaining, chunk_left if limit is None else limit)
-            self._claim(job, new)
-            batch.append((job, new))
-            chunk_left -= new
-            input_left -= new
+            new_tokens = min(remaining, chunk_left if limit is None else limit)
+            self._claim(job, new_tokens)
+            batch.append((job, new_tokens))
+            chunk_left -= new_tokens
+            input_left -= new_tokens
             # The batch's tokens are allocated; its output and one page are reserved.
-            padding += -new % page + page
-            if new == remaining:
+            padding += -new_tokens % page + page
+            if new_tokens == remaining:
                 self._chunked = None
             # the chunked prefill's end may free room
-            reserved += remaining - new + min(job.max_new, CLIP_OUTPUT_TOKENS)
+            reserved += remaining - new_tokens + min(job.max_new, CLIP_OUTPUT_TOKENS)
         for job in self._queue.jobs:
             if input_left <= 0 or chunk_left <= 0:
                 break
             if running_count + len(batch) >= config.max_running:
-                self.full = True
+                self.is_full = True
                 break
             if job in self._queue.deferred:
                 continue
             if job.fetch is not None and not self._prefetcher.settle(job, now):  # type: ignore[union-attr]
                 continue
-            if self._chunked is not None and self._to_compute(job) > chunk_left:
+            if self._chunked is not None and self._uncached_tokens(job) > chunk_left:
                 break
             admission = self._admit(job, reserved + padding, chunk_left)
             if admission is None:
                 if self._chunked is not None:
                     break  # there may be room once the chunked prefill is done
-                self.full = bool(batch) or running_count > 0
-                if not self.full:
-                    self._refuse(job)
+                self.is_full = bool(batch) or running_count > 0
+                if not self.is_full:
+                    self._check_fits(job)
                 break
-            new, loaded = admission
-            load_tokens += loaded
-            if math.isnan(job.start):
-                job.start = now
-            batch.append((job, new))
+            new_tokens, loaded_tokens = admission
+            load_tokens += loaded_tokens
+            if math.isnan(job.start_s):
+                job.start_s = now
+            batch.append((job, new_tokens))
             admitted.append(job)
-            chunk_left -= new
-            input_left -= new
-            padding += -new % page + page
-            if job.kv_tokens + new < job.target:
+            chunk_left -= new_tokens
+            input_left -= new_tokens
+            padding += -new_tokens % page + page
+            if job.kv_tokens + new_tokens < job.target:
                 self._chunked = job
                 break
             reserved += min(job.max_new, CLIP_OUTPUT_TOKENS)
             if self._tree.free + self._tree.evictable <= reserved + padding:
-                self.full = self._chunked is None
+                self.is_full = self._chunked is None
                 break
         if not batch:
             return None
         if admitted:
             self._queue.admit(admitted)
         self.batch = batch
-        tokens = sum([new for _, new in batch])
+        tokens = sum([new_tokens for _, new_tokens in batch])
         self._queue.processed_tokens += tokens
-        compute = self.costs.prefill([(new, job.kv_tokens) for job, new in batch])
-        return PrefillStep(compute, tokens, load_tokens)
+        compute_s = self.costs.prefill([(new_tokens, job.kv_tokens) for job, new_tokens in batch])
+        return PrefillStep(compute_s, tokens, load_tokens)
 
     def _admit(
         self, job: SimulatedRequest, reserved: float, chunk_left: int
@@ -136,18 +136,18 @@ class PrefillBatch:
         tree.lock(match.node)
         device = min(match.device_tokens // page * page, limit)
         hit = min(match.tokens // page * page, limit)
-        load = match.tokens - match.device_tokens if hit > device else 0
-        if load < max(1, self._config.load_back_threshold_tokens):
-            hit, load = device, 0
-        need = load + job.target - hit
-        if need + reserved_output(job) + page >= tree.free + tree.evictable - reserved:
+        load_tokens = match.tokens - match.device_tokens if hit > device else 0
+        if load_tokens < max(1, self._config.load_back_threshold_tokens):
+            hit, load_tokens = device, 0
+        needed_tokens = load_tokens + job.target - hit
+        if needed_tokens + reserved_output(job) + page >= tree.free + tree.evictable - reserved:
             tree.unlock(match.node)
-            self._prefixes.looked_up(job, match.node)
+            self._prefixes.record_match(job, match.node)
             return None
-        if load:
-            short = load - tree.free
-            if short > 0:
-                tree.evict_device(short)
+        if load_tokens:
+            missing_tokens = load_tokens - tree.free
+            if missing_tokens > 0:
+                tree.evict_device(missing_tokens)
             tree.load(match.node)
             anchor = match.node
         else:
@@ -156,9 +156,9 @@ class PrefillBatch:
                 tree.lock(anchor)
                 tree.unlock(match.node)
         job.leaf = anchor
-        new = min(job.target - hit, chunk_left)
-        if hit + new < job.target:
-            new = max((hit + new) // page * page - hit, min(page, new))
+        new_tokens = min(job.target - hit, chunk_left)
+        if hit + new_tokens < job.target:
+            new_tokens = max((hit + new_tokens) // page * page - hit, min(page, new_tokens))
         if job.target == job.prompt:
             job.device_hit, job.host_hit = device, hit - device
             if job.disk_hit:
@@ -167,10 +167,10 @@ class PrefillBatch:
                     0, min(job.disk_start + job.disk_hit, hit) - max(job.disk_start, device)
                 )
         job.kv_tokens = hit
-        self._claim(job, new)
-        return new, load
+        self._claim(job, new_tokens)
+        return new_tokens, load_tokens
 
-    def _to_compute(self, job: SimulatedRequest) -> int:
+    def _uncached_tokens(self, job: SimulatedRequest) -> int:
         cached = self._queue.match_cached(job)
         return job.target - cached.device - cached.host
 
@@ -178,12 +178,12 @@ class PrefillBatch:
         self._tree.claim(tokens)
         job.private += tokens
 
-    def _refuse(self, job: SimulatedRequest) -> None:
+    def _check_fits(self, job: SimulatedRequest) -> None:
         """Raise ``CanopyError`` if ``job`` exceeds an empty instance."""
-        need = job.target + reserved_output(job) + self._config.page_tokens
-        if need < self._config.device_tokens:
+        needed_tokens = job.target + reserved_output(job) + self._config.page_tokens
+        if needed_tokens < self._config.device_tokens:
             return
         raise CanopyError(
-            f"request {job.index + 1} needs {need} tokens of device memory (prompt and output), "
+            f"request {job.index + 1} needs {needed_tokens} tokens of device memory (prompt and output), "
             f"device_tokens is {self._config.device_tokens}; give more, or leave the request out"
         )

@@ -10,7 +10,7 @@ from canopy_lab.sim.system.gate import OpenGate
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.queue_order import (
     BoundedShortestFirst,
-    Cached,
+    CachedTokens,
     QueueOrder,
     ShortestPrefillFirst,
 )
@@ -41,7 +41,7 @@ class Queue:
         self._order = order
         self._gate = gate
         self._prefixes = prefixes
-        self._was_asked = False
+        self._was_matched = False
         self.jobs: list[SimulatedRequest] = []
         self.held_jobs: list[SimulatedRequest] = []
         """Jobs held by the gate, oldest first."""
@@ -61,7 +61,7 @@ class Queue:
         self._append(job, now)
         return True
 
-    def ask_gate(self, now: float) -> list[SimulatedRequest]:
+    def offer_held(self, now: float) -> list[SimulatedRequest]:
         """Offer held jobs to the gate again; return the admitted jobs."""
         admitted, refused = [], []
         for job in self.held_jobs:
@@ -74,7 +74,7 @@ class Queue:
         return admitted
 
     def gate_due(self, now: float) -> float:
-        """Return the time of the next ``ask_gate``; infinity if no job is held."""
+        """Return the time of the next ``offer_held``; infinity if no job is held."""
         return self._gate.wake_at(now) if self.held_jobs else math.inf
 
     def record_end(self, job: SimulatedRequest, now: float) -> None:
@@ -100,7 +100,7 @@ class Queue:
 
     def sort(self, now: float, computing: Sequence[SimulatedRequest] = ()) -> None:
         """Sort the queue for a step that may admit jobs. ``computing``: the chunked prefill."""
-        self.now, self._was_asked = now, False
+        self.now, self._was_matched = now, False
         if self.jobs:
             self._oldest_sessions_first()
             if isinstance(self._order, BoundedShortestFirst):
@@ -109,7 +109,7 @@ class Queue:
                 self._order.defer()
             else:
                 self.jobs = list(self._order.order(self.jobs, self))
-        self._prefixes.before_step(self.jobs, self._was_asked)
+        self._prefixes.before_step(self.jobs, self._was_matched)
 
     def share(self, remaining_tokens: int, page: int, step_tokens: int) -> int | None:
         """Return the step's tokens for a chunked prefill with ``remaining_tokens`` left, or ``None``.
@@ -136,14 +136,14 @@ class Queue:
         rank = {job.index: self._gate.seniority(job.index) for job in self.jobs}
         self.jobs.sort(key=lambda job: rank[job.index] or 0)
 
-    def match_cached(self, job: SimulatedRequest) -> Cached:
-        self._was_asked = True
+    def match_cached(self, job: SimulatedRequest) -> CachedTokens:
+        self._was_matched = True
         tree, page = self._tree, self._page
         match = tree.match(job.path_of_prompt(tree.block_tokens))
-        self._prefixes.looked_up(job, match.node)
+        self._prefixes.record_match(job, match.node)
         limit = (job.target - 1) // page * page
         device = min(match.device_tokens // page * page, limit)
-        return Cached(device, min(match.tokens // page * page, limit) - device)
+        return CachedTokens(device, min(match.tokens // page * page, limit) - device)
 
     def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
         return self._costs.marginal(new_tokens, context_tokens, self.step_tokens)

@@ -15,14 +15,14 @@ from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BASE_BUDGET_S, COST_FACTOR, BoundedShortest
 from sglang_canopy.schedule.cost import MIN_S, Prefill
 
-MATCHED_AT_MOST = 128
+MAX_MATCHED = 128
 """SGLang's ``lpm`` and ``hrrn`` do not sort longer queues (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
 IN_BATCH_TOKENS = 32
 """A request with at most this many cached tokens waits for an earlier request that shares more
 (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEPRIORITIZE_THRESHOLD``)."""
 
 
-class Cached(NamedTuple):
+class CachedTokens(NamedTuple):
     """Cached tokens of a prompt: on the device, and further tokens on the host."""
 
     device: int
@@ -39,7 +39,7 @@ class QueueView(Protocol):
     step_tokens: int
     """Token limit of one step."""
 
-    def match_cached(self, job: SimulatedRequest) -> Cached:
+    def match_cached(self, job: SimulatedRequest) -> CachedTokens:
         """Match ``job`` in whole pages without its last token, as SGLang's ``match_prefix`` does.
 
         The match is protected or touched (``waiting.py``).
@@ -60,7 +60,7 @@ class QueueOrder(Protocol):
     ) -> Sequence[SimulatedRequest]:
         """Return ``waiting`` in admission order; called before each prefill step that may admit.
 
-        ``waiting`` has the order returned last, with new jobs at the end. A job has ``arrival`` (s),
+        ``waiting`` has the order returned last, with new jobs at the end. A job has ``arrival_s`` (s),
         ``prompt`` and ``output`` (tokens; only an oracle reads ``output``), ``request`` (``tenant``,
         ``conversation``, ...) and ``index`` in the trace. Return a permutation of ``waiting``.
         """
@@ -81,10 +81,10 @@ class LongestPrefixMatch:
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
     ) -> Sequence[SimulatedRequest]:
-        if len(waiting) > MATCHED_AT_MOST:
+        if len(waiting) > MAX_MATCHED:
             return waiting
-        cached, deferred = matches(waiting, view)
-        return sorted(waiting, key=lambda j: (j in deferred, -cached[j]))
+        cached, deferred = match_waiting(waiting, view)
+        return sorted(waiting, key=lambda job: (job in deferred, -cached[job]))
 
 
 class HighestResponseRatioNext:
@@ -93,9 +93,9 @@ class HighestResponseRatioNext:
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
     ) -> Sequence[SimulatedRequest]:
-        if len(waiting) > MATCHED_AT_MOST:
+        if len(waiting) > MAX_MATCHED:
             return waiting
-        cached, deferred = matches(waiting, view)
+        cached, deferred = match_waiting(waiting, view)
 
         def rank(job: SimulatedRequest) -> tuple[bool, float, int]:
             uncached = max(job.target - cached[job], 1)
@@ -115,9 +115,9 @@ class ShortestPrefillFirst:
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
     ) -> Sequence[SimulatedRequest]:
-        cached, deferred = matches(waiting, view)
-        self._uncached = {job: max(1, job.target - cached[job]) for job in waiting}
-        return sorted(waiting, key=lambda j: (j in deferred, j.target - cached[j], j.arrival))
+        cached, deferred = match_waiting(waiting, view)
+        self._uncached = {j: max(1, j.target - cached[j]) for j in waiting}
+        return sorted(waiting, key=lambda j: (j in deferred, j.target - cached[j], j.arrival_s))
 
     def share(
         self, remaining: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
@@ -128,9 +128,9 @@ class ShortestPrefillFirst:
         """
         shared_tokens = 0
         for job in waiting if step_tokens >= 2 * page else ():
-            work = self._uncached[job]
-            pages = -(-work // page) * page
-            if work >= remaining or shared_tokens + pages > step_tokens - page:
+            uncached = self._uncached[job]
+            pages = -(-uncached // page) * page
+            if uncached >= remaining or shared_tokens + pages > step_tokens - page:
                 break
             shared_tokens += pages
         return waiting, (step_tokens - shared_tokens) // page * page if shared_tokens else None
@@ -223,16 +223,16 @@ class BoundedShortestFirst:
         return self._view.now
 
 
-def matches(
+def match_waiting(
     waiting: Sequence[SimulatedRequest], view: QueueView
 ) -> tuple[dict[SimulatedRequest, int], set[SimulatedRequest]]:
     """Return the cached tokens of each job, and the jobs that wait for an earlier one.
 
     SGLang's ``_compute_prefix_matches``: of the requests that share an uncomputed prefix, only the
-    first keeps its place, so that the others hit it.
+    first keeps its position, so that the others hit it.
     """
     cached_tokens: dict[SimulatedRequest, int] = {}
-    waiting_jobs: set[SimulatedRequest] = set()
+    deferred: set[SimulatedRequest] = set()
     seen_blocks: set[Hashable] = set()
     for job in waiting:
         hits = view.match_cached(job)
@@ -241,10 +241,10 @@ def matches(
         index = -(-IN_BATCH_TOKENS // max(job.request.block_tokens, 1)) - 1
         if hits.device <= IN_BATCH_TOKENS and index < len(job.path):
             if job.path[index] in seen_blocks:
-                waiting_jobs.add(job)
+                deferred.add(job)
             else:
                 seen_blocks.add(job.path[index])
-    return cached_tokens, waiting_jobs
+    return cached_tokens, deferred
 
 
 QUEUE_ORDERS: dict[str, Callable[..., QueueOrder]] = {

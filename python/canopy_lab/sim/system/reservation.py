@@ -30,27 +30,27 @@ class NewTokenRatio:
     """Reserved share of the running requests' remaining output."""
 
     def __init__(self, conservativeness: float = 1.0) -> None:
-        self._start = min(INIT_RATIO * conservativeness, 1.0)
-        self._min_ratio = self._start * MIN_SHARE
-        self._decay = (self._start - self._min_ratio) / DECAY_STEPS
-        self.current = self._start
+        self._start_ratio = min(INIT_RATIO * conservativeness, 1.0)
+        self._min_ratio = self._start_ratio * MIN_SHARE
+        self._decay = (self._start_ratio - self._min_ratio) / DECAY_STEPS
+        self.current = self._start_ratio
 
     def record_decode(self, steps: int) -> None:
         """Decay the ratio after ``steps`` decode steps without a retraction."""
         if self.current > self._min_ratio:
             self.current = max(self.current - steps * self._decay, self._min_ratio)
 
-    def record_retraction(self, made_tokens: int, limit_tokens: int, jobs: int) -> None:
+    def record_retraction(self, generated_tokens: int, limit_tokens: int, jobs: int) -> None:
         """Estimate the ratio after a retraction.
 
-        ``made_tokens``, ``limit_tokens``: generated and maximum output of the remaining ``jobs``.
+        ``generated_tokens``, ``limit_tokens``: generated and maximum output of the remaining ``jobs``.
         """
-        expected = made_tokens + RETRACT_DECODE_STEPS * jobs
+        expected = generated_tokens + RETRACT_DECODE_STEPS * jobs
         self.current = min(1.0, expected / (limit_tokens + 1))
 
     def reset(self) -> None:
         """Return to the start; called when the instance is idle."""
-        self.current = self._start
+        self.current = self._start_ratio
 
 
 class Reservation:
@@ -61,42 +61,42 @@ class Reservation:
 
     def __init__(self) -> None:
         self._ends_sum = 0
-        self._exact = 0
-        self._clipped = 0
+        self._exact_jobs = 0
+        self._clipped_jobs = 0
         self._to_clip: list[tuple[int, int, SimulatedRequest]] = []
         """Heap of (step at which a job is no longer clipped, sequence, job)."""
         self._numbers = itertools.count()
 
-    def add(self, job: SimulatedRequest, end: int, now: int) -> None:
-        """Add a job that may generate until step ``end``."""
-        job.may_end = end
-        job.clipped = end - now > CLIP_OUTPUT_TOKENS
-        if job.clipped:
-            self._clipped += 1
-            heapq.heappush(self._to_clip, (end - CLIP_OUTPUT_TOKENS, next(self._numbers), job))
+    def add(self, job: SimulatedRequest, end_step: int, step: int) -> None:
+        """Add a job that may generate until step ``end_step``."""
+        job.limit_step = end_step
+        job.is_clipped = end_step - step > CLIP_OUTPUT_TOKENS
+        if job.is_clipped:
+            self._clipped_jobs += 1
+            heapq.heappush(self._to_clip, (end_step - CLIP_OUTPUT_TOKENS, next(self._numbers), job))
         else:
-            self._exact += 1
-            self._ends_sum += end
+            self._exact_jobs += 1
+            self._ends_sum += end_step
 
     def remove(self, job: SimulatedRequest) -> None:
-        if job.clipped:
-            self._clipped -= 1
-            job.clipped = False
+        if job.is_clipped:
+            self._clipped_jobs -= 1
+            job.is_clipped = False
         else:
-            self._exact -= 1
-            self._ends_sum -= job.may_end
+            self._exact_jobs -= 1
+            self._ends_sum -= job.limit_step
 
-    def tokens(self, now: int) -> int:
-        """Return the sum at step ``now``."""
+    def tokens(self, step: int) -> int:
+        """Return the sum at step ``step``."""
         heap = self._to_clip
-        while heap and heap[0][0] <= now:
-            since, _, job = heapq.heappop(heap)
-            if job.clipped and job.may_end - CLIP_OUTPUT_TOKENS == since:
-                job.clipped = False
-                self._clipped -= 1
-                self._exact += 1
-                self._ends_sum += job.may_end
-        return self._ends_sum - self._exact * now + self._clipped * CLIP_OUTPUT_TOKENS
+        while heap and heap[0][0] <= step:
+            clip_step, _, job = heapq.heappop(heap)
+            if job.is_clipped and job.limit_step - CLIP_OUTPUT_TOKENS == clip_step:
+                job.is_clipped = False
+                self._clipped_jobs -= 1
+                self._exact_jobs += 1
+                self._ends_sum += job.limit_step
+        return self._ends_sum - self._exact_jobs * step + self._clipped_jobs * CLIP_OUTPUT_TOKENS
 
 
 def reserved_output(job: SimulatedRequest) -> int:

@@ -13,12 +13,12 @@ IMBALANCE_RATIO = 1.5
 """Prefix-aware: above both, balance load (``--balance-abs-threshold``, ``-rel-threshold``)."""
 
 
-BLOCKS_KEPT = 1 << 20
+MAX_KNOWN_BLOCKS = 1 << 20
 """Blocks remembered: 2^26 characters (``--max-tree-size``) at 16 tokens of four characters. The
 router has this limit per server; here it is for all servers, and up to twice as many are kept."""
 
 
-class Loaded(Protocol):
+class LoadedInstance(Protocol):
     """An instance's load, as seen by a router."""
 
     @property
@@ -29,11 +29,11 @@ class Loaded(Protocol):
 class KnownPrefixes:
     """The instance to which a router last sent each prefix.
 
-    Evictions are not known. Prefixes expire after ``blocks_kept`` further blocks.
+    Evictions are not known. Prefixes expire after ``max_blocks`` further blocks.
     """
 
-    def __init__(self, blocks_kept: int = BLOCKS_KEPT) -> None:
-        self._limit = blocks_kept
+    def __init__(self, max_blocks: int = MAX_KNOWN_BLOCKS) -> None:
+        self._limit = max_blocks
         self._sent_to: dict[int, int] = {}
         """Block -> instance. Ids are chained and whole paths are recorded, so the known part of a
         path is a prefix."""
@@ -43,7 +43,7 @@ class KnownPrefixes:
     def __len__(self) -> int:
         return len(self._sent_to) + len(self._previous)
 
-    def longest(self, path: Sequence[int]) -> tuple[int, int]:
+    def longest_prefix(self, path: Sequence[int]) -> tuple[int, int]:
         """Return the number of known leading blocks of ``path``, and the instance of the last
         (-1 if there is none)."""
         low, high = 0, len(path)
@@ -73,7 +73,7 @@ class Router:
     first instance with the fewest requests if there is none or the load is unbalanced.
     """
 
-    def __init__(self, name: str, instances: Sequence[Loaded]) -> None:
+    def __init__(self, name: str, instances: Sequence[LoadedInstance]) -> None:
         self._name = name
         self._instances = instances
         self._next = 0
@@ -91,12 +91,12 @@ class Router:
         return self._by_prefix(path)
 
     def _by_prefix(self, path: Sequence[int]) -> int:
-        requests = [i.request_count for i in self._instances]
-        most, fewest = max(requests), min(requests)
-        chosen = requests.index(fewest)
-        balanced = most - fewest <= IMBALANCE_REQUESTS or most <= fewest * IMBALANCE_RATIO
-        if balanced and path:
-            blocks, instance = self._prefixes.longest(path)
+        requests = [instance.request_count for instance in self._instances]
+        most, least = max(requests), min(requests)
+        chosen = requests.index(least)
+        is_balanced = most - least <= IMBALANCE_REQUESTS or most <= least * IMBALANCE_RATIO
+        if is_balanced and path:
+            blocks, instance = self._prefixes.longest_prefix(path)
             if blocks > MATCH_SHARE * len(path):
                 chosen = instance
         self._prefixes.record_sent(path, chosen)

@@ -50,25 +50,25 @@ def simulate_system(
     Raises ``CanopyError`` for an empty or unsorted trace, or a request that does not fit on the
     device.
     """
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     workload = trace if isinstance(trace, Workload) else Workload(trace)
     if arrivals is None:
         arrivals = OpenLoop(workload)
     run = _SystemRun(workload, config, profile, arrivals)
     with _rare_collections():
         run.serve()
-    return run.result(time.perf_counter() - started)
+    return run.result(time.perf_counter() - start_s)
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """Run the garbage collector rarely: without cycles, it only costs a tenth of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], _COLLECT_EVERY), *before[1:])
+    thresholds = gc.get_threshold()
+    gc.set_threshold(max(thresholds[0], _COLLECT_EVERY), *thresholds[1:])
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)
 
 
 class _SystemRun:
@@ -98,19 +98,19 @@ class _SystemRun:
         self.sequence = 0
         self.events = 0
         count = len(workload)
-        self.ttft = array("d", [0.0]) * count
-        self.e2e = array("d", [0.0]) * count
+        self.ttft_s = array("d", [0.0]) * count
+        self.e2e_s = array("d", [0.0]) * count
         self.tpot_sum, self.tpot_count = 0.0, 0
-        self.queued = 0.0
+        self.queue_s = 0.0
         self.cached = array("q", [0]) * count
-        self.due = array("d", [0.0]) * count
+        self.due_s = array("d", [0.0]) * count
         self.prompts = array("q", [0]) * count
         self.hits = {"device": 0, "host": 0, "disk": 0}
         self.saved = dict.fromkeys(self.hits, 0.0)
         self.costs = costs
-        self.prompt = self.output = 0
-        self.fixed = arrivals.begin()
-        self.start_s = self.end_s = self.fixed[0][0]
+        self.prompt_tokens = self.output_tokens = 0
+        self.first_arrivals = arrivals.first_requests()
+        self.start_s = self.end_s = self.first_arrivals[0][0]
         self.clock = -math.inf
         self.tier_usage = TierUsage(
             self.instances, self.disks, profile.kv_bytes_per_token, self.end_s
@@ -118,14 +118,14 @@ class _SystemRun:
 
     def serve(self) -> None:
         """Run from the first arrival to the last token."""
-        heap, fixed = self.heap, self.fixed
-        count, index = len(fixed), 0
-        span = max(self.workload.times[-1] - self.workload.times[0], 1.0)
-        sweep_every = span / _SWEEPS if self._expires() else math.inf
+        heap, first_arrivals = self.heap, self.first_arrivals
+        count, index = len(first_arrivals), 0
+        span_s = max(self.workload.times[-1] - self.workload.times[0], 1.0)
+        sweep_every = span_s / _SWEEPS if self._expires() else math.inf
         next_sweep = self.start_s + sweep_every
         while index < count or heap:
-            if index < count and (not heap or (fixed[index][0], _ARRIVAL) <= heap[0][:2]):
-                now, number = fixed[index]
+            if index < count and (not heap or (first_arrivals[index][0], _ARRIVAL) <= heap[0][:2]):
+                now, number = first_arrivals[index]
                 index += 1
                 self.events += 1
                 self._arrive(number, now)
@@ -147,18 +147,18 @@ class _SystemRun:
             instance.check_empty()
 
     def _arrive(self, number: int, now: float) -> None:
-        arrived = self.workload.request(number)
+        request, *sizes = self.workload.request(number)
         # Policies receive a request's arrival time in the simulation; no two are equal.
         self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
-        arrived[0].time = self.clock
-        job = SimulatedRequest(number, now, *arrived)
+        request.time = self.clock
+        job = SimulatedRequest(number, now, request, *sizes)
         instance = self.instances[self.router.choose(job.request.path)]
         version = instance.version
         instance.arrive(job, now)
-        if instance.idle():
+        if instance.is_idle():
             self._step(instance, now)
         elif instance.version != version:
-            self._push(instance.end, _STEP, (instance, instance.version))
+            self._push(instance.end_s, _STEP, (instance, instance.version))
 
     def _step(self, instance: Instance, now: float) -> None:
         instance.advance(now)
@@ -169,8 +169,8 @@ class _SystemRun:
                     self._push(due, _ARRIVAL, following)
             instance.finished.clear()
         self.tier_usage.sample(now, instance)
-        if instance.end < math.inf:
-            self._push(instance.end, _STEP, (instance, instance.version))
+        if instance.end_s < math.inf:
+            self._push(instance.end_s, _STEP, (instance, instance.version))
         elif instance.waiting_count:
             wake = instance.wake_at(now)
             if wake < math.inf:
@@ -191,19 +191,19 @@ class _SystemRun:
             disk.sweep(now)
 
     def _account(self, job: SimulatedRequest, end: float) -> None:
-        index, extra = job.index, self.profile.arrival_s
-        self.ttft[index] = job.first_token - job.arrival + extra
-        self.e2e[index] = end - job.arrival + extra
+        index, client_s = job.index, self.profile.arrival_s
+        self.ttft_s[index] = job.first_token_s - job.arrival_s + client_s
+        self.e2e_s[index] = end - job.arrival_s + client_s
         if job.output > 1:
-            self.tpot_sum += (end - job.first_token) / (job.output - 1)
+            self.tpot_sum += (end - job.first_token_s) / (job.output - 1)
             self.tpot_count += 1
-        self.queued += job.start - job.arrival
+        self.queue_s += job.start_s - job.arrival_s
         disk = job.disk_hit
         self.cached[index] = job.device_hit + job.host_hit
         self.hits["device"] += job.device_hit
         self.hits["host"] += job.host_hit - disk
         self.hits["disk"] += disk
-        self.due[index], self.prompts[index] = job.arrival, job.prompt
+        self.due_s[index], self.prompts[index] = job.arrival_s, job.prompt
         context, cost = 0, self.costs.prefill([(job.prompt, 0)])
         for tier, hit in zip(self.hits, (job.device_hit, job.host_hit - disk, disk), strict=True):
             if hit:
@@ -211,19 +211,19 @@ class _SystemRun:
                 rest_cost = self.costs.prefill([(job.prompt - context, context)])
                 self.saved[tier] += cost - rest_cost
                 cost = rest_cost
-        self.prompt += job.prompt
-        self.output += job.output
+        self.prompt_tokens += job.prompt
+        self.output_tokens += job.output
         self.end_s = max(self.end_s, end)
 
     def result(self, seconds: float) -> SystemResult:
         """Return the totals as a ``SystemResult``."""
-        start_s, kv = self.start_s, self.profile.kv_bytes_per_token
-        span = max(self.end_s - start_s, 1e-9)
+        start_s, kv_bytes = self.start_s, self.profile.kv_bytes_per_token
+        span_s = max(self.end_s - start_s, 1e-9)
         self.tier_usage.finish(self.end_s)
         for disk in self.disks:
             disk.channel.advance(self.end_s)
-        ttft = np.frombuffer(self.ttft)
-        e2e = np.frombuffer(self.e2e)
+        ttft = np.frombuffer(self.ttft_s)
+        e2e = np.frombuffer(self.e2e_s)
         p50, p90, p99 = (float(p) for p in np.percentile(ttft, (50, 90, 99)))
         return SystemResult(
             requests=len(ttft),
@@ -233,27 +233,27 @@ class _SystemRun:
             p99_ttft_s=p99,
             mean_tpot_s=self.tpot_sum / self.tpot_count if self.tpot_count else 0.0,
             mean_e2e_s=float(e2e.mean()),
-            throughput_tokens_per_s=(self.prompt + self.output) / span,
-            output_tokens_per_s=self.output / span,
-            makespan_s=span,
-            token_hit_ratio=sum(self.hits.values()) / self.prompt,
-            token_hit_ratio_by_tier={t: n / self.prompt for t, n in self.hits.items()},
-            mean_bytes_by_tier=self.tier_usage.means(span),
+            throughput_tokens_per_s=(self.prompt_tokens + self.output_tokens) / span_s,
+            output_tokens_per_s=self.output_tokens / span_s,
+            makespan_s=span_s,
+            token_hit_ratio=sum(self.hits.values()) / self.prompt_tokens,
+            token_hit_ratio_by_tier={t: n / self.prompt_tokens for t, n in self.hits.items()},
+            mean_bytes_by_tier=self.tier_usage.means(span_s),
             peak_bytes_by_tier=self.tier_usage.peaks(),
-            host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv),
+            host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv_bytes),
             disk_read_bytes=sum(disk.channel.read_bytes for disk in self.disks),
             disk_written_bytes=sum(disk.channel.written_bytes for disk in self.disks),
             prefill_s_saved_by_tier=self.saved,
-            mean_queue_s=self.queued / len(ttft),
+            mean_queue_s=self.queue_s / len(ttft),
             peak_queue_length=self.tier_usage.peak_queue,
-            busy_share=sum(i.busy_s for i in self.instances) / span / len(self.instances),
-            retracted=sum(i.decoding.retracted for i in self.instances),
+            busy_share=sum(i.busy_s for i in self.instances) / span_s / len(self.instances),
+            retracted=sum(i.decoding.retractions for i in self.instances),
             events=self.events,
             seconds=seconds,
             ttft_s=ttft,
             e2e_s=e2e,
             cached_tokens=np.frombuffer(self.cached, dtype=np.int64),
-            due_s=np.frombuffer(self.due),
+            due_s=np.frombuffer(self.due_s),
             prompt_tokens=np.frombuffer(self.prompts, dtype=np.int64),
         )
 
@@ -276,11 +276,11 @@ def _disks(config: SystemConfig, profile: EngineProfile, block_tokens: int) -> l
     if spec is None:
         return []
     count = config.instances if config.disk_per_instance else 1
-    config_of: Mapping[str, Any] = spec.policy_config
+    policy_config: Mapping[str, Any] = spec.policy_config
     return [
         Disk(
             spec,
-            make_policy(spec.policy, config_of),
+            make_policy(spec.policy, policy_config),
             block_tokens,
             block_tokens * profile.kv_bytes_per_token,
             whole_nodes=config.whole_nodes,

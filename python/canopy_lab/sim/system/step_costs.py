@@ -23,9 +23,9 @@ class Costs:
     def marginal(self, new_tokens: int, context_tokens: int, step_tokens: int) -> float:
         """Return the marginal cost of ``new_tokens`` in full steps of ``step_tokens``."""
         share = new_tokens / step_tokens
-        linear = share * self._profile.linear_s(step_tokens)
-        alone = self._profile.prefill_batch_s([(new_tokens, context_tokens)])
-        return linear + alone - self._profile.linear_s(new_tokens)
+        linear_s = share * self._profile.linear_s(step_tokens)
+        alone_s = self._profile.prefill_batch_s([(new_tokens, context_tokens)])
+        return linear_s + alone_s - self._profile.linear_s(new_tokens)
 
     def decode(self, batch: int, context: float, steps: int) -> float:
         """Return the cost of ``steps`` decode steps at a mean context of ``context`` tokens.
@@ -33,10 +33,10 @@ class Costs:
         A step's cost is piecewise linear in the context, which grows by one per step; the sum uses
         the middle step.
         """
-        line = self._decode.get(batch)
-        if line is None:
-            line = self._decode[batch] = self._line(batch)
-        lengths, values, slopes = line
+        decode_line = self._decode.get(batch)
+        if decode_line is None:
+            decode_line = self._decode[batch] = self._line(batch)
+        lengths, values, slopes = decode_line
         middle = context + (steps - 1) / 2
         i = bisect_right(lengths, middle, 1) - 1
         return steps * max(values[i] + slopes[i] * (middle - lengths[i]), 0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from canopy_lab.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
+from canopy_lab.sim.system.nodes import DEVICE, HOST, NO_TIER, TierNode, TierNodes
 from canopy_lab.sim.system.tier_spec import Expiry
 from sglang_canopy.policy.base import QUANTUM_TOKENS, Policy, tokens_kept
 from sglang_canopy.records import Leaf, Request
@@ -47,9 +47,9 @@ class TieredTree(TierNodes):
 
     def claim(self, tokens: int) -> None:
         """Allocate device tokens for a running request, evicting if needed."""
-        short = tokens - self.free
-        if short > 0:
-            self.evict_device(short)
+        missing_tokens = tokens - self.free
+        if missing_tokens > 0:
+            self.evict_device(missing_tokens)
         self.private += tokens
 
     # ---- insertion and loading ----
@@ -64,26 +64,26 @@ class TieredTree(TierNodes):
         """
         match = self.match(path, start, blocks)
         node, added = match.node, 0
-        above = node
-        while not above.device:
-            above.device = True
+        ancestor = node
+        while not ancestor.on_device:
+            ancestor.on_device = True
             if self.write_back:
-                self.duplicates[above] = None
-            above.parent.device_children += 1
-            added += above.length
-            if not above.locks:
-                self.evictable += above.length
-            if above.ranked:
-                self._unrank(above)
-            above = above.parent
+                self.duplicates[ancestor] = None
+            ancestor.parent.device_children += 1
+            added += ancestor.length
+            if not ancestor.locks:
+                self.evictable += ancestor.length
+            if ancestor.ranking_tier:
+                self._unrank(ancestor)
+            ancestor = ancestor.parent
         if node is not self.root:
-            self._reconsider(above)
+            self._reconsider(ancestor)
             missing = min(match.blocks * self.block_tokens, tokens) - match.tokens
             if missing > 0:
                 # Making room may drop the host copy of this node.
-                if node.host and self._host_room(missing) and node.host:
+                if node.on_host and self._make_host_room(missing) and node.on_host:
                     self.host_used += missing
-                elif node.host:
+                elif node.on_host:
                     self._free_host(node)
                 added += missing
                 node.length += missing
@@ -92,12 +92,12 @@ class TieredTree(TierNodes):
         if match.blocks < blocks and tokens > match.blocks * self.block_tokens:
             offset = match.blocks * self.block_tokens
             leaf = TierNode(node, path[match.blocks : blocks], offset, tokens - offset)
-            leaf.device = True
+            leaf.on_device = True
             if self.expiry is not None:
                 leaf.group = self.expiry.group(path[:blocks])
             node.children[path[match.blocks]] = leaf
             node.device_children += 1
-            if node.ranked:
+            if node.ranking_tier:
                 self._unrank(node)
             self.evictable += leaf.length
             added += leaf.length
@@ -112,8 +112,8 @@ class TieredTree(TierNodes):
         The caller has made room and locked the path.
         """
         loaded = 0
-        while not node.device:
-            node.device = True
+        while not node.on_device:
+            node.on_device = True
             if self.write_back:
                 self.duplicates[node] = None
             node.parent.device_children += 1
@@ -129,14 +129,14 @@ class TieredTree(TierNodes):
         if self.host_policy is None:
             return 0
         chain = []
-        while node is not self.root and not node.host:
+        while node is not self.root and not node.on_host:
             chain.append(node)
             node = node.parent
         copied = 0
         for node in reversed(chain):
-            if not self._host_room(node.length):
+            if not self._make_host_room(node.length):
                 break
-            node.host = True
+            node.on_host = True
             if self.write_back:
                 self.duplicates[node] = None
             self.host_used += node.length
@@ -145,30 +145,30 @@ class TieredTree(TierNodes):
         return copied
 
     def add_to_host(
-        self, path: tuple[int, ...], first_block: int, blocks: int, like: Leaf | None
+        self, path: tuple[int, ...], first_block: int, blocks: int, template: Leaf | None
     ) -> int:
         """Add blocks ``first_block`` to ``blocks`` of ``path``, read from storage, to the host.
 
         Returns the tokens added; the caller has claimed their room with ``claim_host``. Adds
-        nothing if their prefix was evicted. A new node copies its attributes from ``like``.
+        nothing if their prefix was evicted. A new node copies its attributes from ``template``.
         """
         match = self.match(path, None, blocks)
         node, size = match.node, self.block_tokens
-        if not first_block <= match.blocks < blocks or (node is not self.root and not node.host):
+        if not first_block <= match.blocks < blocks or (node is not self.root and not node.on_host):
             return 0
         if match.tokens < match.blocks * size:
             return 0  # a partial block is in the way
         offset = match.blocks * size
         leaf = TierNode(node, path[match.blocks : blocks], offset, blocks * size - offset)
-        leaf.host = True
-        if like is not None:
-            leaf.inherit(like)
+        leaf.on_host = True
+        if template is not None:
+            leaf.inherit(template)
         elif node.hits:
             leaf.inherit(node)
         if self.expiry is not None:
             leaf.group = self.expiry.group(path[:blocks])
         node.children[path[match.blocks]] = leaf
-        if node.ranked == HOST:
+        if node.ranking_tier == HOST:
             self._unrank(node)
         self.host_used += leaf.length
         self._reconsider(leaf)
@@ -176,7 +176,7 @@ class TieredTree(TierNodes):
 
     def claim_host(self, tokens: int) -> int:
         """Make room on the host for up to ``tokens``; return the tokens that fit."""
-        self._host_room(tokens)
+        self._make_host_room(tokens)
         return max(0, min(tokens, self.host_tokens - self.host_used))
 
     def mark_used(self, node: TierNode, request: Request, number: int) -> None:
@@ -184,27 +184,27 @@ class TieredTree(TierNodes):
         while node is not self.root:
             if node.awaited_until is not None:
                 self.awaited.end_protection(node)
-            if node.served == number:
+            if node.last_request == number:
                 node.refresh(request)
             else:
                 node.mark_used(request)
-                node.served = number
+                node.last_request = number
             node = node.parent
 
     # ---- eviction ----
 
-    def evict_device(self, need: int) -> int:
-        """Free at least ``need`` device tokens if there are victims; returns tokens freed."""
+    def evict_device(self, needed_tokens: int) -> int:
+        """Free at least ``needed_tokens`` device tokens if there are victims; returns tokens freed."""
         freed = 0
         policy, size = self.device_policy, self.block_tokens
-        while freed < need:
+        while freed < needed_tokens:
             victim = policy.victim(self.now)
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept_blocks = self._kept_blocks(node, victim.keep_tokens, need - freed)
+            kept_blocks = self._kept_blocks(node, victim.keep_tokens, needed_tokens - freed)
             freed_tokens = node.length - kept_blocks * size
-            if self.write_back and not node.host:
+            if self.write_back and not node.on_host:
                 if kept_blocks:
                     self._split(node, kept_blocks)
                     kept_blocks = 0
@@ -212,46 +212,46 @@ class TieredTree(TierNodes):
             freed += freed_tokens
             self.device_used -= freed_tokens
             self.evictable -= freed_tokens
-            node.ranked = NOWHERE
+            node.ranking_tier = NO_TIER
             policy.drop(node)
             policy.record_eviction(node, freed_tokens)
             if kept_blocks and (
                 self._hand_down(node, kept_blocks)
-                if node.host
+                if node.on_host
                 else self._shorten(node, kept_blocks)
             ):
-                node.ranked = DEVICE
+                node.ranking_tier = DEVICE
                 policy.admit(node, self.now)
                 continue
             if kept_blocks:
                 self._split(node, kept_blocks)
             parent = node.parent
-            node.device = False
+            node.on_device = False
             parent.device_children -= 1
-            if node.host:
+            if node.on_host:
                 self._reconsider(node)
             else:
                 self._delete(node)
             self._reconsider(parent)
         return freed
 
-    def evict_host(self, need: int) -> int:
+    def evict_host(self, needed_tokens: int) -> int:
         freed, policy = 0, self.host_policy
-        while freed < need and policy is not None:
+        while freed < needed_tokens and policy is not None:
             victim = policy.victim(self.now)
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept_blocks = self._kept_blocks(node, victim.keep_tokens, need - freed)
+            kept_blocks = self._kept_blocks(node, victim.keep_tokens, needed_tokens - freed)
             freed_tokens = node.length - kept_blocks * self.block_tokens
             freed += freed_tokens
-            node.ranked = NOWHERE
+            node.ranking_tier = NO_TIER
             policy.drop(node)
             policy.record_eviction(node, freed_tokens)
             if kept_blocks:
                 self.host_used -= freed_tokens
                 self._shorten(node, kept_blocks)
-                node.ranked = HOST
+                node.ranking_tier = HOST
                 policy.admit(node, self.now)
                 continue
             parent = node.parent
@@ -264,12 +264,12 @@ class TieredTree(TierNodes):
         if self.expiry is None or self.host_policy is None:
             return 0
         freed_tokens = 0
-        old = [
+        expired = [
             leaf for leaf in self.host_policy.leaves() if self.expiry.has_expired(leaf, self.now)
         ]
-        for leaf in old:
+        for leaf in expired:
             node: Any = leaf
-            while node.ranked == HOST and self.expiry.has_expired(node, self.now):
+            while node.ranking_tier == HOST and self.expiry.has_expired(node, self.now):
                 freed_tokens += node.length
                 parent = node.parent
                 self._unrank(node)
@@ -280,22 +280,22 @@ class TieredTree(TierNodes):
 
     # ---- private ----
 
-    def _host_room(self, tokens: int) -> bool:
-        short = tokens - (self.host_tokens - self.host_used)
-        if short > 0 and self.write_back:
-            short -= self._give_up_copies(short)
-        return short <= 0 or self.evict_host(short) >= short
+    def _make_host_room(self, tokens: int) -> bool:
+        missing_tokens = tokens - (self.host_tokens - self.host_used)
+        if missing_tokens > 0 and self.write_back:
+            missing_tokens -= self._drop_duplicates(missing_tokens)
+        return missing_tokens <= 0 or self.evict_host(missing_tokens) >= missing_tokens
 
-    def _give_up_copies(self, need: int) -> int:
+    def _drop_duplicates(self, needed_tokens: int) -> int:
         """Drop host copies of device nodes, in any order; return the tokens freed (SGLang's
         ``_reclaim_full_host_duplicates``)."""
         freed, reclaimed = 0, []
         for node in self.duplicates:
-            if freed >= need:
+            if freed >= needed_tokens:
                 break
-            both = node.host and node.device and not node.host_locks and node.parent is not None
+            is_copied = node.on_host and node.on_device and node.parent is not None
             reclaimed.append(node)
-            if both:
+            if is_copied and not node.host_locks:
                 self._free_host(node)
                 freed += node.length
         for node in reclaimed:
@@ -310,21 +310,21 @@ class TieredTree(TierNodes):
 
     def _copy_down(self, node: TierNode) -> None:
         """``write_back``: copy an evicted node to the host if there is room."""
-        if self._host_room(node.length):
-            node.host = True
+        if self._make_host_room(node.length):
+            node.on_host = True
             self.host_used += node.length
             self.host_written += node.length
             self.demoted.append(node)
             if self.retains_demoted:
                 self.lock_host(node)
 
-    def _kept_blocks(self, node: TierNode, keep: int, need: int) -> int:
+    def _kept_blocks(self, node: TierNode, keep: int, needed_tokens: int) -> int:
         """Return the blocks of a victim that stay: kept by the policy, or not needed."""
         size = self.block_tokens
         tokens = tokens_kept(
             node.length,
             keep,
-            need,
+            needed_tokens,
             page=size,
             quantum=self.quantum_tokens,
             whole_nodes=self.whole_nodes,
@@ -346,24 +346,24 @@ class TieredTree(TierNodes):
         """
         if len(node.children) != 1 or node.host_locks:
             return False
-        (below,) = node.children.values()
+        (child,) = node.children.values()
         if (
-            below.device
-            or below.locks
-            or below.hits != node.hits
-            or below.last_access != node.last_access
-            or below.category != node.category
+            child.on_device
+            or child.locks
+            or child.hits != node.hits
+            or child.last_access != node.last_access
+            or child.category != node.category
         ):
             return False
-        if below.ranked:
-            self._unrank(below)
+        if child.ranking_tier:
+            self._unrank(child)
         tokens = kept_blocks * self.block_tokens
-        del node.children[below.blocks[0]]
-        below.blocks = node.blocks[kept_blocks:] + below.blocks
-        below.offset -= node.length - tokens
-        below.length += node.length - tokens
+        del node.children[child.blocks[0]]
+        child.blocks = node.blocks[kept_blocks:] + child.blocks
+        child.offset -= node.length - tokens
+        child.length += node.length - tokens
         node.blocks = node.blocks[:kept_blocks]
         node.length = tokens
-        node.children[below.blocks[0]] = below
-        self._reconsider(below)
+        node.children[child.blocks[0]] = child
+        self._reconsider(child)
         return True

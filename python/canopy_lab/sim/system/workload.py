@@ -43,9 +43,9 @@ def spread_rounded(times: Sequence[float], seed: int = 0) -> list[float]:
     gaps = [later - earlier for earlier, later in pairwise(distinct_times)]
     median_gap, rng, spread = median(gaps), random.Random(seed), list(times)
     for group, gap in zip(groups, [*gaps, median_gap], strict=True):
-        moments = sorted(rng.random() for _ in group)
-        for index, moment in zip(group, moments, strict=True):
-            spread[index] = times[index] + moment * min(gap, median_gap)
+        offsets = sorted(rng.random() for _ in group)
+        for index, offset in zip(group, offsets, strict=True):
+            spread[index] = times[index] + offset * min(gap, median_gap)
     return spread
 
 
@@ -96,7 +96,7 @@ class Workload:
         self._output_blocks: dict[int, tuple[int, ...]] = dict(outputs or {})
         """Output blocks of requests that a later request continues."""
         self.next_turn = array("q", [-1]) * len(self.times)
-        self._connect()
+        self._link_turns()
 
     def __len__(self) -> int:
         return len(self.times)
@@ -112,16 +112,16 @@ class Workload:
         output = max(record.output_tokens, 1)
         size = self.block_tokens
         # The last generated token has no KV yet.
-        end = prompt + output - 1
+        end_tokens = prompt + output - 1
         full_blocks = prompt // size
         output_blocks = self._output_blocks.get(index)
         # A trace may name fewer blocks than the prompt has.
         blocks = record.blocks[: -(-prompt // size)]
         if output_blocks is not None:
             path = blocks[:full_blocks] + output_blocks
-            end = min(end, len(path) * size)
+            end_tokens = min(end_tokens, len(path) * size)
         else:
-            extra = -(-end // size) - len(blocks)
+            extra = -(-end_tokens // size) - len(blocks)
             unique = -1 - (index << 20)
             path = blocks + tuple(range(unique, unique - extra, -1)) if extra > 0 else blocks
         request = Request(
@@ -136,9 +136,9 @@ class Workload:
             stop=record.stop,
             tenant=record.user,
         )
-        return request, path, prompt, output, end
+        return request, path, prompt, output, end_tokens
 
-    def _connect(self) -> None:
+    def _link_turns(self) -> None:
         size = self.block_tokens
         next_turns: dict[str, tuple[int, TraceRequest]] = {}
         for index in range(len(self.times) - 1, -1, -1):
@@ -154,10 +154,10 @@ class Workload:
             if index in self._output_blocks:
                 continue
             full_blocks = record.input_tokens // size
-            end = -(-(record.input_tokens + record.output_tokens - 1) // size)
+            end_block = -(-(record.input_tokens + record.output_tokens - 1) // size)
             if (
                 following.input_tokens >= record.input_tokens
                 and len(following.blocks) > full_blocks
                 and following.blocks[:full_blocks] == record.blocks[:full_blocks]
             ):
-                self._output_blocks[index] = following.blocks[full_blocks:end]
+                self._output_blocks[index] = following.blocks[full_blocks:end_block]
