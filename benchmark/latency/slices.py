@@ -7,12 +7,12 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-from canopy_lab.trace.materialise import Planned
+from canopy_lab.trace.materialise import PlannedJob
 
 T = TypeVar("T")
 
 
-def due_times(part: Sequence[Planned], rate: float, seed: int) -> list[float]:
+def due_times(part: Sequence[PlannedJob], rate: float, seed: int) -> list[float]:
     """Seconds from the slice's start: the trace's own gaps, as fast as ``rate`` requests a second.
 
     Requests with equal stamps are spread evenly up to the next stamp; at the last stamp, over the
@@ -32,7 +32,7 @@ def due_times(part: Sequence[Planned], rate: float, seed: int) -> list[float]:
     return [(t - stamps[0]) / span * len(part) / rate for t in spread]
 
 
-def balanced(planned: Sequence[Planned], slices: int) -> list[Sequence[Planned]]:
+def balanced(planned: Sequence[PlannedJob], slices: int) -> list[Sequence[PlannedJob]]:
     """Cut ``planned`` into ``slices`` slices with about equal prompt tokens, none of them empty.
 
     The bootstrap draws slices with equal weight; a slice a hundred times as long as the others would
@@ -49,7 +49,7 @@ def balanced(planned: Sequence[Planned], slices: int) -> list[Sequence[Planned]]
     return [planned[a:b] for a, b in itertools.pairwise([*cuts, len(planned)])]
 
 
-def rate_of(parts: Sequence[Sequence[Planned]], load: float, tokens_a_second: float) -> float:
+def rate_of(parts: Sequence[Sequence[PlannedJob]], load: float, tokens_a_second: float) -> float:
     """Return the requests per second at which ``parts`` give ``load``, a share of a server's capacity.
 
     The share is of prompt tokens, since some slices have prompts three times as long as others.

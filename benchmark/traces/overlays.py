@@ -124,7 +124,7 @@ def _place_private(
     suffix = f"#{start.copy_index + 1}" if start.copy_index else ""
     for request in conversation.requests:
         yield replace(
-            agentic.shifted(request, start.time_s, 0, suffix),
+            agentic.shift(request, start.time_s, 0, suffix),
             blocks=tuple(map(lookup, request.blocks)),
         )
 
@@ -138,7 +138,7 @@ def _place_shared(
     owned = replace(conversation, source=f"{conversation.source}{suffix}")
     first_id = ids.first_id(owned, 0)
     for request in conversation.requests:
-        yield agentic.shifted(request, start.time_s, first_id, suffix)
+        yield agentic.shift(request, start.time_s, first_id, suffix)
 
 
 def flat_line(request: TraceRequest) -> str:

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canopy_lab.trace import TraceRequest
-from canopy_lab.trace.materialise import Planned
+from canopy_lab.trace.materialise import PlannedJob
 from latency import paired, slices
 
 
-def planned_of(stamps: list[float], prompts: list[int] | None = None) -> list[Planned]:
+def planned_of(stamps: list[float], prompts: list[int] | None = None) -> list[PlannedJob]:
     prompts = prompts or [10] * len(stamps)
     return [
-        Planned(TraceRequest(t, n, 1, (), 1), i, n, 1, None)
+        PlannedJob(TraceRequest(t, n, 1, (), 1), i, n, 1, None)
         for i, (t, n) in enumerate(zip(stamps, prompts, strict=True))
     ]
 

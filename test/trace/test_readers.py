@@ -13,7 +13,7 @@ from overlays import flat_line
 
 from canopy_lab.trace import TraceRequest, format_names, open_trace
 from canopy_lab.trace.bailian import Roots
-from canopy_lab.trace.fields import BODIES, bodies, objects_in
+from canopy_lab.trace.fields import BODIES, bodies_of, objects_in
 from sglang_canopy.errors import CanopyError
 
 MOONCAKE = {"timestamp": 1500, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}
@@ -34,7 +34,7 @@ def read(path: Path, name: str, **options: int) -> list[TraceRequest]:
 
 def test_a_bounded_number_of_objects_is_searched_in_an_entry() -> None:
     entry = {name: {inner: {"model": "m"} for inner in BODIES} for name in BODIES}
-    for objects in (bodies(entry), objects_in(entry)):
+    for objects in (bodies_of(entry), objects_in(entry)):
         assert objects[: 1 + len(BODIES)] == [entry, *entry.values()]
         assert len(objects) == 16
 

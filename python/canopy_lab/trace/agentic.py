@@ -35,7 +35,7 @@ from canopy_lab.trace import lines
 from canopy_lab.trace.record import STOPS, TraceRequest
 from sglang_canopy.errors import CanopyError
 
-_RANGE = 1 << 40
+_IDS_PER_SOURCE = 1 << 40
 """Block ids of one source."""
 
 
@@ -54,17 +54,17 @@ class Conversation:
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of a conversation, an archive or an overlay."""
     if path.is_dir() or is_archive(path) or path.suffix == ".json":
-        yield from _end_to_end(conversations(path, tolerance))
+        yield from _read_end_to_end(conversations(path, tolerance))
         return
     clock, ids = lines.TimeOrder(), SharedIds()
-    end_s, shift = 0.0, 0
+    end_s, next_id = 0.0, 0
     for line, text in lines.read_lines(path):
         try:
             record = lines.parse_object(text)
             if "requests" in record:
                 conversation = parse_conversation(record, f"line {line}", line)
-                yield from _place(conversation, end_s, ids.first_id(conversation, shift))
-                end_s, shift = _next_start(conversation, end_s, shift)
+                yield from _shift_all(conversation, end_s, ids.first_id(conversation, next_id))
+                end_s, next_id = _next_start(conversation, end_s, next_id)
                 continue
             request = _parse_flat(record, line)
             clock.check(request.time_s)
@@ -75,9 +75,9 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 
 
 def is_archive(path: Path) -> bool:
-    names = path.name.lower()
-    return names.endswith((".tar", ".tgz", ".txz")) or any(
-        names.endswith(".tar" + suffix) for suffix in lines.COMPRESSED
+    file_name = path.name.lower()
+    return file_name.endswith((".tar", ".tgz", ".txz")) or any(
+        file_name.endswith(".tar" + suffix) for suffix in lines.COMPRESSED
     )
 
 
@@ -117,24 +117,24 @@ def conversation_files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Conversation:
     """Parse a conversation file. ``ordinal`` becomes the requests' ``line``. Raises ``BadLine``."""
-    block_tokens = lines.count(document, "block_size", least=1)
+    block_tokens = lines.count(document, "block_size", minimum=1)
     identity = document.get("id")
     name = identity if isinstance(identity, str) and identity else name
     agent = _Agent(name, name, block_tokens, ordinal, "agent", *_head_tokens(document))
-    runs = _runs(document.get("requests"), agent, 0.0)
+    agents = _parse_agents(document.get("requests"), agent, 0.0)
     # JSON creates an int object for every number; a long conversation repeats each dozens of times.
-    share = {}.setdefault  # type: ignore[var-annotated]
+    intern_id = {}.setdefault  # type: ignore[var-annotated]
     requests = tuple(
-        replace(r, blocks=tuple(map(share, r.blocks, r.blocks)))
-        for r in heapq.merge(*runs, key=lambda r: r.time_s)
+        replace(r, blocks=tuple(map(intern_id, r.blocks, r.blocks)))
+        for r in heapq.merge(*agents, key=lambda r: r.time_s)
     )
     if not requests:
         raise lines.BadLine("'requests' is empty")
-    most_id = max((max(r.blocks, default=0) for r in requests), default=0)
-    return Conversation(name, requests, most_id, _source(document))
+    max_block_id = max((max(r.blocks, default=0) for r in requests), default=0)
+    return Conversation(name, requests, max_block_id, _parse_source(document))
 
 
-def _source(document: dict[str, Any]) -> str | None:
+def _parse_source(document: dict[str, Any]) -> str | None:
     """Return the source that numbers the block ids; ``None``: the file itself. Raises ``BadLine``."""
     scope = document.get("hash_id_scope")
     if scope in (None, "local"):
@@ -167,16 +167,16 @@ class _Agent:
 def _head_tokens(record: dict[str, Any]) -> tuple[int, int]:
     """Return the tokens of the tools and of the system prompt; 0 if the record lacks them."""
     names = ("tool_tokens", "system_tokens")
-    tools, system = (0 if record.get(n) is None else lines.count(record, n) for n in names)
+    tools, system = (0 if record.get(name) is None else lines.count(record, name) for name in names)
     return tools, system
 
 
-def _runs(entries: Any, agent: _Agent, start_s: float) -> list[list[TraceRequest]]:
+def _parse_agents(entries: Any, agent: _Agent, start_s: float) -> list[list[TraceRequest]]:
     """Return the requests of one agent and, as separate lists, of its sub-agents."""
     if not isinstance(entries, list):
         raise lines.BadLine("'requests' must be a list")
-    main: list[TraceRequest] = []
-    nested: list[list[TraceRequest]] = []
+    own_requests: list[TraceRequest] = []
+    sub_agents: list[list[TraceRequest]] = []
     for entry in entries:
         if not isinstance(entry, dict):
             raise lines.BadLine("an entry of 'requests' is not an object")
@@ -185,16 +185,16 @@ def _runs(entries: Any, agent: _Agent, start_s: float) -> list[list[TraceRequest
             tools, system = _head_tokens(entry)
             child = replace(
                 agent,
-                conversation=f"{agent.conversation}/{entry.get('agent_id') or len(nested) + 1}",
+                conversation=f"{agent.conversation}/{entry.get('agent_id') or len(sub_agents) + 1}",
                 category="subagent",
                 tool_tokens=tools,
                 system_tokens=system,
             )
-            nested += _runs(entry["requests"], child, time_s)
+            sub_agents += _parse_agents(entry["requests"], child, time_s)
             continue
-        main.append(_parse_request(entry, time_s, len(main) + 1, agent))
-    main.sort(key=lambda r: r.time_s)
-    return [main, *nested]
+        own_requests.append(_parse_request(entry, time_s, len(own_requests) + 1, agent))
+    own_requests.sort(key=lambda r: r.time_s)
+    return [own_requests, *sub_agents]
 
 
 def _parse_request(entry: dict[str, Any], time_s: float, turn: int, agent: _Agent) -> TraceRequest:
@@ -210,13 +210,13 @@ def _parse_request(entry: dict[str, Any], time_s: float, turn: int, agent: _Agen
         time_s, tokens, lines.count(entry, "out"), blocks, block_tokens,
         category=agent.category, turn=turn, conversation=agent.conversation,
         stop=STOPS.get(stop) if isinstance(stop, str) else None, user=agent.user,
-        think_s=_seconds(entry, "think_time"), answer_s=_seconds(entry, "api_time"),
+        think_s=_optional_s(entry, "think_time"), answer_s=_optional_s(entry, "api_time"),
         model=model if isinstance(model, str) and model else None,
         tool_tokens=agent.tool_tokens, system_tokens=agent.system_tokens, line=agent.line,
     )  # fmt: skip
 
 
-def _seconds(entry: dict[str, Any], name: str) -> float | None:
+def _optional_s(entry: dict[str, Any], name: str) -> float | None:
     return lines.number(entry, name) if entry.get(name) is not None else None
 
 
@@ -227,16 +227,16 @@ def _parse_flat(record: dict[str, Any], line: int) -> TraceRequest:
     agent = _Agent(
         record.get("conversation"),
         record.get("user"),
-        lines.count(record, "block_size", least=1),
+        lines.count(record, "block_size", minimum=1),
         line,
         record.get("category", "agent"),
         *_head_tokens(record),
     )
-    turn = lines.count(record, "turn", least=1) if "turn" in record else 1
+    turn = lines.count(record, "turn", minimum=1) if "turn" in record else 1
     return _parse_request(record, lines.number(record, "t"), turn, agent)
 
 
-def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = "") -> TraceRequest:
+def shift(request: TraceRequest, start_s: float, first_id: int, suffix: str = "") -> TraceRequest:
     """Return ``request`` started at ``start_s``, with its block ids increased by ``first_id``.
 
     ``suffix`` is appended to the names of conversation and user.
@@ -251,13 +251,13 @@ def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = 
     )
 
 
-def _place(conversation: Conversation, start_s: float, first_id: int) -> Iterator[TraceRequest]:
-    return (shifted(r, start_s, first_id) for r in conversation.requests)
+def _shift_all(conversation: Conversation, start_s: float, first_id: int) -> Iterator[TraceRequest]:
+    return (shift(r, start_s, first_id) for r in conversation.requests)
 
 
 def _next_start(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
-    own = 0 if conversation.source else conversation.max_block_id + 1
-    return start_s + conversation.requests[-1].time_s, first_id + own
+    own_ids = 0 if conversation.source else conversation.max_block_id + 1
+    return start_s + conversation.requests[-1].time_s, first_id + own_ids
 
 
 class SharedIds:
@@ -273,17 +273,17 @@ class SharedIds:
         """
         if conversation.source is None:
             return next_id
-        if conversation.max_block_id >= _RANGE:
+        if conversation.max_block_id >= _IDS_PER_SOURCE:
             raise CanopyError(
                 f"block ids of source {conversation.source!r} go up to {conversation.max_block_id}; "
-                f"global ids must be below {_RANGE}"
+                f"global ids must be below {_IDS_PER_SOURCE}"
             )
         number = self._ranges.setdefault(conversation.source, len(self._ranges) + 1)
-        return number * _RANGE
+        return number * _IDS_PER_SOURCE
 
 
-def _end_to_end(conversations: Iterable[Conversation]) -> Iterator[TraceRequest]:
+def _read_end_to_end(conversations: Iterable[Conversation]) -> Iterator[TraceRequest]:
     start_s, first_id, ids = 0.0, 0, SharedIds()
     for conversation in conversations:
-        yield from _place(conversation, start_s, ids.first_id(conversation, first_id))
+        yield from _shift_all(conversation, start_s, ids.first_id(conversation, first_id))
         start_s, first_id = _next_start(conversation, start_s, first_id)

@@ -18,7 +18,7 @@ from canopy_lab.trace import lines
 from canopy_lab.trace.record import TraceRequest
 
 BLOCK_TOKENS = 16
-REMEMBERED_CHATS = 1_000_000
+MAX_CHATS = 1_000_000
 
 
 class Roots:
@@ -27,7 +27,7 @@ class Roots:
     A parent that was dropped, or that is older than the trace, becomes a root.
     """
 
-    def __init__(self, limit: int = REMEMBERED_CHATS) -> None:
+    def __init__(self, limit: int = MAX_CHATS) -> None:
         self._root: OrderedDict[int, int] = OrderedDict()
         self._limit = limit
 
@@ -54,14 +54,14 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
         nonlocal trimmed
         record = lines.parse_object(text)
         chat = lines.count(record, "chat_id")
-        parent = lines.count(record, "parent_chat_id", least=-1)
+        parent = lines.count(record, "parent_chat_id", minimum=-1)
         tokens = lines.count(record, "input_length")
         output = lines.count(record, "output_length")
-        turn = lines.count(record, "turn", least=1)
+        turn = lines.count(record, "turn", minimum=1)
         blocks = lines.block_ids(record)
-        kind = record.get("type")
-        if not isinstance(kind, str) or not kind:
-            raise lines.BadLine(f"'type' must be a word (text, search, ...), got {kind!r}")
+        category = record.get("type")
+        if not isinstance(category, str) or not category:
+            raise lines.BadLine(f"'type' must be a word (text, search, ...), got {category!r}")
         time_s = clock.check(lines.number(record, "timestamp"))
         max_blocks = -(-tokens // BLOCK_TOKENS)
         if len(blocks) > max_blocks:
@@ -70,7 +70,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
             blocks = blocks[:max_blocks]
         return TraceRequest(
             time_s, tokens, output, blocks, BLOCK_TOKENS,
-            category=kind, turn=turn, conversation=str(roots.add(chat, parent)), line=line,
+            category=category, turn=turn, conversation=str(roots.add(chat, parent)), line=line,
         )  # fmt: skip
 
     yield from lines.parse_lines(path, tolerance, parse)

@@ -10,7 +10,7 @@ from canopy_lab.trace.prompts import LoggedPrompt
 
 FAILED = "failed calls"
 ANSWERED = "answered from the gateway's own cache"
-TWICE = "logged twice"
+LOGGED_TWICE = "logged twice"
 NO_MODEL = "no calls of a language model"
 
 _NO_CALLS = ("SPAN", "EVENT", "TRACE")
@@ -21,27 +21,27 @@ _OTHER_OBSERVATIONS = (
 _OTHER_CALLS = ("embedding", "image", "transcription", "speech", "moderation", "rerank")
 """Values of LiteLLM's ``call_type`` that are no generation."""
 _STATUS_CODES = ("status_code", "statusCode", "response_status", "http_status", "httpStatus")
-_CLIENT_LEFT = 499
+_CLIENT_CLOSED_STATUS = 499
 _CACHE_HITS = ("cache_hit", "cacheHit", "cached", "cache_status", "cacheStatus")
 _HELICONE_CACHE = "cache_reference_id"
 _NO_UUID = "00000000-0000-0000-0000-000000000000"
 CALL_IDS = ("litellm_call_id", "request_id", "requestId", "response_id", "call_id", "id")
-_REMEMBERED = 100_000
+_MAX_CALLS = 100_000
 _SAME_CALL_S = 60.0
 """Records of one call begin within this time; a later record with its name is a retry."""
 
 
 def skip_reason(entry: JsonObject, objects: list[JsonObject]) -> str | None:
     """Return why an entry is not a call computed by a model server, or ``None``."""
-    kind, observed = str(entry.get("type")).upper(), "trace_id" in entry or "traceId" in entry
-    if kind in _NO_CALLS or (observed and kind in _OTHER_OBSERVATIONS):
+    kind, is_observation = str(entry.get("type")).upper(), "trace_id" in entry or "traceId" in entry
+    if kind in _NO_CALLS or (is_observation and kind in _OTHER_OBSERVATIONS):
         return NO_MODEL
     if any(word in str(entry.get("call_type")) for word in _OTHER_CALLS):
         return NO_MODEL
     if _is_failure(entry, objects):
         return FAILED
-    hit = find(objects, _CACHE_HITS)
-    if hit is True or str(hit).lower() in ("true", "hit"):
+    cache_status = find(objects, _CACHE_HITS)
+    if cache_status is True or str(cache_status).lower() in ("true", "hit"):
         return ANSWERED
     if str(entry.get(_HELICONE_CACHE) or _NO_UUID) != _NO_UUID:
         return ANSWERED
@@ -56,7 +56,7 @@ def _is_failure(entry: JsonObject, objects: list[JsonObject]) -> bool:
     code = find([*objects, *_answers(entry)], _STATUS_CODES)
     if isinstance(code, str) and code.isdecimal():
         code = int(code)
-    return type(code) is int and code >= 400 and code != _CLIENT_LEFT
+    return type(code) is int and code >= 400 and code != _CLIENT_CLOSED_STATUS
 
 
 def _answers(entry: JsonObject) -> list[JsonObject]:
@@ -64,11 +64,11 @@ def _answers(entry: JsonObject) -> list[JsonObject]:
     return [answer] if isinstance(answer, dict) else []
 
 
-class Repeats:
+class RepeatFinder:
     """Finds entries that repeat a call: same name, same prompt and nearly the same time.
 
     A name with two different prompts is not a call's name (it may be a trace's), and is ignored.
-    The ``_REMEMBERED`` most recent names are kept.
+    The ``_MAX_CALLS`` most recent names are kept.
     """
 
     def __init__(self) -> None:
@@ -88,6 +88,6 @@ class Repeats:
             self._calls[name] = None if earlier[0] != digest else (digest, prompt.time_s)
             return False
         self._calls[name] = (digest, prompt.time_s)
-        while len(self._calls) > _REMEMBERED:
+        while len(self._calls) > _MAX_CALLS:
             self._calls.popitem(last=False)
         return bool(earlier)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from canopy_lab.trace.fields import JsonObject, decode, find, find_filled
 from sglang_canopy.records import chat_category
 
-TOOLS = ("tools", "functions")
-SYSTEMS = ("system", "instructions", "systemInstruction", "system_instruction")
+TOOL_FIELDS = ("tools", "functions")
+SYSTEM_FIELDS = ("system", "instructions", "systemInstruction", "system_instruction")
 _ROLES = {
     "human": "user",
     "ai": "assistant",
@@ -26,12 +26,12 @@ _ROLES = {
     "developer": "system",
     "function": "tool",
 }
-_CALLS = ("function_call", "custom_tool_call", "tool_use", "tool_call", "functionCall")
-_RESULTS = ("tool_result", "tool_call_response", "functionResponse", "function_call_output")
-_RESULT_TEXT = ("output", "content", "response", "result")
-_CHANGING = ("id", "status", "cache_control", "call_id", "tool_use_id", "tool_call_id", "type")
-_IMAGES = ("image", "inlineData", "inline_data")
-_MEDIA = (*_IMAGES, "audio", "video", "file", "document", "blob")
+_CALL_TYPES = ("function_call", "custom_tool_call", "tool_use", "tool_call", "functionCall")
+_RESULT_TYPES = ("tool_result", "tool_call_response", "functionResponse", "function_call_output")
+_RESULT_FIELDS = ("output", "content", "response", "result")
+_VOLATILE = ("id", "status", "cache_control", "call_id", "tool_use_id", "tool_call_id", "type")
+_IMAGE_WORDS = ("image", "inlineData", "inline_data")
+_MEDIA_WORDS = (*_IMAGE_WORDS, "audio", "video", "file", "document", "blob")
 _DATA_CHARACTERS = 256
 """A longer string without a blank, outside text parts, is binary data such as a picture."""
 
@@ -59,12 +59,12 @@ class Chat(NamedTuple):
         return "".join(part.text for part in self.parts)
 
 
-def chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
+def make_chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
     """Return a chat's parts. ``bodies``: objects that may hold its tools and its system prompt."""
-    parts = _tools(decode(find(bodies, TOOLS)))
+    parts = _tool_parts(decode(find(bodies, TOOL_FIELDS)))
     has_tools = bool(parts)
-    rendered = [_message(message) for message in messages]
-    parts += _system(find_filled(bodies, SYSTEMS)[1], rendered)
+    rendered = [_message_parts(message) for message in messages]
+    parts += _system_parts(find_filled(bodies, SYSTEM_FIELDS)[1], rendered)
     roles = [role for role, _ in rendered]
     turns = 1
     for index, (role, message_parts) in enumerate(rendered):
@@ -80,57 +80,57 @@ def chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
     return Chat(tuple(parts), category, turns)
 
 
-def _tools(logged: Any) -> list[PromptPart]:
+def _tool_parts(logged: Any) -> list[PromptPart]:
     if not logged:
         return []
     tools = logged if isinstance(logged, list) else [logged]
-    return [PromptPart("tool", "tools", f"{_json(tool)}\n") for tool in tools]
+    return [PromptPart("tool", "tools", f"{_to_json(tool)}\n") for tool in tools]
 
 
-def _system(logged: Any, rendered: list[tuple[str, list[PromptPart]]]) -> list[PromptPart]:
+def _system_parts(logged: Any, rendered: list[tuple[str, list[PromptPart]]]) -> list[PromptPart]:
     """Return the parts of a system prompt that is a separate field instead of a message."""
     if logged is None:
         return []
     content = logged.get("parts", logged.get("content")) if isinstance(logged, dict) else logged
-    contents = _contents(logged if content is None else content, "system")
+    contents = _content_parts(logged if content is None else content, "system")
     parts = _add_role("system", contents)
     # Some gateways log it in both places.
     return [] if rendered and rendered[0] == ("system", parts) else parts
 
 
-def _message(message: Mapping[str, Any]) -> tuple[str, list[PromptPart]]:
+def _message_parts(message: Mapping[str, Any]) -> tuple[str, list[PromptPart]]:
     """Return the role and the parts of one message, or of one item of the Responses interface."""
     kind = str(message.get("type", ""))
     if "role" not in message and kind not in ("", "message"):
-        return _item(message, kind)
+        return _item_parts(message, kind)
     name = str(message.get("role", ""))
     role = _ROLES.get(name, name)
-    content_parts = _contents(message.get("content", message.get("parts")), role)
+    content_parts = _content_parts(message.get("content", message.get("parts")), role)
     reasoning = message.get("reasoning_content", message.get("reasoning"))
     if isinstance(reasoning, str) and reasoning:
         content_parts.insert(0, PromptPart("text", role, reasoning))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function", call) if isinstance(call, dict) else call
-        content_parts.append(PromptPart("call", role, _json(function)))
+        content_parts.append(PromptPart("call", role, _to_json(function)))
     if isinstance(message.get("function_call"), dict):
-        content_parts.append(PromptPart("call", role, _json(message["function_call"])))
+        content_parts.append(PromptPart("call", role, _to_json(message["function_call"])))
     # In Anthropic's and Gemini's interfaces, tool results are messages of the user.
     if content_parts and all(part.kind == "result" for part in content_parts):
         role = "tool"
     return role, _add_role(name or role, [part._replace(role=role) for part in content_parts])
 
 
-def _item(item: Mapping[str, Any], kind: str) -> tuple[str, list[PromptPart]]:
-    if kind.endswith("_output") or kind in _RESULTS:
-        return "tool", _add_role("tool", [_result(item, "tool")])
+def _item_parts(item: Mapping[str, Any], kind: str) -> tuple[str, list[PromptPart]]:
+    if kind.endswith("_output") or kind in _RESULT_TYPES:
+        return "tool", _add_role("tool", [_result_part(item, "tool")])
     if kind == "reasoning":
-        contents = _contents(item.get("summary") or item.get("content"), "assistant")
+        contents = _content_parts(item.get("summary") or item.get("content"), "assistant")
         if not contents:
-            contents = [PromptPart("text", "assistant", _json(item))]
+            contents = [PromptPart("text", "assistant", _to_json(item))]
         return "assistant", _add_role("assistant", contents)
     role = "assistant" if kind.endswith("_call") else kind
-    return role, _add_role(role, [PromptPart("call", role, _json(item))])
+    return role, _add_role(role, [PromptPart("call", role, _to_json(item))])
 
 
 def _add_role(name: str, parts: list[PromptPart]) -> list[PromptPart]:
@@ -142,48 +142,48 @@ def _add_role(name: str, parts: list[PromptPart]) -> list[PromptPart]:
     return terminated
 
 
-def _contents(content: Any, role: str) -> list[PromptPart]:
+def _content_parts(content: Any, role: str) -> list[PromptPart]:
     parts = []
     for block in content if isinstance(content, list) else [content]:
         if isinstance(block, str):
             parts.append(PromptPart("text", role, block))
         elif isinstance(block, dict):
-            parts.append(_content(block, role))
+            parts.append(_content_part(block, role))
         elif block is not None:
-            parts.append(PromptPart("text", role, _json(block)))
+            parts.append(PromptPart("text", role, _to_json(block)))
     return parts
 
 
-def _content(part: Mapping[str, Any], role: str) -> PromptPart:
+def _content_part(part: Mapping[str, Any], role: str) -> PromptPart:
     """Return one block of a message's content."""
     kind = str(part.get("type", ""))
     for name in ("functionCall", "functionResponse"):
         if isinstance(part.get(name), dict):
             kind, part = name, part[name]
-    if kind in _CALLS:
-        return PromptPart("call", role, _json(part))
-    if kind in _RESULTS:
-        return _result(part, role)
-    for name, words in (("image", _IMAGES), ("media", _MEDIA)):
+    if kind in _CALL_TYPES:
+        return PromptPart("call", role, _to_json(part))
+    if kind in _RESULT_TYPES:
+        return _result_part(part, role)
+    for name, words in (("image", _IMAGE_WORDS), ("media", _MEDIA_WORDS)):
         if any(word in kind or word in part for word in words):
-            return PromptPart(name, role, _json(part))
+            return PromptPart(name, role, _to_json(part))
     for name in ("text", "content", "thinking"):
         if isinstance(part.get(name), str):
             return PromptPart("text", role, part[name])
-    return PromptPart("text", role, _json(part))
+    return PromptPart("text", role, _to_json(part))
 
 
-def _result(part: Mapping[str, Any], role: str) -> PromptPart:
-    for name in _RESULT_TEXT:
+def _result_part(part: Mapping[str, Any], role: str) -> PromptPart:
+    for name in _RESULT_FIELDS:
         if part.get(name) is not None:
-            contents = _contents(part[name], role)
+            contents = _content_parts(part[name], role)
             kinds = {p.kind for p in contents} & {"image", "media"}
             text = "\n".join(content.text for content in contents)
             return PromptPart(min(kinds, default="result"), role, text)
-    return PromptPart("result", role, _json(part))
+    return PromptPart("result", role, _to_json(part))
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     """Return ``value`` as JSON, without the names that change and with digests for binary data."""
     return value if isinstance(value, str) else json.dumps(_shorten(value, is_item=True))
 
@@ -193,11 +193,11 @@ def _shorten(value: Any, is_item: bool = False) -> Any:
         return {
             key: _shorten(item)
             for key, item in value.items()
-            if key != "cache_control" and not (is_item and key in _CHANGING)
+            if key != "cache_control" and not (is_item and key in _VOLATILE)
         }
     if isinstance(value, list):
         return [_shorten(item) for item in value]
     if not isinstance(value, str) or len(value) <= _DATA_CHARACTERS:
         return value
-    words = not value.isascii() or len(value.split(maxsplit=1)) > 1
-    return value if words else blake2b(value.encode(), digest_size=8).hexdigest()
+    has_words = not value.isascii() or len(value.split(maxsplit=1)) > 1
+    return value if has_words else blake2b(value.encode(), digest_size=8).hexdigest()

@@ -1,7 +1,7 @@
 """Remove the wrapping that a container runtime or a log collector adds to each line of a process.
 
 A collector's wrapping (Google Cloud, Fluent Bit, Vector, CloudWatch, journald) is a JSON object of its
-own around the line. Its names differ, so it is found by a rule: among the first ``_LOOK_AT`` lines, a
+own around the line. Its names differ, so it is found by a rule: among the first ``_MAX_HEAD_LINES`` lines, a
 field below which a server's line or a request's entry stands, as text or as an object.
 
 A container runtime has two forms, recognised by a file's first line:
@@ -21,34 +21,34 @@ from itertools import chain, islice
 from typing import Any
 
 _CRI = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([PF])(?:[:\w]*) ?(.*)", re.S)
-_LONGEST_LINE = 64 << 20
+_MAX_LINE_BYTES = 64 << 20
 """Maximum bytes of a line. A part that is still open at this length is passed on unchanged."""
 BROKEN = b'{"log":'
 """Stands for an entry of Docker's that is no JSON: its text is escaped, so it is not passed on."""
 
-_LOOK_AT = 1000
+_MAX_HEAD_LINES = 1000
 """Lines that are read to find a collector's field; a server's log begins with other lines."""
-_DEPTH = 3
+_MAX_DEPTH = 3
 """Objects of a wrapping around each other."""
-_SERVERS = (
+_SERVER_MARKS = (
     b'"event": "request.',
     b'"event":"request.',
     b"server_args=",
     b"Received request",
     b" details: prompt",
 )
-_OWN = (
+_ENTRY_FIELDS = (
     *("event", "messages", "prompt", "prompt_token_ids", "input_ids", "contents", "input"),
     *("hash_ids", "body", "request", "request_body", "requestBody", "proxy_server_request"),
     *("kwargs", "attributes"),
     *("standard_logging_object", "resourceSpans", "requests", "schema"),
 )
 """Fields of entries that are read as they are."""
-_TIMED = ("time", "timestamp", "startTime", "start_time", "created_at", "event")
+_TIMES = ("time", "timestamp", "startTime", "start_time", "created_at", "event")
 
-Path = tuple[str, ...]
+FieldPath = tuple[str, ...]
 """Fields from a collector's object to the line in it."""
-ArchiveMember = tuple[str, bytes, bool]
+StreamPiece = tuple[str, bytes, bool]
 """Stream, text, and whether the text ends its line."""
 
 
@@ -73,10 +73,10 @@ def unwrap(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
                 text = BROKEN + (b"\n" if text.endswith(b"\n") else b"")
             yield number, text
             continue
-        stream, piece, ends = entry
+        stream, piece, ends_line = entry
         size, pieces = parts.pop(stream, (0, []))
         pieces.append(piece)
-        if ends or size + len(piece) > _LONGEST_LINE:
+        if ends_line or size + len(piece) > _MAX_LINE_BYTES:
             line = b"".join(pieces)
             if line.strip():
                 yield number, line if line.endswith(b"\n") else line + b"\n"
@@ -96,10 +96,10 @@ def _without_collector(
         yield from lines
         return
     head = [head_line]
-    paths = dict.fromkeys(_collectors_field(head_line[1]))
-    for line in islice(lines, 0 if paths else _LOOK_AT):
+    paths = dict.fromkeys(_find_collector_field(head_line[1]))
+    for line in islice(lines, 0 if paths else _MAX_HEAD_LINES):
         head.append(line)
-        paths |= dict.fromkeys(_collectors_field(line[1]))
+        paths |= dict.fromkeys(_find_collector_field(line[1]))
         if paths:
             break
     for number, text in chain(head, lines):
@@ -108,45 +108,45 @@ def _without_collector(
 
 def is_foreign(line: bytes) -> bool:
     """Return whether a line is a JSON object that is no entry of a known log."""
-    entry = _object(line)
-    return entry is not None and not any(name in entry for name in _OWN)
+    entry = _parse_object(line)
+    return entry is not None and not any(name in entry for name in _ENTRY_FIELDS)
 
 
-def _collectors_field(line: bytes) -> list[Path]:
+def _find_collector_field(line: bytes) -> list[FieldPath]:
     """Return the path to the field that holds a process's line, if there is one."""
-    path = _field(_object(line) or {}, 0) if is_foreign(line) else None
+    path = _find_field(_parse_object(line) or {}, 0) if is_foreign(line) else None
     return [] if path is None else [path]
 
 
-def _field(entry: dict[str, Any], depth: int) -> Path | None:
+def _find_field(entry: dict[str, Any], depth: int) -> FieldPath | None:
     for name, value in entry.items():
         if isinstance(value, str):
             text = value.encode("utf-8", "surrogatepass")
-            inner = _object(text)
-            if any(mark in text for mark in _SERVERS) or (inner and _is_request(inner)):
+            inner = _parse_object(text)
+            if any(mark in text for mark in _SERVER_MARKS) or (inner and _is_request(inner)):
                 return (name,)
         elif isinstance(value, dict):
             if _is_request(value):
                 return (name,)
-            path = _field(value, depth + 1) if depth < _DEPTH else None
+            path = _find_field(value, depth + 1) if depth < _MAX_DEPTH else None
             if path is not None:
                 return (name, *path)
     return None
 
 
 def _is_request(entry: dict[str, Any]) -> bool:
-    return any(name in entry for name in _OWN) and any(name in entry for name in _TIMED)
+    return any(name in entry for name in _ENTRY_FIELDS) and any(name in entry for name in _TIMES)
 
 
-def _inner_line(line: bytes, paths: dict[Path, None]) -> bytes:
+def _inner_line(line: bytes, paths: dict[FieldPath, None]) -> bytes:
     """Return the process's line in a collector's object; another line as it is.
 
     Adds to ``paths``: some collectors put text and objects into two fields.
     """
-    entry = _object(line)
+    entry = _parse_object(line)
     if entry is None:
         return line
-    for path in (*paths, *([] if _value_at(entry, paths) else _collectors_field(line))):
+    for path in (*paths, *([] if _value_at(entry, paths) else _find_collector_field(line))):
         value = _value_at(entry, {path: None})
         if value:
             paths[path] = None
@@ -155,7 +155,7 @@ def _inner_line(line: bytes, paths: dict[Path, None]) -> bytes:
     return line
 
 
-def _value_at(entry: dict[str, Any], paths: dict[Path, None]) -> Any:
+def _value_at(entry: dict[str, Any], paths: dict[FieldPath, None]) -> Any:
     """Return the value of the first of ``paths`` that leads to one."""
     for path in paths:
         value: Any = entry
@@ -166,7 +166,7 @@ def _value_at(entry: dict[str, Any], paths: dict[Path, None]) -> Any:
     return None
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _parse_object(line: bytes) -> dict[str, Any] | None:
     if not line.lstrip().startswith(b"{"):
         return None
     try:
@@ -176,14 +176,14 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _wrapper_of(line: bytes) -> Callable[[bytes], ArchiveMember | None] | None:
-    for parse in (_docker, _cri):
+def _wrapper_of(line: bytes) -> Callable[[bytes], StreamPiece | None] | None:
+    for parse in (_parse_docker, _parse_cri):
         if parse(line) is not None:
             return parse
     return None
 
 
-def _docker(line: bytes) -> ArchiveMember | None:
+def _parse_docker(line: bytes) -> StreamPiece | None:
     if not line.startswith(BROKEN):
         return None
     try:
@@ -196,9 +196,9 @@ def _docker(line: bytes) -> ArchiveMember | None:
     return str(entry["stream"]), text.encode("utf-8", "surrogatepass"), text.endswith("\n")
 
 
-def _cri(line: bytes) -> ArchiveMember | None:
+def _parse_cri(line: bytes) -> StreamPiece | None:
     match = _CRI.match(line)
     if match is None:
         return None
-    ends = match[2] == b"F"
-    return match[1].decode(), match[3] if ends else match[3].rstrip(b"\r\n"), ends
+    ends_line = match[2] == b"F"
+    return match[1].decode(), match[3] if ends_line else match[3].rstrip(b"\r\n"), ends_line

@@ -18,13 +18,13 @@ from canopy_lab.trace import lines
 from canopy_lab.trace.lines import COMPRESSED, open_binary
 from sglang_canopy.errors import CanopyError
 
-_STEP = 1 << 20
+_CHUNK = 1 << 20
 
 
 def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(1-based line number, line)`` of all non-blank lines, in reverse order.
 
-    Memory: one line and ``_STEP`` bytes. Raises ``CanopyError`` for a compressed file.
+    Memory: one line and ``_CHUNK`` bytes. Raises ``CanopyError`` for a compressed file.
     """
     if path.suffix in COMPRESSED:
         raise CanopyError(
@@ -33,10 +33,10 @@ def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
         )
     with open_binary(path) as stream:
         start = stream.tell()
-        number = 1 + sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(_STEP), b""))
+        number = 1 + sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(_CHUNK), b""))
         position, partial = stream.seek(0, io.SEEK_END), b""
         while position > start:
-            size = min(position - start, _STEP)
+            size = min(position - start, _CHUNK)
             position -= size
             stream.seek(position)
             pieces = (stream.read(size) + partial).split(b"\n")
@@ -48,9 +48,9 @@ def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
                 number -= 1
 
 
-_LONGEST_LIST = 1 << 30
+_MAX_LIST_BYTES = 1 << 30
 """Maximum bytes of a file that is one JSON list, which must be read at once."""
-_LONGEST_CELL = 64 << 20
+_MAX_CELL_BYTES = 64 << 20
 _ORDER_SAMPLE = 256
 """Number of entries whose times decide whether a file is newest first."""
 
@@ -58,13 +58,13 @@ TimeOf = Callable[[dict[str, Any]], float]
 """Time of an entry. Raises ``BadLine``."""
 
 
-def entries(
+def read_entries(
     path: Path, tolerance: lines.Tolerance, time_of: TimeOf
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line or ordinal, entry). An entry that is not a JSON object is a broken line."""
     for number, item in _items(path, tolerance, time_of):
         try:
-            yield number, _entry(item)
+            yield number, _to_entry(item)
         except lines.BadLine as error:
             tolerance.count_bad(number, error)
 
@@ -78,13 +78,13 @@ def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[
         head_byte = stream.read(64).lstrip()[:1]
     items: Iterator[tuple[int, Any]]
     if head_byte == b"[":
-        items = iter(_list(path))
+        items = iter(_read_list(path))
     elif head_byte not in (b"{", b"") and csv_columns(path):
-        items = _rows(path)
+        items = _read_rows(path)
     else:
         items = lines.read_lines(path)
     head = list(islice(items, _ORDER_SAMPLE))
-    if not _newest_first(_times(head, time_of)):
+    if not _is_newest_first(_readable_times(head, time_of)):
         yield from chain(head, items)
         return
     tolerance.understood.remarks["The file is newest first and was read from its end."] = None
@@ -92,10 +92,10 @@ def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[
     yield from read_lines_backwards(path) if is_lines else reversed([*head, *items])
 
 
-def _list(path: Path) -> list[tuple[int, Any]]:
+def _read_list(path: Path) -> list[tuple[int, Any]]:
     with lines.open_binary(path) as stream:
-        raw = stream.read(_LONGEST_LIST + 1)
-    if len(raw) > _LONGEST_LIST:
+        raw = stream.read(_MAX_LIST_BYTES + 1)
+    if len(raw) > _MAX_LIST_BYTES:
         raise CanopyError(f"{str(path)!r} is one JSON list of more than 1 GiB; make lines of it: jq -c '.[]'")  # fmt: skip
     try:
         return list(enumerate(json.loads(raw), 1))
@@ -115,10 +115,10 @@ def csv_columns(path: Path) -> list[str]:
     return []
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield a table's rows as entries without empty cells. Whole numbers are ``int``, but not in
     columns of text."""
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit(_MAX_CELL_BYTES)
     with lines.open_binary(path) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", "replace", newline="")
         reader = csv.DictReader(text)
@@ -135,19 +135,19 @@ _TEXTS = ("messages", "prompt", "input", "contents", "output", "response")
 
 def _cell(text: str) -> int | str:
     """Return a whole number written as such; ``007`` is a name."""
-    number = text.isdecimal() and len(text) < 19 and (text == "0" or text[0] != "0")
-    return int(text) if number else text
+    is_whole = text.isdecimal() and len(text) < 19 and (text == "0" or text[0] != "0")
+    return int(text) if is_whole else text
 
 
-def _times(items: Iterable[tuple[int, Any]], time_of: TimeOf) -> Iterator[float]:
+def _readable_times(items: Iterable[tuple[int, Any]], time_of: TimeOf) -> Iterator[float]:
     for _, item in items:
         try:
-            yield time_of(_entry(item))
+            yield time_of(_to_entry(item))
         except lines.BadLine:
             continue
 
 
-def _newest_first(times: Iterable[float]) -> bool:
+def _is_newest_first(times: Iterable[float]) -> bool:
     """Return whether nearly all times fall; answers that end out of order may rise."""
     rises = falls = 0
     previous: float | None = None
@@ -158,7 +158,7 @@ def _newest_first(times: Iterable[float]) -> bool:
     return falls > 3 and falls > 4 * rises
 
 
-def _entry(item: Any) -> dict[str, Any]:
+def _to_entry(item: Any) -> dict[str, Any]:
     if isinstance(item, bytes):
         return lines.parse_object(item)
     if not isinstance(item, dict):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from canopy_lab.trace.lines import LARGEST, BadLine
+from canopy_lab.trace.lines import MAX_NUMBER, BadLine
 
 BODIES = (
     *("standard_logging_object", "body", "request", "request_body", "requestBody"),
@@ -22,7 +22,7 @@ _MAX_OBJECTS = 16
 JsonObject = Mapping[str, Any]
 
 
-def bodies(entry: JsonObject) -> list[JsonObject]:
+def bodies_of(entry: JsonObject) -> list[JsonObject]:
     """Return the entry and the objects in it that may hold a prompt, outermost first."""
     return _nested_objects(entry, BODIES)
 
@@ -45,9 +45,9 @@ def _nested_objects(entry: JsonObject, names: tuple[str, ...]) -> list[JsonObjec
 
 def find(objects: list[JsonObject], names: tuple[str, ...]) -> Any:
     """Return the first field of ``names`` that is set, in the outermost object that has one."""
-    for obj in objects:
+    for candidate in objects:
         for name in names:
-            value = obj.get(name)
+            value = candidate.get(name)
             if value is not None and value != "":
                 return value
     return None
@@ -55,11 +55,11 @@ def find(objects: list[JsonObject], names: tuple[str, ...]) -> Any:
 
 def find_filled(objects: list[JsonObject], names: tuple[str, ...]) -> tuple[JsonObject | None, Any]:
     """Return the first field that is not an empty object or list, decoded, and its object."""
-    for obj in objects:
+    for candidate in objects:
         for name in names:
-            value = decode(obj.get(name))
+            value = decode(candidate.get(name))
             if value is not None and value not in ("", {}, []):
-                return obj, value
+                return candidate, value
     return None, None
 
 
@@ -83,13 +83,13 @@ def parse_time_s(value: Any) -> float:
             value = float(value)
         except ValueError:
             try:
-                when = datetime.datetime.fromisoformat(value)
+                date = datetime.datetime.fromisoformat(value)
             except ValueError:
                 raise BadLine(f"its time must be a number or a date, got {value[:40]!r}") from None
-            if when.tzinfo is None:
-                when = when.replace(tzinfo=datetime.timezone.utc)
-            return when.timestamp()
-    if type(value) not in (int, float) or not 0 <= value <= LARGEST:
+            if date.tzinfo is None:
+                date = date.replace(tzinfo=datetime.timezone.utc)
+            return date.timestamp()
+    if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER:
         raise BadLine(f"its time must be a number of 0 or more or a date, got {value!r}")
     for limit in (1e17, 1e14, 1e11):
         if value >= limit:

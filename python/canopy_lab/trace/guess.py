@@ -12,11 +12,11 @@ from canopy_lab.trace.entries import csv_columns
 from canopy_lab.trace.sglang_prompt import is_event
 from sglang_canopy.errors import CanopyError
 
-_LOOK_AT = 10_000
+_MAX_LINES = 10_000
 """Maximum lines read: a server's log begins with other lines, and may have many health checks."""
-_LOOK_AT_FILES = 16
+_MAX_FILES = 16
 """Maximum files of a folder that are read to recognise it."""
-_LARGEST_DOCUMENT = 64 << 20
+_MAX_DOCUMENT_BYTES = 64 << 20
 """Maximum bytes of a multi-line JSON document that are read to recognise it."""
 
 
@@ -29,7 +29,7 @@ def guess_format(path: Path | str) -> str:
     if ".tar" in path.suffixes or path.suffix == ".tgz":
         return "agentic"
     text = b""
-    for number, raw in islice(lines.read_lines(path), _LOOK_AT):
+    for number, raw in islice(lines.read_lines(path), _MAX_LINES):
         text = raw.strip()
         if (
             (b"server_args=" in text and not container.is_foreign(text))
@@ -55,7 +55,7 @@ def guess_format(path: Path | str) -> str:
             "wrapped the log, give the server's own lines"
         )
     raise CanopyError(
-        f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines: a log has the time and "
+        f"cannot tell the format of {str(path)!r} from its first {_MAX_LINES} lines: a log has the time and "
         "the prompt of each request (docs/reference/traces.md); give one, or --format"
     )
 
@@ -63,12 +63,12 @@ def guess_format(path: Path | str) -> str:
 def _format_of_logs(files: list[Path]) -> str:
     """Return the format of a folder's logs. Raises ``CanopyError`` if they have several, or none."""
     formats: dict[str, Path] = {}
-    for file in files[:_LOOK_AT_FILES]:
+    for file in files[:_MAX_FILES]:
         if file.stat().st_size:
             formats.setdefault(guess_format(file), file)
     if len(formats) > 1:
-        each = ", ".join(f"{file.name} of format {name}" for name, file in formats.items())
-        raise CanopyError(f"folder {str(files[0].parent)!r} has logs of several formats: {each}")
+        listing = ", ".join(f"{file.name} of format {name}" for name, file in formats.items())
+        raise CanopyError(f"folder {str(files[0].parent)!r} has logs of several formats: {listing}")
     if not formats:
         raise CanopyError(
             f"the logs in {str(files[0].parent)!r} are empty; give a log that has requests"
@@ -92,9 +92,9 @@ def _first_entry(text: bytes, path: Path) -> dict[str, Any] | None:
         if text not in (b"{", b"[") and not text.startswith(b"["):
             return None
         with lines.open_binary(path) as stream:
-            whole = stream.read(_LARGEST_DOCUMENT)
+            document = stream.read(_MAX_DOCUMENT_BYTES)
         try:
-            value = json.loads(whole)
+            value = json.loads(document)
         except ValueError:
             # The list is too long to be read here, or not JSON.
             return {"messages": []} if text.startswith(b"[") else {"requests": [], "block_size": 0}

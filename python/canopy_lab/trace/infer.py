@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-REMEMBERED_BLOCKS = 4_000_000
+MAX_BLOCKS = 4_000_000
 
 
 class ConversationIndex:
@@ -19,20 +19,20 @@ class ConversationIndex:
     A conversation whose blocks were dropped continues as a new one.
     """
 
-    def __init__(self, limit: int = REMEMBERED_BLOCKS) -> None:
+    def __init__(self, limit: int = MAX_BLOCKS) -> None:
         self._limit = limit
-        self._owner: dict[int, int] = {}
+        self._conversation_by_block: dict[int, int] = {}
         """Block id -> conversation that introduced it."""
-        self._end: dict[int, tuple[int, int, int]] = {}
+        self._prompt_ends: dict[int, tuple[int, int, int]] = {}
         """Last full block of a prompt -> (conversation, turn, prompt tokens) of its
         latest request."""
         self._count = 0
 
     def _forget(self) -> None:
         """Drop the oldest quarter at once: single deletions would scan the dict's gaps."""
-        for block in list(islice(self._owner, max(1, self._limit // 4))):
-            del self._owner[block]
-            self._end.pop(block, None)
+        for block in list(islice(self._conversation_by_block, max(1, self._limit // 4))):
+            del self._conversation_by_block[block]
+            self._prompt_ends.pop(block, None)
 
     def add(
         self, blocks: Sequence[int], input_tokens: int, block_tokens: int
@@ -42,15 +42,15 @@ class ConversationIndex:
         Conversations are numbered from 0 in order of their first request, turns from 1. The third
         value is ``None`` for a first turn.
         """
-        owner = self._owner
+        conversation_by_block = self._conversation_by_block
         known_blocks = 0
         for block in blocks:
-            if block not in owner:
+            if block not in conversation_by_block:
                 break
             known_blocks += 1
         conversation, turn, parent = self._count, 1, None
         for i in range(known_blocks - 1, -1, -1):
-            end = self._end.get(blocks[i])
+            end = self._prompt_ends.get(blocks[i])
             # An equal or shorter prompt repeats the turn.
             if end is not None and end[2] < input_tokens:
                 conversation, turn, parent = end[0], end[1] + 1, blocks[i]
@@ -58,10 +58,10 @@ class ConversationIndex:
         if parent is None:
             self._count += 1
         for block in blocks[known_blocks:]:
-            owner[block] = conversation
-        if len(owner) > self._limit:
+            conversation_by_block[block] = conversation
+        if len(conversation_by_block) > self._limit:
             self._forget()
-        full = min(len(blocks), input_tokens // block_tokens)
-        if full and owner.get(blocks[full - 1]) == conversation:
-            self._end[blocks[full - 1]] = (conversation, turn, input_tokens)
+        full_blocks = min(len(blocks), input_tokens // block_tokens)
+        if full_blocks and conversation_by_block.get(blocks[full_blocks - 1]) == conversation:
+            self._prompt_ends[blocks[full_blocks - 1]] = (conversation, turn, input_tokens)
         return conversation, turn, parent

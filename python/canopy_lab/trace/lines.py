@@ -28,12 +28,12 @@ from sglang_canopy.errors import CanopyError
 log = logging.getLogger("canopy_lab.trace")
 
 COMPRESSED = (".gz", ".xz", ".zst")
-LARGEST = sys.float_info.max
+MAX_NUMBER = sys.float_info.max
 """Largest number of a log; whole numbers may be larger than any float."""
-WHOLE = 1 << 63
+LIMIT = 1 << 63
 """Upper bound of counts and ids, so that they fit a signed integer of 64 bits."""
 Parsed = TypeVar("Parsed")
-_LONGEST_STAMP = 400
+_MAX_STAMP_BYTES = 400
 _STAMP = re.compile(
     rb"(20\d\d-[01]\d-[0-3]\d[T ][0-2]\d:[0-5]\d:[0-5]\d)|"
     rb'"(?:time|timestamp|ts|created\w*|startTime\w*|request_received_ms|event_time_unix_ms)": ?"?(\d{10,19})'
@@ -120,13 +120,13 @@ def open_binary(path: Path) -> Iterator[IO[bytes]]:
                 raw = _open_zst(path, stack)
             else:
                 raw = stack.enter_context(path.open("rb"))
-            _skip_mark(raw, path)
+            _skip_byte_order_mark(raw, path)
             yield raw
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise CanopyError(f"cannot read trace {str(path)!r}: {error}") from None
 
 
-def _skip_mark(raw: Any, path: Path) -> None:
+def _skip_byte_order_mark(raw: Any, path: Path) -> None:
     """Skip a byte order mark. Raises ``CanopyError`` for UTF-16."""
     head = raw.peek(3)[:3]
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -193,7 +193,7 @@ def files_of(folder: Path) -> list[Path]:
 def _first_time(file: Path) -> float:
     """Return the seconds since 1970 at the beginning of a file's first line; infinite without a time."""
     with open_binary(file) as stream:
-        stamp = _STAMP.search(stream.readline(_LONGEST_STAMP))
+        stamp = _STAMP.search(stream.readline(_MAX_STAMP_BYTES))
     if stamp is None:
         return float("inf")
     if stamp[2]:
@@ -209,12 +209,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     one log, in order of their first times, and their lines are numbered on.
     """
     if path.is_dir():
-        offset = number_on = 0
+        offset = last_number = 0
         for file in files_of(path):
             for number, line in read_lines(file):
-                number_on = offset + number
-                yield number_on, line
-            offset = number_on
+                last_number = offset + number
+                yield last_number, line
+            offset = last_number
         return
     with open_binary(path) as stream:
         numbered = ((n, line) for n, line in enumerate(stream, 1) if line.strip())
@@ -254,17 +254,17 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 def number(record: Mapping[str, Any], key: str) -> float:
     """Return a finite number of ``record``, 0 or more. Raises ``BadLine``."""
     value = record.get(key)
-    if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # type: ignore[operator]
+    if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER:  # type: ignore[operator]
         raise BadLine(f"{key!r} must be a number of 0 or more, got {_excerpt(record, key)}")
     return float(value)  # type: ignore[arg-type]
 
 
-def count(record: Mapping[str, Any], key: str, least: int = 0) -> int:
-    """Return a whole number of ``record``, ``least`` or more. Raises ``BadLine``."""
+def count(record: Mapping[str, Any], key: str, minimum: int = 0) -> int:
+    """Return a whole number of ``record``, ``minimum`` or more. Raises ``BadLine``."""
     value = record.get(key)
-    if type(value) is not int or not least <= value < WHOLE:
+    if type(value) is not int or not minimum <= value < LIMIT:
         raise BadLine(
-            f"{key!r} must be a whole number of {least} or more, got {_excerpt(record, key)}"
+            f"{key!r} must be a whole number of {minimum} or more, got {_excerpt(record, key)}"
         )
     return value
 
@@ -274,14 +274,14 @@ def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ..
     value = record.get(key)
     if type(value) is not list or not set(map(type, value)) <= {int}:
         raise BadLine(f"{key!r} must be a list of whole numbers, got {_excerpt(record, key)}")
-    if value and not 0 <= min(value) <= max(value) < WHOLE:
+    if value and not 0 <= min(value) <= max(value) < LIMIT:
         return tuple(map(_fold, value))
     return tuple(value)
 
 
 def _fold(block: int) -> int:
     """Return an id of 63 bits for a negative or larger number: a hash of its digits."""
-    if 0 <= block < WHOLE:
+    if 0 <= block < LIMIT:
         return block
     return int.from_bytes(blake2b(b"%d" % block, digest_size=8).digest(), "little") >> 1
 

@@ -23,11 +23,11 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_OPEN = 8
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_BRANCHES = 8
 """Maximum requests of a conversation that a later request can continue (parallel branches)."""
 
-Key = tuple[int, int, int]
+BlockKey = tuple[int, int, int]
 """Source of a block's tokens: (0, block id, 0), or (1, request's ordinal, block index) if the trace
 has no id."""
 
@@ -62,7 +62,7 @@ def middle_tokens(vocab_size: int) -> np.ndarray:
 
 
 @dataclass(slots=True)
-class Planned:
+class PlannedJob:
     """One request ready to be sent. Token counts are scaled."""
 
     request: TraceRequest
@@ -97,9 +97,9 @@ class Materialiser:
             )
         self._vocabulary = np.asarray(vocabulary, dtype=np.int64)
         self._salt = _mix(seed)
-        self._alias: dict[Key, Key] = {}
+        self._alias: dict[BlockKey, BlockKey] = {}
         self.planned = [self._plan(r, i) for i, r in enumerate(requests)]
-        self._connect()
+        self._link_turns()
 
     def block_tokens(self, original: int) -> int:
         """Return the scaled size, at least 1, of a block of ``original`` tokens in the trace."""
@@ -110,11 +110,11 @@ class Materialiser:
         block = self.block_tokens(block_tokens)
         return tokens // block_tokens * block + -(-(tokens % block_tokens) * block // block_tokens)
 
-    def prompt(self, planned: Planned) -> list[int]:
+    def prompt(self, planned: PlannedJob) -> list[int]:
         """Return the ``prompt_tokens`` token ids of a request's prompt."""
         return self._tokens(planned, 0, planned.prompt_tokens)
 
-    def output(self, planned: Planned) -> list[int]:
+    def output(self, planned: PlannedJob) -> list[int]:
         """Return the ``output_tokens`` token ids of the response.
 
         They equal the next turn of the conversation at that position, if it has one; the rest is
@@ -123,33 +123,33 @@ class Materialiser:
         start = planned.prompt_tokens
         return self._tokens(planned, start, start + planned.output_tokens)
 
-    def _plan(self, request: TraceRequest, ordinal: int) -> Planned:
+    def _plan(self, request: TraceRequest, ordinal: int) -> PlannedJob:
         size = request.block_tokens
         prompt = max(1, self.length(request.input_tokens, size))
         total = self.length(request.input_tokens + request.output_tokens, size)
-        return Planned(request, ordinal, prompt, max(1, total - prompt), None)
+        return PlannedJob(request, ordinal, prompt, max(1, total - prompt), None)
 
-    def _connect(self) -> None:
+    def _link_turns(self) -> None:
         """Link each request to the one it continues. The shorter prompt takes the longer prompt's
         tokens."""
         latest: dict[str, int] = {}
-        open_: dict[str, deque[Planned]] = defaultdict(lambda: deque(maxlen=_OPEN))
+        branches: dict[str, deque[PlannedJob]] = defaultdict(lambda: deque(maxlen=_BRANCHES))
         for planned in self.planned:
             conversation = planned.request.conversation
             if conversation is None:
                 continue
             planned.previous = latest.get(conversation)
             latest[conversation] = planned.ordinal
-            candidates = open_[conversation]
+            candidates = branches[conversation]
             fitting = [c for c in candidates if _continues(c.request, planned.request)]
             if fitting:
                 previous = max(fitting, key=lambda c: (c.request.input_tokens, c.ordinal))
                 candidates.remove(previous)
                 planned.continues = previous.ordinal
-                self._join(previous, planned)
+                self._alias_blocks(previous, planned)
             candidates.append(planned)
 
-    def _join(self, previous: Planned, planned: Planned) -> None:
+    def _alias_blocks(self, previous: PlannedJob, planned: PlannedJob) -> None:
         size = previous.request.block_tokens
         start = min(previous.request.input_tokens // size, len(previous.request.blocks))
         end = min(
@@ -162,28 +162,28 @@ class Materialiser:
             if old_key != self._resolve_key(new_key):
                 self._alias.setdefault(old_key, new_key)
 
-    def _key(self, planned: Planned, index: int) -> Key:
+    def _key(self, planned: PlannedJob, index: int) -> BlockKey:
         blocks = planned.request.blocks
         return (0, blocks[index], 0) if index < len(blocks) else (1, planned.ordinal, index)
 
-    def _resolve_key(self, key: Key) -> Key:
+    def _resolve_key(self, key: BlockKey) -> BlockKey:
         while key in self._alias:
             key = self._alias[key]
         return key
 
-    def _tokens(self, planned: Planned, start: int, stop: int) -> list[int]:
+    def _tokens(self, planned: PlannedJob, start: int, stop: int) -> list[int]:
         size = self.block_tokens(planned.request.block_tokens)
         low, high = start // size, -(-stop // size)
         seeds = np.array(
             [self._seed(self._resolve_key(self._key(planned, i))) for i in range(low, high)],
             dtype=np.uint64,
         )
-        offsets = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        offsets = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN_GAMMA)
         draws = _mix_array(seeds[:, None] + offsets[None, :]) % np.uint64(len(self._vocabulary))
         tokens = self._vocabulary[draws.reshape(-1).astype(np.int64)]
         return tokens[start - low * size : stop - low * size].tolist()
 
-    def _seed(self, key: Key) -> int:
+    def _seed(self, key: BlockKey) -> int:
         kind, number, index = key
         return _mix(_mix(_mix(self._salt ^ number) ^ index) + kind)
 

@@ -28,9 +28,9 @@ from canopy_lab.trace.prompts import clients_name, copy_with, reorder
 from canopy_lab.trace.record import TraceRequest
 
 _SCHEMA = "dynamo.request.trace."
-_ENDED = "captured_at_its_end"
+_ORDERED_BY_END = "captured_at_its_end"
 """Key of rows whose order is that of the requests' ends."""
-_END = "request_end"
+_END_EVENT = "request_end"
 
 
 def is_dynamos(record: dict[str, Any]) -> bool:
@@ -38,9 +38,9 @@ def is_dynamos(record: dict[str, Any]) -> bool:
     return str(record.get("schema", "")).startswith(_SCHEMA)
 
 
-def _dynamos_row(record: dict[str, Any]) -> dict[str, Any] | None:
+def _row_of_dynamo(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return the request in Mooncake's form, or ``None`` for another event. Raises ``BadLine``."""
-    if record.get("event_type") != _END:
+    if record.get("event_type") != _END_EVENT:
         return None
     request = _object_in(record, "request")
     replay = _object_in(request, "replay")
@@ -54,7 +54,7 @@ def _dynamos_row(record: dict[str, Any]) -> dict[str, Any] | None:
         "output_length": request.get("output_tokens", 0),
         "hash_ids": replay["input_sequence_hashes"],
         "block_size": replay.get("trace_block_size"),
-        _ENDED: True,
+        _ORDERED_BY_END: True,
         "session_id": _object_in(record, "agent_context").get("session_id"),
     }
 
@@ -65,12 +65,12 @@ def _object_in(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 BLOCK_TOKENS = 512
-_SIZES = (BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)
+_BLOCK_SIZES = (BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)
 """Block sizes in the order in which they are tried."""
-_LOOK_AT = 1000
+_MAX_HEAD_ROWS = 1000
 """Number of rows from which the block size is inferred."""
-_FITS = 0.95
-_REMEMBERED = 1_000_000
+_MIN_FITTING_SHARE = 0.95
+_MAX_SESSIONS = 1_000_000
 """Maximum sessions whose last time and turn are kept."""
 
 
@@ -82,7 +82,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
         tolerance.understood.remarks[f"Blocks have {reader.block_tokens} tokens."] = None
     rows = lines.parse_lines(path, tolerance, reader.parse)
     # Only delays, and captures at the end of requests, put rows out of order.
-    unordered = any("delay" in record or _ENDED in record for record in _head(path))
+    unordered = any("delay" in record or _ORDERED_BY_END in record for record in _head_rows(path))
     for row in reorder(rows) if unordered else rows:
         try:
             clock.check(row.time_s)
@@ -99,26 +99,26 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 
 def infer_block_tokens(path: Path) -> int:
     """Return the first row's ``block_size``, else a size that fits, else ``BLOCK_TOKENS``."""
-    for record in islice(_head(path), 1):
+    for record in islice(_head_rows(path), 1):
         if type(record.get("block_size")) is int and record["block_size"] > 0:
             return int(record["block_size"])
     pairs = [
         (record["input_length"], len(record["hash_ids"]))
-        for record in _head(path)
+        for record in _head_rows(path)
         if type(record.get("input_length")) is int and isinstance(record.get("hash_ids"), list)
     ]
     pairs = [(tokens, ids) for tokens, ids in pairs if ids]
     # A last partial block has an id in most traces, so sizes are first tried with one.
     for partial in (1, 0):
-        for size in _SIZES:
+        for size in _BLOCK_SIZES:
             fits = sum(ids == (tokens + partial * (size - 1)) // size for tokens, ids in pairs)
-            if pairs and fits >= _FITS * len(pairs):
+            if pairs and fits >= _MIN_FITTING_SHARE * len(pairs):
                 return size
     return BLOCK_TOKENS
 
 
-def _head(path: Path) -> Iterator[dict[str, Any]]:
-    for _, text in islice(lines.read_lines(path), _LOOK_AT):
+def _head_rows(path: Path) -> Iterator[dict[str, Any]]:
+    for _, text in islice(lines.read_lines(path), _MAX_HEAD_ROWS):
         with contextlib.suppress(lines.BadLine):
             record = _row(lines.parse_object(text))
             if record is not None:
@@ -126,7 +126,7 @@ def _head(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any] | None:
-    return _dynamos_row(record) if is_dynamos(record) else record
+    return _row_of_dynamo(record) if is_dynamos(record) else record
 
 
 class _MooncakeReader:
@@ -140,7 +140,7 @@ class _MooncakeReader:
     def next_turn(self, session: str) -> int:
         """Return the turn of the session's next request by time."""
         turn = self._turns[session] = self._turns.pop(session, 0) + 1
-        if len(self._turns) > _REMEMBERED:
+        if len(self._turns) > _MAX_SESSIONS:
             del self._turns[next(iter(self._turns))]
         return turn
 
@@ -169,10 +169,10 @@ class _MooncakeReader:
             ] += 1
         session_id = record.get("session_id")
         session = None if session_id in (None, "") else clients_name(session_id)
-        time_s = self._time(record, session, blocks[0] if blocks else -1)
+        time_s = self._time_s(record, session, blocks[0] if blocks else -1)
         return TraceRequest(time_s, tokens, output, blocks, size, conversation=session, line=line)
 
-    def _time(self, record: dict[str, Any], session: str | None, first_block: int) -> float:
+    def _time_s(self, record: dict[str, Any], session: str | None, first_block: int) -> float:
         """Return seconds from the start of the trace."""
         previous_s, previous_first = self._sessions.get(session or "", (None, first_block))
         if first_block != previous_first:
@@ -194,6 +194,6 @@ class _MooncakeReader:
         if session is not None:
             self._sessions[session] = (time_s, first_block)
             self._sessions.move_to_end(session)
-            if len(self._sessions) > _REMEMBERED:
+            if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         return time_s

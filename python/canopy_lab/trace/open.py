@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from canopy_lab.trace.lines import Tolerance, readable_path
-from canopy_lab.trace.prompts import Cutter, LoggedPrompt, decoder, to_trace
+from canopy_lab.trace.prompts import Cutter, LoggedPrompt, make_decoder, to_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
@@ -39,14 +39,14 @@ def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[
     ``CanopyError`` with the file, the line's number and the reason. Counts of ignored and changed
     entries are logged at the end.
     """
-    _check(format)
+    _check_format(format)
     path = readable_path(path)
     return read_trace(path, format, Tolerance(path, skip_bad))
 
 
 def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
     """Return ``path`` if it and the options fit. Raises ``CanopyError``."""
-    _check(format)
+    _check_format(format)
     if tokenizer is not None and format not in _PROMPTS:
         raise CanopyError(
             f"--tokenizer is for logs of text ({', '.join(_TEXT)}) and of sglang; a log of format "
@@ -72,7 +72,7 @@ def open_texts(
     """
     if format not in _PROMPTS:
         return None
-    return _decode_prompts(open_prompts(path, format, tolerance), decoder(tokenizer))
+    return _decode_prompts(open_prompts(path, format, tolerance), make_decoder(tokenizer))
 
 
 def _decode_prompts(
@@ -84,7 +84,7 @@ def _decode_prompts(
         yield prompt
 
 
-def _check(format: str) -> None:
+def _check_format(format: str) -> None:
     if format not in format_names():
         raise CanopyError(
             f"unknown trace format {format!r}; choose one of: {', '.join(format_names())}"
@@ -112,12 +112,12 @@ def last_hours(trace: Iterable[TraceRequest], hours: float) -> list[TraceRequest
     """
     if not 0 < hours <= MAX_HOURS:
         raise CanopyError(f"--last-hours must be above 0 and at most {MAX_HOURS}, got {hours}")
-    keep: list[TraceRequest] = []
+    recent: list[TraceRequest] = []
     for request in trace:
-        keep.append(request)
-        if len(keep) % 4096 == 0:
-            keep = [r for r in keep if r.time_s >= request.time_s - hours * 3600]
-    if not keep:
+        recent.append(request)
+        if len(recent) % 4096 == 0:
+            recent = [r for r in recent if r.time_s >= request.time_s - hours * 3600]
+    if not recent:
         raise CanopyError("the log holds no finished request yet; wait, or give another one")
-    keep = [r for r in keep if r.time_s >= keep[-1].time_s - hours * 3600]
-    return [replace(r, time_s=r.time_s - keep[0].time_s) for r in keep]
+    recent = [r for r in recent if r.time_s >= recent[-1].time_s - hours * 3600]
+    return [replace(r, time_s=r.time_s - recent[0].time_s) for r in recent]

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import calls, fields, lines, usage
-from canopy_lab.trace.chat import SYSTEMS, TOOLS, chat
-from canopy_lab.trace.entries import entries
+from canopy_lab.trace.chat import SYSTEM_FIELDS, TOOL_FIELDS, make_chat
+from canopy_lab.trace.entries import read_entries
 from canopy_lab.trace.fields import JsonObject
 from canopy_lab.trace.prompts import LoggedPrompt, clients_name
 from canopy_lab.trace.understood import Understood
@@ -39,8 +39,8 @@ INPUTS = ("messages", "prompt", "input", "contents", "prompt_token_ids", "input_
 _SALTS = ("model", "lora_path", "extra_key", "cache_salt")
 """Fields that separate prompts: prompts that differ in one of these share no KV."""
 _MODELS = ("model", "request_model", "provided_model_name")
-_SHORTENED = "litellm_truncated"
-_HEAD = re.compile(r"\A<[\w-]{0,40}>\n")
+_SHORTENED_MARK = "litellm_truncated"
+_ROLE_HEAD = re.compile(r"\A<[\w-]{0,40}>\n")
 """Role before a message's text (``chat.py``)."""
 _SESSION = re.compile(r"_session_([\w-]{1,128})$")
 _REDACTED = re.compile(
@@ -49,13 +49,13 @@ _REDACTED = re.compile(
 """A text that a gateway put in place of a message."""
 _UNREAD_CHARACTERS = 256
 """Unread fields of a body are counted if they are longer than this."""
-_READ = {
-    *(*TIMES, *CONVERSATIONS, *USERS, *INPUTS, *TOOLS, *SYSTEMS, *fields.BODIES),
+_READ_FIELDS = {
+    *(*TIMES, *CONVERSATIONS, *USERS, *INPUTS, *TOOL_FIELDS, *SYSTEM_FIELDS, *fields.BODIES),
     *("response", "response_body", "responseBody", "output", "usage", "metadata", "response_format"),
     *("text", "generation_config", "generationConfig", "tool_choice", "stop", "logit_bias"),
     *("guided_json", "guided_grammar", "extra_body", "custom_params", "cost_breakdown"),
 }  # fmt: skip
-_ENTRYS_OWN = ("hidden_params", "model_map_information", "error_information", "streamed_data")
+_ENTRY_FIELDS = ("hidden_params", "model_map_information", "error_information", "streamed_data")
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
@@ -64,15 +64,15 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     Failed calls, answers from a gateway's cache, second records of a call and calls of other models
     are ignored, and counted in ``tolerance.understood``.
     """
-    notes, repeats = tolerance.understood, calls.Repeats()
-    for line, entry in entries(path, tolerance, _entry_time):
+    notes, repeats = tolerance.understood, calls.RepeatFinder()
+    for line, entry in read_entries(path, tolerance, _entry_time):
         try:
             logged = parse(entry, line, notes)
         except lines.BadLine as error:
             tolerance.count_bad(line, error)
             continue
         if len(logged) == 1 and repeats.is_repeat(entry, logged[0]):
-            notes.left_out[calls.TWICE] += 1
+            notes.left_out[calls.LOGGED_TWICE] += 1
             continue
         yield from logged
     if len(notes.models) > 1:
@@ -92,10 +92,10 @@ def parse(entry: JsonObject, line: int = 0, notes: Understood | None = None) -> 
     if reason is not None:
         notes.left_out[reason] += 1
         return []
-    source, logged = fields.find_filled(fields.bodies(entry), INPUTS)
-    _check_whole(entry, objects, logged)
-    time_s = _time(entry, objects, notes)
-    bodies = fields.bodies(entry)
+    source, logged = fields.find_filled(fields.bodies_of(entry), INPUTS)
+    _check_is_whole(entry, objects, logged)
+    time_s = _time_s(entry, objects, notes)
+    bodies = fields.bodies_of(entry)
     if isinstance(logged, dict):  # Langfuse: {"messages": [...], "tools": [...]}
         bodies, objects = [logged, *bodies], [logged, *objects]
         source, logged = fields.find_filled([logged], INPUTS)
@@ -104,20 +104,20 @@ def parse(entry: JsonObject, line: int = 0, notes: Understood | None = None) -> 
     is_list = isinstance(logged, list) and bool(logged) and set(map(type, logged)) <= {str, list}
     batch = logged if is_list else [logged]
     prompts = [
-        _prompt(LoggedPrompt(time_s, line), raw, entry, bodies, objects, len(batch))
+        _fill_from_entry(LoggedPrompt(time_s, line), raw, entry, bodies, objects, len(batch))
         for raw in batch
     ]
     for prompt in prompts:
         check_not_redacted(
             [part.text for part in prompt.parts if part.kind == "text"] or [prompt.text]
         )
-    _account(prompts, entry, source, bodies, notes)
+    _count_contents(prompts, entry, source, bodies, notes)
     return prompts
 
 
 def check_not_redacted(texts: list[str]) -> None:
     """Raise ``BadLine`` if each of a prompt's ``texts`` is a mark instead of what was sent."""
-    long_texts = [text for text in (_HEAD.sub("", item) for item in texts) if text.strip()]
+    long_texts = [text for text in (_ROLE_HEAD.sub("", item) for item in texts) if text.strip()]
     if long_texts and all(_REDACTED.fullmatch(text.strip()) for text in long_texts):
         raise lines.BadLine(
             f"its texts are redacted ({long_texts[0].strip()[:40]!r}), so equal prompts cannot be told from others; "
@@ -125,7 +125,7 @@ def check_not_redacted(texts: list[str]) -> None:
         )
 
 
-def _check_whole(entry: JsonObject, objects: list[JsonObject], logged: Any) -> None:
+def _check_is_whole(entry: JsonObject, objects: list[JsonObject], logged: Any) -> None:
     """Raise ``BadLine`` if the entry holds no prompt or only a part of it."""
     if fields.find(objects, ("message_mode",)) == "delta":
         raise lines.BadLine(
@@ -138,7 +138,7 @@ def _check_whole(entry: JsonObject, objects: list[JsonObject], logged: Any) -> N
         )
 
 
-def _time(entry: JsonObject, objects: list[JsonObject], notes: Understood) -> float:
+def _time_s(entry: JsonObject, objects: list[JsonObject], notes: Understood) -> float:
     """Return the seconds since 1970, or since the start of the file. Raises ``BadLine``."""
     time = fields.find(objects, TIMES)
     if time is None and "custom_id" in entry and "body" in entry:
@@ -159,7 +159,7 @@ def _entry_time(entry: JsonObject) -> float:
     return fields.parse_time_s(fields.find(fields.objects_in(entry), TIMES))
 
 
-def _account(
+def _count_contents(
     prompts: list[LoggedPrompt], entry: JsonObject, source: JsonObject | None, bodies: list[JsonObject], notes: Understood
 ) -> None:  # fmt: skip
     """Count models, roles, changed prompts and unread fields."""
@@ -169,27 +169,27 @@ def _account(
             notes.role_bytes[part.role or "no role"] += len(part.text)
         if any(part.kind in ("image", "media") for part in prompt.parts):
             notes.changed["have pictures, sound or files, whose tokens are not counted"] += 1
-        if _SHORTENED in prompt.text:
+        if _SHORTENED_MARK in prompt.text:
             notes.changed["have texts that the gateway shortened (litellm_truncated)"] += 1
     if fields.find(bodies, ("previous_response_id",)) is not None:
         notes.changed["continue a stored response (previous_response_id), so earlier turns are missing"] += len(prompts)  # fmt: skip
-    for place in (source,) if source is not None else ():
-        for name, value in place.items():
-            if name in _READ or (place is entry and name in _ENTRYS_OWN):
+    for container in (source,) if source is not None else ():
+        for name, value in container.items():
+            if name in _READ_FIELDS or (container is entry and name in _ENTRY_FIELDS):
                 continue
-            size = _size(value)
+            size = _text_characters(value)
             if size > _UNREAD_CHARACTERS:
                 notes.count_unread(str(name), size)
 
 
-def _size(value: Any) -> int:
+def _text_characters(value: Any) -> int:
     """Return the characters of text in a field; 0 for numbers."""
     if isinstance(value, str):
         return len(value)
     return len(json.dumps(value)) if isinstance(value, (list, dict)) and value else 0
 
 
-def _prompt(
+def _fill_from_entry(
     prompt: LoggedPrompt,
     logged: Any,
     entry: JsonObject,
@@ -214,7 +214,7 @@ def _prompt(
     prompt.category = str(category) if category else prompt.category
     prompt.turn = turn if type(turn) is int and turn > 0 else prompt.turn
     prompt.logged_tokens, output = usage.token_counts(entry, objects)
-    prompt.output_tokens = output or usage.count(objects, ("output_length",)) or 0
+    prompt.output_tokens = output or usage.find_count(objects, ("output_length",)) or 0
     prompt.stop = usage.stop_of(entry, objects)
     if calls_of_entry > 1:
         prompt.output_tokens, prompt.logged_tokens = prompt.output_tokens // calls_of_entry, None
@@ -223,8 +223,8 @@ def _prompt(
 
 def _claude_codes_session(objects: list[JsonObject]) -> str | None:
     """Return the session at the end of ``metadata.user_id``, as a server reads it."""
-    for place in objects:
-        metadata = fields.decode(place.get("metadata"))
+    for container in objects:
+        metadata = fields.decode(container.get("metadata"))
         user = metadata.get("user_id") if isinstance(metadata, dict) else None
         session = _SESSION.search(user) if isinstance(user, str) else None
         if session is not None:
@@ -237,13 +237,13 @@ def _fill_prompt(prompt: LoggedPrompt, logged: Any, bodies: list[JsonObject]) ->
         prompt.token_ids = logged
         return
     if isinstance(logged, str):
-        system = chat([], bodies)
+        system = make_chat([], bodies)
         # In the Responses interface plain text is a message of the user.
         logged = [{"role": "user", "content": logged}] if system.parts else logged
     if isinstance(logged, str):
         prompt.text = logged
     elif isinstance(logged, list) and logged and all(isinstance(part, dict) for part in logged):
-        converted = chat(logged, bodies)
+        converted = make_chat(logged, bodies)
         prompt.parts, prompt.text = converted.parts, converted.text
         prompt.category, prompt.turn = converted.category, converted.turn
     else:

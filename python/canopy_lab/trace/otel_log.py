@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import calls, fields, lines
-from canopy_lab.trace.chat import chat
-from canopy_lab.trace.entries import entries
+from canopy_lab.trace.chat import make_chat
+from canopy_lab.trace.entries import read_entries
 from canopy_lab.trace.otel_messages import Attributes, messages_of
 from canopy_lab.trace.prompts import LoggedPrompt, clients_name
 from canopy_lab.trace.record import STOPS
@@ -36,20 +36,20 @@ _CACHED_TOKENS = (
     ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens", "llm.token_count.prompt_details.cache_read"),
     ("gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens", "llm.token_count.prompt_details.cache_write"),
 )  # fmt: skip
-_LOOK_AT = 2_000
+_MAX_HEAD_ENTRIES = 2_000
 """Entries that are read to find the models whose counts leave out cached tokens."""
 _OUTPUT_TOKENS = ("gen_ai.usage.output_tokens", "llm.token_count.completion")
-_REASONS = ("gen_ai.response.finish_reasons", "llm.finish_reason")
-_REMEMBERED = 100_000
+_STOP_REASONS = ("gen_ai.response.finish_reasons", "llm.finish_reason")
+_MAX_SPANS = 100_000
 """Maximum spans remembered until their children or parents appear."""
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``. Failed calls, repeated calls and spans of other kinds are ignored
     and counted."""
-    notes, nestings = tolerance.understood, _Nestings()
-    bare = _leave_out_cached(path)
-    for line, entry in entries(path, tolerance, _entry_time):
+    notes, repeats = tolerance.understood, _RepeatedSpans()
+    without_cached = _leave_out_cached(path)
+    for line, entry in read_entries(path, tolerance, _entry_time):
         for span in spans(entry):
             try:
                 logged = parse(span, line)
@@ -58,11 +58,11 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
                 continue
             if isinstance(logged, str):
                 notes.left_out[logged] += 1
-            elif nestings.is_repeat(span, logged):
-                notes.left_out[calls.TWICE] += 1
+            elif repeats.is_repeat(span, logged):
+                notes.left_out[calls.LOGGED_TWICE] += 1
             else:
                 notes.count_model(logged.salts[0])
-                if logged.salts[0] in bare and logged.logged_tokens is not None:
+                if logged.salts[0] in without_cached and logged.logged_tokens is not None:
                     logged.logged_tokens += _cached_tokens(Attributes(span))
                 for part in logged.parts:
                     notes.role_bytes[part.role or "no role"] += len(part.text)
@@ -73,12 +73,12 @@ def _leave_out_cached(path: Path) -> set[str]:
     """Return the models whose prompt counts leave out cached tokens."""
     cached = set()
     for _, entry in islice(
-        entries(path, lines.Tolerance(path, lines.WHOLE), _entry_time), _LOOK_AT
+        read_entries(path, lines.Tolerance(path, lines.LIMIT), _entry_time), _MAX_HEAD_ENTRIES
     ):
         for span in spans(entry):
             with contextlib.suppress(lines.BadLine):
                 attributes = Attributes(span)
-                if (_count(attributes, _PROMPT_TOKENS) or lines.WHOLE) < _cached_tokens(attributes):
+                if (_count(attributes, _PROMPT_TOKENS) or lines.LIMIT) < _cached_tokens(attributes):
                     cached.add(str(attributes.find(_MODELS) or ""))
     return cached
 
@@ -97,9 +97,9 @@ def spans(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _objects(scope, "spans")
 
 
-def _objects(of: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    values = of.get(name)
-    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+def _objects(parent: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    values = parent.get(name)
+    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
 
 
 def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
@@ -117,38 +117,38 @@ def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     if parts is None:
         return _NO_MESSAGES
     messages, body = parts
-    prompt = LoggedPrompt(_time(span), line)
-    made = chat(messages, [body])
-    prompt.parts, prompt.text, prompt.category, prompt.turn = made.parts, made.text, made.category, made.turn  # fmt: skip
-    named = attributes.find(_CONVERSATIONS)
-    prompt.conversation = None if named is None else clients_name(named)
+    prompt = LoggedPrompt(_time_s(span), line)
+    chat = make_chat(messages, [body])
+    prompt.parts, prompt.text, prompt.category, prompt.turn = chat.parts, chat.text, chat.category, chat.turn  # fmt: skip
+    conversation = attributes.find(_CONVERSATIONS)
+    prompt.conversation = None if conversation is None else clients_name(conversation)
     user = attributes.find(_USERS)
     prompt.user = None if user is None else str(user)
     prompt.salts = (str(attributes.find(_MODELS) or ""),)
     prompt.logged_tokens = _count(attributes, _PROMPT_TOKENS)
     prompt.output_tokens = _count(attributes, _OUTPUT_TOKENS) or 0
-    reason = fields.decode(attributes.find(_REASONS))
+    reason = fields.decode(attributes.find(_STOP_REASONS))
     prompt.stop = STOPS.get(str(reason[0] if isinstance(reason, list) and reason else reason))
     return prompt
 
 
-def _time(span: Mapping[str, Any]) -> float:
-    when = fields.find([span], _TIMES)
-    if when is None:
+def _time_s(span: Mapping[str, Any]) -> float:
+    start = fields.find([span], _TIMES)
+    if start is None:
         raise lines.BadLine(f"the span has no start; name it one of: {', '.join(_TIMES)}")
-    return fields.parse_time_s(when)
+    return fields.parse_time_s(start)
 
 
 def _entry_time(entry: Mapping[str, Any]) -> float:
-    return _time(next(spans(entry), {}))
+    return _time_s(next(spans(entry), {}))
 
 
 def _is_failure(span: Mapping[str, Any], attributes: Attributes) -> bool:
     status = span.get("status")
     code = status.get("code", status.get("status_code")) if isinstance(status, dict) else status
     code = span.get("status_code") if code is None else code
-    failed = code == 2 or "ERROR" in str(code).upper()
-    return failed or attributes.find(("error.type",)) is not None
+    has_error_status = code == 2 or "ERROR" in str(code).upper()
+    return has_error_status or attributes.find(("error.type",)) is not None
 
 
 def _count(attributes: Attributes, names: tuple[str, ...]) -> int | None:
@@ -157,10 +157,10 @@ def _count(attributes: Attributes, names: tuple[str, ...]) -> int | None:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if 0 < number < lines.WHOLE else None
+    return number if 0 < number < lines.LIMIT else None
 
 
-class _Nestings:
+class _RepeatedSpans:
     """Finds second records of one call: a span exported twice, or the same prompt in parent and child."""
 
     def __init__(self) -> None:
@@ -170,9 +170,9 @@ class _Nestings:
     def is_repeat(self, span: Mapping[str, Any], prompt: LoggedPrompt) -> bool:
         """Return whether ``span``, its parent or its child had this prompt before."""
         context = span.get("context")
-        where = [context, span] if isinstance(context, dict) else [span]
+        sources = [context, span] if isinstance(context, dict) else [span]
         trace, span_id, parent = (
-            str(fields.find(where, names) or "")
+            str(fields.find(sources, names) or "")
             for names in (
                 ("traceId", "trace_id"),
                 ("spanId", "span_id"),
@@ -182,11 +182,11 @@ class _Nestings:
         digest = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         related = [(trace, span_id), (trace, f"child of {span_id}")] if span_id else []
         related += [(trace, parent)] if parent else []
-        if any(self._spans.get(one) == digest for one in related):
+        if any(self._spans.get(key) == digest for key in related):
             return True
         self._spans[trace, span_id] = digest
         if parent:
             self._spans[trace, f"child of {parent}"] = digest
-        while len(self._spans) > _REMEMBERED:
+        while len(self._spans) > _MAX_SPANS:
             self._spans.popitem(last=False)
         return False

@@ -20,7 +20,7 @@ class Attributes:
     def __init__(self, span: Mapping[str, Any]) -> None:
         attributes = decode(span.get("attributes"))
         self.flat = _flatten(attributes) if isinstance(attributes, (dict, list)) else {}
-        self.tree = nest(self.flat)
+        self.tree = nest_names(self.flat)
 
     def find(self, names: tuple[str, ...]) -> Any:
         return next((self.flat[n] for n in names if self.flat.get(n) not in (None, "")), None)
@@ -92,7 +92,7 @@ def _flatten(tree: dict[str, Any] | list[Any], prefix: str = "") -> dict[str, An
     """Return attributes by dotted names, from nested objects or from OTLP's keys and values."""
     if isinstance(tree, list):
         pairs = {
-            str(pair["key"]): _otlp(pair.get("value"))
+            str(pair["key"]): _value(pair.get("value"))
             for pair in tree
             if isinstance(pair, dict) and "key" in pair
         }
@@ -107,16 +107,16 @@ def _flatten(tree: dict[str, Any] | list[Any], prefix: str = "") -> dict[str, An
     return flat
 
 
-def _otlp(value: Any) -> Any:
+def _value(value: Any) -> Any:
     if not isinstance(value, dict) or len(value) != 1:
         return value
     ((kind, content),) = value.items()
     if kind == "arrayValue" and isinstance(content, dict):
-        return [_otlp(item) for item in content.get("values") or []]
+        return [_value(item) for item in content.get("values") or []]
     if kind == "kvlistValue" and isinstance(content, dict):
         pairs = content.get("values") or []
         return {
-            p["key"]: _otlp(p.get("value")) for p in pairs if isinstance(p, dict) and "key" in p
+            p["key"]: _value(p.get("value")) for p in pairs if isinstance(p, dict) and "key" in p
         }
     if kind == "intValue":
         text = str(content)
@@ -128,7 +128,7 @@ def _otlp(value: Any) -> Any:
     return content
 
 
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nest_names(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested objects, and lists for numbered names: ``a.0.b`` is ``{"a": [{"b": ...}]}``.
 
     If a name is both a value and a prefix, the value is dropped.

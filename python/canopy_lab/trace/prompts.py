@@ -22,11 +22,11 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
 BLOCK_TOKENS = 16
-BYTES_A_TOKEN = 4
+BYTES_PER_TOKEN = 4
 ORDER_WINDOW = 4096
 """Requests held back for sorting: logs are written when an answer ends."""
 
-_ID = array("q").itemsize
+_ID_BYTES = array("q").itemsize
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class LoggedPrompt:
     def count_tokens(self) -> int:
         if self.token_ids is not None:
             return len(self.token_ids)
-        return -(-len(self.text.encode("utf-8", "surrogatepass")) // BYTES_A_TOKEN)
+        return -(-len(self.text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 class Cutter:
@@ -64,9 +64,9 @@ class Cutter:
     ``tokenizer`` or by bytes."""
 
     def __init__(self, tokenizer: str | Path | None = None) -> None:
-        self._tokenizer = None if tokenizer is None else _load(Path(tokenizer))
+        self._tokenizer = None if tokenizer is None else _load_tokenizer(Path(tokenizer))
         self.method = (
-            f"{BYTES_A_TOKEN} bytes of UTF-8 count as a token"
+            f"{BYTES_PER_TOKEN} bytes of UTF-8 count as a token"
             if tokenizer is None
             else f"tokenised by {Path(tokenizer).name}"
         )
@@ -76,9 +76,9 @@ class Cutter:
         if ids is None and self._tokenizer is not None:
             ids = self._tokenizer.encode(prompt.text, add_special_tokens=False).ids
         if ids is not None:
-            return chain(array("q", ids).tobytes(), BLOCK_TOKENS * _ID, salt), len(ids)
+            return chain_ids(array("q", ids).tobytes(), BLOCK_TOKENS * _ID_BYTES, salt), len(ids)
         raw = prompt.text.encode("utf-8", "surrogatepass")
-        return chain(raw, BLOCK_TOKENS * BYTES_A_TOKEN, salt), -(-len(raw) // BYTES_A_TOKEN)
+        return chain_ids(raw, BLOCK_TOKENS * BYTES_PER_TOKEN, salt), -(-len(raw) // BYTES_PER_TOKEN)
 
 
 def clients_name(name: Any) -> str:
@@ -95,7 +95,7 @@ def salt_of(*salts: Any) -> bytes:
     return blake2b(repr(salts).encode(errors="surrogatepass"), digest_size=8).digest()
 
 
-def chain(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
+def chain_ids(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
     """Return the ids (63 bits) of the blocks of ``raw``, including a partial last block. Blocks have
     equal ids if their prefixes and ``salt`` (64 bytes at most) are equal."""
     ids, parent = [], salt
@@ -125,9 +125,9 @@ def reorder(rows: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Iterato
         yield heapq.heappop(heap)[2]
 
 
-def to_record(prompt: LoggedPrompt, cut: Cutter) -> TraceRequest:
+def to_record(prompt: LoggedPrompt, cutter: Cutter) -> TraceRequest:
     """Convert a prompt to a trace record with the log's own time."""
-    blocks, tokens = cut(prompt)
+    blocks, tokens = cutter(prompt)
     return TraceRequest(
         prompt.time_s,
         tokens,
@@ -164,12 +164,12 @@ _FIELDS = tuple(TraceRequest.__slots__)
 
 
 def to_trace(
-    prompts: Iterable[LoggedPrompt], tolerance: Tolerance, cut: Cutter
+    prompts: Iterable[LoggedPrompt], tolerance: Tolerance, cutter: Cutter
 ) -> Iterator[TraceRequest]:
     """Yield trace records of ``prompts``, by time, starting at 0. A prompt out of order beyond the
     window is a broken line."""
     index = ConversationIndex()
-    for request in shift_to_zero((to_record(prompt, cut) for prompt in prompts), tolerance):
+    for request in shift_to_zero((to_record(prompt, cutter) for prompt in prompts), tolerance):
         yield with_conversation(request, index)
 
 
@@ -178,32 +178,32 @@ def shift_to_zero(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Ite
 
     A request more than ``ORDER_WINDOW`` requests late is a broken line of ``tolerance``.
     """
-    start, clock = None, TimeOrder()
+    start_s, clock = None, TimeOrder()
     for request in reorder(requests):
-        start = request.time_s if start is None else start
+        start_s = request.time_s if start_s is None else start_s
         try:
-            time_s = clock.check(request.time_s - start)
+            time_s = clock.check(request.time_s - start_s)
         except BadLine as error:
             tolerance.count_bad(request.line, str(error))
             continue
         yield copy_with(request, time_s=time_s)
 
 
-def decoder(tokenizer: str | Path | None) -> Callable[[list[int]], str] | None:
+def make_decoder(tokenizer: str | Path | None) -> Callable[[list[int]], str] | None:
     """Return a function from token ids to text, or ``None``. Raises ``CanopyError``."""
     if tokenizer is None:
         return None
-    loaded = _load(Path(tokenizer))
-    return lambda ids: str(loaded.decode(ids, skip_special_tokens=False))
+    tokenizer_ = _load_tokenizer(Path(tokenizer))
+    return lambda ids: str(tokenizer_.decode(ids, skip_special_tokens=False))
 
 
-def _load(path: Path) -> Any:
+def _load_tokenizer(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise CanopyError(
             "--tokenizer needs the package tokenizers: pip install tokenizers, or leave it out "
-            f"({BYTES_A_TOKEN} bytes then count as a token)"
+            f"({BYTES_PER_TOKEN} bytes then count as a token)"
         ) from None
     file = path / "tokenizer.json" if path.is_dir() else path
     try:

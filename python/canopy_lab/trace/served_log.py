@@ -16,8 +16,8 @@ from canopy_lab.trace import lines
 from canopy_lab.trace.sglang_prompt import event_of, object_in
 from sglang_canopy.errors import CanopyError
 
-HOW = "--log-requests --log-requests-level 3 --log-requests-format json --enable-metrics"
-REPORT = "--enable-cache-report"
+LOG_FLAGS = "--log-requests --log-requests-level 3 --log-requests-format json --enable-metrics"
+CACHE_FLAG = "--enable-cache-report"
 TIERS = {"device": "device", "host": "host", "storage": "disk"}
 """SGLang's names of the tiers of cached tokens -> ours."""
 
@@ -49,25 +49,25 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
             served[number] = _served_request(object_in(event, "out", "meta_info"))
     if not any(r.ttft_s is not None for r in served.values()):
         raise CanopyError(
-            f"{str(path)!r} has no times of first tokens; start the server with {HOW}"
+            f"{str(path)!r} has no times of first tokens; start the server with {LOG_FLAGS}"
         )
     return served
 
 
 def _served_request(meta: Mapping[str, Any]) -> ServedRequest:
-    received, filled = (_number(meta, k) for k in ("request_received_ts", "prefill_finished_time"))
+    start_s, filled_s = (_number(meta, k) for k in ("request_received_ts", "prefill_finished_time"))
     # Without streaming, the first token is sent with the last.
-    ttft = _number(meta, "first_token_latency")
-    if received is not None and filled is not None and filled > received:
-        ttft = filled - received
+    ttft_s = _number(meta, "first_token_latency")
+    if start_s is not None and filled_s is not None and filled_s > start_s:
+        ttft_s = filled_s - start_s
     details = meta.get("cached_tokens_details")
     by_tier = None
     if isinstance(details, dict):
         by_tier = {ours: int(_number(details, name) or 0) for name, ours in TIERS.items()}
     cached = _number(meta, "cached_tokens")
-    return ServedRequest(ttft, _number(meta, "e2e_latency"), int(cached or 0), by_tier)
+    return ServedRequest(ttft_s, _number(meta, "e2e_latency"), int(cached or 0), by_tier)
 
 
-def _number(of: Mapping[str, Any], key: str) -> float | None:
-    value = of.get(key)
+def _number(meta: Mapping[str, Any], key: str) -> float | None:
+    value = meta.get(key)
     return float(value) if isinstance(value, (int, float)) and value == value else None

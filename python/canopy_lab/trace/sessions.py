@@ -30,24 +30,24 @@ def turn_links(requests: Sequence[TraceRequest], think_cap_s: float | None = Non
     """
     count = len(requests)
     links = TurnLinks(list(range(count)), [-1] * count, [0.0] * count)
-    latest: dict[str, int] = {}
-    times: list[float] = []
-    answers: list[float] = []
+    latest_by_name: dict[str, int] = {}
+    times_s: list[float] = []
+    answers_s: list[float] = []
     for index, request in enumerate(requests):
-        times.append(request.time_s)
-        answers.append(request.answer_s or 0.0)
+        times_s.append(request.time_s)
+        answers_s.append(request.answer_s or 0.0)
         name = request.conversation
         if name is None:
             continue
-        previous, think_s = latest.get(name, -1), request.think_s
+        previous, think_s = latest_by_name.get(name, -1), request.think_s
         if previous < 0 and "/" in name:
-            previous, think_s = latest.get(name.rsplit("/", 1)[0], -1), None
-        latest[name] = index
+            previous, think_s = latest_by_name.get(name.rsplit("/", 1)[0], -1), None
+        latest_by_name[name] = index
         if previous < 0:
             continue
         links.previous[index] = previous
         links.session_start[index] = links.session_start[previous]
         if think_s is None:
-            think_s = max(0.0, times[index] - times[previous] - answers[previous])
+            think_s = max(0.0, times_s[index] - times_s[previous] - answers_s[previous])
         links.think_s[index] = think_s if think_cap_s is None else min(think_s, think_cap_s)
     return links

@@ -28,11 +28,11 @@ from canopy_lab.trace.sglang_prompt import (
     HOW_TO_LOG,
     SERVER_BLOCK_TOKENS,
     PromptCutter,
-    characters_a_token,
+    characters_per_token,
     event_of,
     has_server_ids,
     is_event,
-    media,
+    media_ids,
     object_in,
     token_ids,
 )
@@ -46,11 +46,11 @@ _RECEIVED, _FINISHED = "request.received", "request.finished"
 
 _POOL = re.compile(rb"\bmax_total_num_tokens=(\d{1,15})\b")
 _RANK = re.compile(rb"^\[[^\]]* DP(\d{1,5})\b")
-_STARTS = b"server_args=ServerArgs("
-_FLUSHED = b"Cache flushed successfully!"
+_START_MARK = b"server_args=ServerArgs("
+_FLUSH_MARK = b"Cache flushed successfully!"
 """``scheduler.py``, ``flush_cache``."""
 
-_LATEST = 16
+_COMPARED_LINES = 16
 """Number of recent lines that a new line is compared with, to find copies."""
 _SET_BACK_S = 60.0
 """A clock that falls by more was set back; if it falls by less, the lines of several processes are
@@ -58,7 +58,7 @@ mixed."""
 
 
 @dataclass(slots=True)
-class _Flight:
+class _ReceivedRequest:
     """A request that was received; ``request`` is ``None`` until it is finished."""
 
     rid: str
@@ -70,8 +70,8 @@ class _Flight:
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the finished requests of ``path`` in order of arrival."""
-    cut = PromptCutter(characters_a_token=characters_a_token(path))
-    return _read_requests(path, _LogReader(path, tolerance, cut))
+    cutter = PromptCutter(characters_per_token=characters_per_token(path))
+    return _read_requests(path, _LogReader(path, tolerance, cutter))
 
 
 def read_as_server(
@@ -87,8 +87,8 @@ def read_as_server(
     """
     source = lines.readable_path(path)
     tolerance = lines.Tolerance(source, skip_bad)
-    cut = PromptCutter(block_tokens, characters_a_token(source), as_server=True)
-    yield from _read_requests(source, _LogReader(source, tolerance, cut))
+    cutter = PromptCutter(block_tokens, characters_per_token(source), as_server=True)
+    yield from _read_requests(source, _LogReader(source, tolerance, cutter))
     tolerance.report()
 
 
@@ -111,7 +111,7 @@ def pool_tokens(path: Path | str) -> tuple[int, int] | None:
     for _, text in lines.read_lines(lines.readable_path(path)):
         if is_event(text):
             continue
-        if _STARTS in text:
+        if _START_MARK in text:
             pools = {}
         pool, rank = _POOL.search(text), _RANK.search(text)
         if pool is not None:
@@ -125,7 +125,7 @@ def last_flush(path: Path | str) -> int:
     ``CanopyError``."""
     line_of_flush = 0
     for line, text in lines.read_lines(lines.readable_path(path)):
-        if (_FLUSHED in text or _STARTS in text) and not is_event(text):
+        if (_FLUSH_MARK in text or _START_MARK in text) and not is_event(text):
             line_of_flush = line
     return line_of_flush
 
@@ -142,14 +142,14 @@ def _read_requests(path: Path, reader: _LogReader) -> Iterator[TraceRequest]:
 
 
 class _LogReader:
-    def __init__(self, path: Path, tolerance: lines.Tolerance, cut: PromptCutter) -> None:
-        self.path, self.tolerance, self._cut = path, tolerance, cut
+    def __init__(self, path: Path, tolerance: lines.Tolerance, cutter: PromptCutter) -> None:
+        self.path, self.tolerance, self._cutter = path, tolerance, cutter
         self._event_count = 0
         self._changes: Counter[str] = tolerance.understood.changed
-        self._arrived: deque[_Flight] = deque()
+        self._arrived: deque[_ReceivedRequest] = deque()
         """In the order of the log, finished or not; a client may reuse a name."""
-        self._latest: deque[bytes] = deque(maxlen=_LATEST)
-        self._running: dict[str, _Flight] = {}
+        self._latest: deque[bytes] = deque(maxlen=_COMPARED_LINES)
+        self._running: dict[str, _ReceivedRequest] = {}
         self._dropped: set[str] = set()
         """Requests dropped while they were in flight."""
         self._clock = _ServerClock(path)
@@ -174,25 +174,25 @@ class _LogReader:
             if rid.startswith(HEALTH_CHECK):
                 continue  # not a client's request, and often more frequent than all others
             if event["event"] == _FINISHED:
-                self._end(rid, event, line)
-            elif not _asks_for_several(event):
-                self._arrive(_Flight(rid, self._clock.seconds(event, line)))
+                self._finish(rid, event, line)
+            elif not _requests_several(event):
+                self._arrive(_ReceivedRequest(rid, self._clock.seconds(event, line)))
 
-    def _arrive(self, flight: _Flight) -> _Flight:
+    def _arrive(self, flight: _ReceivedRequest) -> _ReceivedRequest:
         self._arrived.append(flight)
         self._running[flight.rid] = flight
         return flight
 
-    def _end(self, rid: str, event: Mapping[str, Any], line: int) -> None:
+    def _finish(self, rid: str, event: Mapping[str, Any], line: int) -> None:
         obj, meta = object_in(event, "obj"), object_in(event, "out", "meta_info")
         ended_s = self._clock.seconds(event, line)
         self._dropped.discard(rid)
         flight = self._running.get(rid)
         if flight is None:
             # The log begins after the request's arrival.
-            waited = meta.get("e2e_latency")
-            waited_s = waited if isinstance(waited, (int, float)) else 0.0
-            flight = self._arrive(_Flight(rid, ended_s - waited_s))
+            latency = meta.get("e2e_latency")
+            latency_s = latency if isinstance(latency, (int, float)) else 0.0
+            flight = self._arrive(_ReceivedRequest(rid, ended_s - latency_s))
         del self._running[rid]
         flight.left_out = True  # until it is parsed successfully
         if was_refused(meta):
@@ -223,11 +223,11 @@ class _LogReader:
 
     def _request(self, obj: Mapping[str, Any], meta: Mapping[str, Any], line: int) -> TraceRequest:
         """Return the request without its time and its inferred fields. Raises ``BadLine``."""
-        blocks, tokens = self._cut(obj)
-        self._note(obj)
-        custom = object_in(obj, "sampling_params", "custom_params")
+        blocks, tokens = self._cutter(obj)
+        self._count_changes(obj)
+        custom_params = object_in(obj, "sampling_params", "custom_params")
         conversation, category = labels_of(obj)
-        turn, stop = custom.get("canopy_turn"), custom.get("canopy_stop")
+        turn, stop = custom_params.get("canopy_turn"), custom_params.get("canopy_stop")
         reason = object_in(meta, "finish_reason").get("type")
         return TraceRequest(
             0.0,
@@ -235,7 +235,7 @@ class _LogReader:
             # An embedding has no completion tokens.
             lines.count(meta, "completion_tokens") if "completion_tokens" in meta else 0,
             blocks,
-            self._cut.block_tokens,
+            self._cutter.block_tokens,
             category=category,
             turn=turn if type(turn) is int and turn > 0 else 0,
             conversation=conversation,
@@ -243,11 +243,11 @@ class _LogReader:
             line=line,
         )
 
-    def _note(self, obj: Mapping[str, Any]) -> None:
-        a_token = f"{self._cut.characters_a_token:.3g} characters a token"
+    def _count_changes(self, obj: Mapping[str, Any]) -> None:
+        a_token = f"{self._cutter.characters_per_token:.3g} characters a token"
         if not token_ids(obj):
             self._changes[f"are logged as text, so their lengths are estimated ({a_token})"] += 1
-        if media(obj):
+        if media_ids(obj):
             self._changes["have images, video or sound, whose tokens are not counted"] += 1
         if obj.get("session_params"):
             self._changes["continue a session that is not in the log, so they look shorter"] += 1
@@ -313,9 +313,9 @@ class _ServerClock:
 
 def labels_of(obj: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the conversation and the category of a logged request."""
-    custom = object_in(obj, "sampling_params", "custom_params")
-    name = custom.get("canopy_conversation") or obj.get("session_id")
-    return clients_name(name) if name else None, str(custom.get("canopy_category") or "default")
+    params = object_in(obj, "sampling_params", "custom_params")
+    name = params.get("canopy_conversation") or obj.get("session_id")
+    return clients_name(name) if name else None, str(params.get("canopy_category") or "default")
 
 
 def is_warm_up(obj: Mapping[str, Any]) -> bool:
@@ -334,7 +334,7 @@ def was_refused(meta: Mapping[str, Any]) -> bool:
     )
 
 
-def _asks_for_several(event: Mapping[str, Any]) -> bool:
+def _requests_several(event: Mapping[str, Any]) -> bool:
     """Return whether each of several answers (n > 1) ends under its own name instead of this one."""
     params = object_in(event, "obj").get("sampling_params")
     settings = params if isinstance(params, list) else [params]

@@ -2,7 +2,7 @@
 
 Token ids are cut by count. A prompt logged as text only (``/v1/completions``, chats with images) is cut
 by characters: equal texts have equal blocks, and the length is an estimate from the log's own counts
-(``characters_a_token``). Prompts of different tenants or adapters share no block, as they share no KV.
+(``characters_per_token``). Prompts of different tenants or adapters share no block, as they share no KV.
 Prompts with images share the blocks before the first different image.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.prompts import chain, salt_of
+from canopy_lab.trace.prompts import chain_ids, salt_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_namespace
 
@@ -29,18 +29,18 @@ SERVER_BLOCK_TOKENS = 64
 HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 
 _EVENT = re.compile(rb'"event": ?"(request\.[a-z.]+)"')
-_PACKED = re.compile(rb'\\"event\\": ?\\"request\.')
+_NESTED_EVENT = re.compile(rb'\\"event\\": ?\\"request\.')
 """An event inside a text of another object."""
-_PLAIN = b"\x1b[0m"
-_CHARACTERS_A_TOKEN = 4.0
-_LOOK_AT = 10_000
+_COLOUR_RESET = b"\x1b[0m"
+_CHARACTERS_PER_TOKEN = 4.0
+_MAX_HEAD_LINES = 10_000
 """Maximum lines read to estimate the characters per token."""
-_CUT = 1024
+_CUT_CHARACTERS = 1024
 """Characters at each end of a text that ``request_logger.py`` logs at levels below 3."""
-_LARGEST = 1 << 63
+_MAX_TOKEN_ID = 1 << 63
 """Upper bound of token ids."""
 _MEDIA = ("image_data", "video_data", "audio_data")
-_PLACE = re.compile(r"(?:<[^<>]{0,40}(?:image|img|vision|video|audio)[^<>]{0,40}>)+", re.I)
+_PLACEHOLDER = re.compile(r"(?:<[^<>]{0,40}(?:image|img|vision|video|audio)[^<>]{0,40}>)+", re.I)
 """An image's placeholder in a prompt, in the chat templates of many models."""
 
 
@@ -54,11 +54,11 @@ def event_of(text: bytes, kinds: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the event of a line (``request.finished``, ...) if it is one of ``kinds``. Raises
     ``BadLine``."""
     kind = _EVENT.search(text)
-    if kind is None and _PACKED.search(text):
+    if kind is None and _NESTED_EVENT.search(text):
         raise _unknown_wrapping(lines.parse_object(text))
     if kind is None or kind[1].decode() not in kinds:
         return None
-    text = text.replace(_PLAIN, b"")  # a coloured line
+    text = text.replace(_COLOUR_RESET, b"")  # a coloured line
     event = lines.parse_object(text[max(text.find(b"{"), 0) :])
     if "event" not in event:
         raise _unknown_wrapping(event)
@@ -73,20 +73,20 @@ def _unknown_wrapping(entry: Mapping[str, Any]) -> lines.BadLine:
 
 
 def object_in(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Return ``of[key1][key2]...``; empty if a value is not an object."""
+    """Return ``document[key1][key2]...``; empty if a value is not an object."""
     value: Any = document
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
 
 
-def characters_a_token(path: Path) -> float:
+def characters_per_token(path: Path) -> float:
     """Return the characters per token of prompts that are logged as text, by the server's counts.
 
     A multiple of 1/16, so that blocks have whole characters; 4 if the log has no counts.
     """
     characters = tokens = 0
-    for _, line in islice(lines.read_lines(path), _LOOK_AT):
+    for _, line in islice(lines.read_lines(path), _MAX_HEAD_LINES):
         if b'"input_ids": null' not in line and b'"input_ids":null' not in line:
             continue
         try:
@@ -96,9 +96,9 @@ def characters_a_token(path: Path) -> float:
         logged, meta = object_in(event, "obj"), object_in(event, "out", "meta_info")
         count = meta.get("prompt_tokens")
         text = logged.get("text")
-        if isinstance(text, str) and type(count) is int and count > 1 and not media(logged):
+        if isinstance(text, str) and type(count) is int and count > 1 and not media_ids(logged):
             characters, tokens = characters + len(text), tokens + count
-    ratio = characters / tokens if tokens else _CHARACTERS_A_TOKEN
+    ratio = characters / tokens if tokens else _CHARACTERS_PER_TOKEN
     return max(1, round(BLOCK_TOKENS * ratio)) / BLOCK_TOKENS
 
 
@@ -110,7 +110,7 @@ class PromptCutter:
     """
 
     block_tokens: int = BLOCK_TOKENS
-    characters_a_token: float = _CHARACTERS_A_TOKEN
+    characters_per_token: float = _CHARACTERS_PER_TOKEN
     as_server: bool = False
 
     def __call__(self, logged: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
@@ -121,16 +121,17 @@ class PromptCutter:
         return blocks[: tokens // self.block_tokens] if self.as_server else blocks, tokens
 
     def _blocks(self, logged: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-        ids, names = token_ids(logged), media(logged)
+        ids, names = token_ids(logged), media_ids(logged)
         if ids:
             # The position of an image among the ids is unknown, so all ids count as following the
             # first image.
-            raw, width = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
-            return chain(raw, width, _salt(logged, names[:1])), len(ids)
+            raw, block_bytes = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
+            return chain_ids(raw, block_bytes, _salt(logged, names[:1])), len(ids)
         text = _mark_images(_text(logged), names)
-        width = round(self.block_tokens * self.characters_a_token) * 4
-        tokens = -(-len(text) // self.characters_a_token)
-        return chain(text.encode("utf-32-le", "surrogatepass"), width, _salt(logged)), int(tokens)
+        block_bytes = round(self.block_tokens * self.characters_per_token) * 4
+        tokens = -(-len(text) // self.characters_per_token)
+        raw = text.encode("utf-32-le", "surrogatepass")
+        return chain_ids(raw, block_bytes, _salt(logged)), int(tokens)
 
 
 def token_ids(logged: Mapping[str, Any]) -> list[int]:
@@ -139,7 +140,7 @@ def token_ids(logged: Mapping[str, Any]) -> list[int]:
     if not isinstance(ids, list):
         return []
     if not set(map(type, ids)) <= {int} or (
-        ids and not -_LARGEST <= min(ids) <= max(ids) < _LARGEST
+        ids and not -_MAX_TOKEN_ID <= min(ids) <= max(ids) < _MAX_TOKEN_ID
     ):
         raise lines.BadLine(
             f"the prompt's token ids are shortened or nested, or no ids; start the server with {HOW_TO_LOG}"
@@ -152,10 +153,10 @@ def has_server_ids(logged: Mapping[str, Any]) -> bool:
     """Return whether the log has all inputs of a server's block ids. Raises ``BadLine``."""
     salts = [logged.get(name) for name in ("extra_key", "cache_salt")]
     are_texts = all(salt is None or isinstance(salt, str) for salt in salts)
-    return bool(token_ids(logged)) and are_texts and not _adapter(logged) and not media(logged)
+    return bool(token_ids(logged)) and are_texts and not _adapter(logged) and not media_ids(logged)
 
 
-def media(logged: Mapping[str, Any]) -> list[str]:
+def media_ids(logged: Mapping[str, Any]) -> list[str]:
     """Return a name of 16 characters for each image, video and sound of a request; equal names mean
     equal content."""
     contents: list[Any] = []
@@ -172,7 +173,7 @@ def _text(logged: Mapping[str, Any]) -> str:
     text = logged.get("text")
     if not isinstance(text, str) or not text:
         raise lines.BadLine(f"the prompt was not logged; start the server with {HOW_TO_LOG}")
-    if len(text) == 2 * _CUT + 3 and text[_CUT:-_CUT] == "...":
+    if len(text) == 2 * _CUT_CHARACTERS + 3 and text[_CUT_CHARACTERS:-_CUT_CHARACTERS] == "...":
         raise lines.BadLine(f"the prompt's text is shortened; start the server with {HOW_TO_LOG}")
     return text
 
@@ -182,7 +183,7 @@ def _mark_images(text: str, names: list[str]) -> str:
     if not names:
         return text
     remaining = iter(names)
-    text_with_names = _PLACE.sub(lambda place: place[0] + next(remaining, ""), text)
+    text_with_names = _PLACEHOLDER.sub(lambda match: match[0] + next(remaining, ""), text)
     return "".join(remaining) + text_with_names
 
 
@@ -209,10 +210,10 @@ def _server_blocks(logged: Mapping[str, Any], block_tokens: int) -> tuple[tuple[
     ids = token_ids(logged)
     namespace = tenant_namespace(logged.get("extra_key"), logged.get("cache_salt"))
     data = memoryview(array("q", ids)).cast("B")
-    width = array("q").itemsize * block_tokens
+    block_bytes = array("q").itemsize * block_tokens
     parent = xxhash.xxh3_64_intdigest(namespace)
     blocks = []
-    for start in range(0, len(data) - width + 1, width):
-        parent = xxhash.xxh3_64_intdigest(data[start : start + width], seed=parent)
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        parent = xxhash.xxh3_64_intdigest(data[start : start + block_bytes], seed=parent)
         blocks.append(parent)
     return tuple(blocks), len(ids)

@@ -18,13 +18,13 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 
     Token ids are not decoded. Refused requests, health checks and the warm-up are ignored.
     """
-    flushed_line = b""
+    previous_text = b""
     for line, text in lines.read_lines(path):
         try:
             event = event_of(text, ("request.finished",))
-            if event is None or text == flushed_line:  # two handlers may write every line twice
+            if event is None or text == previous_text:  # two handlers may write every line twice
                 continue
-            flushed_line = text
+            previous_text = text
             prompt = _prompt(event, line)
         except lines.BadLine as error:
             tolerance.count_bad(line, error)
@@ -40,7 +40,7 @@ def _prompt(event: Mapping[str, Any], line: int) -> LoggedPrompt | None:
     ids, text = token_ids(logged), logged.get("text")
     if not ids and not isinstance(text, str):
         return None
-    prompt = LoggedPrompt(_seconds(event), line)
+    prompt = LoggedPrompt(_time_s(event), line)
     if ids:
         prompt.token_ids = ids
     else:
@@ -52,7 +52,7 @@ def _prompt(event: Mapping[str, Any], line: int) -> LoggedPrompt | None:
     return prompt
 
 
-def _seconds(event: Mapping[str, Any]) -> float:
+def _time_s(event: Mapping[str, Any]) -> float:
     try:
         return datetime.datetime.fromisoformat(str(event.get("timestamp"))).timestamp()
     except ValueError:

@@ -13,8 +13,8 @@ NOTABLE = 0.01
 """Share of a log's entries, tokens or times."""
 _MAX_NAMES = 1000
 """Distinct models and fields that are counted; the rest count as one."""
-_SHOWN = 5
-_PLAIN = ("requests",)
+_MAX_SHOWN = 5
+_INTS = ("requests",)
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Understood:
             self.unread_bytes[field_name] += size
 
     def as_dict(self) -> dict[str, Any]:
-        counts = {f.name: dict(getattr(self, f.name)) for f in fields(self) if f.name not in _PLAIN}
+        counts = {f.name: dict(getattr(self, f.name)) for f in fields(self) if f.name not in _INTS}
         del counts["remarks"]
         return {
             "requests": self.requests,
@@ -68,7 +68,7 @@ class Understood:
                 f"{_counts(self.left_out)}."
             )
         notable = Counter(
-            {what: n for what, n in self.changed.items() if n > NOTABLE * max(self.requests, 1)}
+            {reason: n for reason, n in self.changed.items() if n > NOTABLE * max(self.requests, 1)}
         )
         if notable:
             warnings.append(f"Of {self.requests:,} requests, {_counts(notable)}.")
@@ -76,7 +76,7 @@ class Understood:
         if unread_bytes > NOTABLE * max(read_bytes + unread_bytes, 1):
             warnings.append(
                 f"{unread_bytes / (read_bytes + unread_bytes):.1%} of the request bodies' text is in fields that are not "
-                f"read as part of the prompt: {', '.join(dict(self.unread_bytes.most_common(_SHOWN)))}."
+                f"read as part of the prompt: {', '.join(dict(self.unread_bytes.most_common(_MAX_SHOWN)))}."
             )
         return warnings
 
@@ -85,8 +85,8 @@ class Understood:
         few."""
         sentences = [*self.remarks]
         if self.models:
-            names = [name or "unnamed" for name, _ in self.models.most_common(_SHOWN)]
-            more = ", ..." if len(self.models) > _SHOWN else ""
+            names = [name or "unnamed" for name, _ in self.models.most_common(_MAX_SHOWN)]
+            more = ", ..." if len(self.models) > _MAX_SHOWN else ""
             sentences.append(f"Models: {len(self.models)} ({', '.join(names)}{more}).")
         total = self.role_bytes.total()
         if total:
@@ -98,4 +98,4 @@ class Understood:
 
 
 def _counts(counts: Counter[str]) -> str:
-    return ", ".join(f"{n:,} {what}" for what, n in counts.most_common())
+    return ", ".join(f"{n:,} {reason}" for reason, n in counts.most_common())

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from canopy_lab.trace.fields import JsonObject, decode, find
-from canopy_lab.trace.lines import WHOLE
+from canopy_lab.trace.lines import LIMIT
 from canopy_lab.trace.record import STOPS
 
 _USAGES = ("usage", "usageDetails", "usage_details", "usageMetadata")
-_WHOLE = ("prompt_tokens", "promptTokens", "promptTokenCount")
-_UNCACHED = ("input_tokens", "input")
-_CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
-_OUTPUT = ("completion_tokens", "output_tokens", "output", "completionTokens", "candidatesTokenCount")  # fmt: skip
+_PROMPT_FIELDS = ("prompt_tokens", "promptTokens", "promptTokenCount")
+_UNCACHED_FIELDS = ("input_tokens", "input")
+_CACHED_FIELDS = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_OUTPUT_FIELDS = ("completion_tokens", "output_tokens", "output", "completionTokens", "candidatesTokenCount")  # fmt: skip
 
 
 def answer_of(entry: JsonObject) -> Mapping[str, Any]:
@@ -35,43 +35,43 @@ def token_counts(entry: JsonObject, objects: list[JsonObject]) -> tuple[int | No
     logged."""
     answer = answer_of(entry)
     counts: list[JsonObject] = []
-    for place in (answer, *objects):
-        usages = (decode(place.get(name)) for name in _USAGES)
+    for source in (answer, *objects):
+        usages = (decode(source.get(name)) for name in _USAGES)
         counts += [usage for usage in usages if isinstance(usage, dict)]
     counts += [*objects, answer]
-    return prompt_tokens(counts), count(counts, _OUTPUT) or 0
+    return prompt_tokens(counts), find_count(counts, _OUTPUT_FIELDS) or 0
 
 
 def prompt_tokens(counts: Iterable[JsonObject]) -> int | None:
     """Return the prompt tokens, including cached ones, of the first place that counts them."""
-    for place in counts:
-        total = count([place], _WHOLE)
+    for source in counts:
+        total = find_count([source], _PROMPT_FIELDS)
         if total is not None:
             return total
-        bare = count([place], _UNCACHED)
-        cached = sum(_cached_beside(place).values())
-        if bare is not None or cached:
-            return (bare or 0) + cached
+        uncached = find_count([source], _UNCACHED_FIELDS)
+        cached = sum(_cached_beside(source).values())
+        if uncached is not None or cached:
+            return (uncached or 0) + cached
     return None
 
 
-def _cached_beside(place: JsonObject) -> dict[str, int]:
+def _cached_beside(source: JsonObject) -> dict[str, int]:
     """Return the counts of cached tokens and other inputs that ``input_tokens`` excludes."""
     return {
         name: value
-        for name, value in place.items()
+        for name, value in source.items()
         if type(value) is int
-        and 0 < value < WHOLE
-        and (name in _CACHED or (name.startswith("input_") and name not in _UNCACHED))
+        and 0 < value < LIMIT
+        and (name in _CACHED_FIELDS or (name.startswith("input_") and name not in _UNCACHED_FIELDS))
     }
 
 
-def count(counts: Iterable[JsonObject], names: tuple[str, ...]) -> int | None:
+def find_count(counts: Iterable[JsonObject], names: tuple[str, ...]) -> int | None:
     """Return the first whole number above 0 among ``names``."""
-    for place in counts:
+    for source in counts:
         for name in names:
-            value = place.get(name)
-            if type(value) is int and 0 < value < WHOLE:
+            value = source.get(name)
+            if type(value) is int and 0 < value < LIMIT:
                 return value
     return None
 

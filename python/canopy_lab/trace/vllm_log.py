@@ -35,7 +35,7 @@ _ANSWER = re.compile(
     r".*finish_reason: (?P<why>\w+)",
     re.S,
 )
-_LINE = re.compile(r"Received request \S+: |Request \S+ details: ")
+_REQUEST_LINE = re.compile(r"Received request \S+: |Request \S+ details: ")
 _UNREADABLE = "whose line is cut off or cannot be read"
 _CUT_SHARE = 0.2
 """A limit has truncated prompts if more than this share are as long as the longest."""
@@ -47,7 +47,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     unanswered: OrderedDict[str, LoggedPrompt] = OrderedDict()
     clock, count, lengths = _LogClock(), 0, _Lengths()
     left_out = tolerance.understood.left_out
-    missing = details = 0
+    without_prompt = detail_lines = 0
     for line, raw in lines.read_lines(path):
         if raw.startswith(BROKEN):
             left_out[_UNREADABLE] += 1
@@ -63,18 +63,18 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             continue
         logged = _PROMPT.search(text)
         if logged is None:
-            started = _LINE.search(text)
-            if started is not None and text.startswith("prompt: ", started.end()):
+            request_start = _REQUEST_LINE.search(text)
+            if request_start is not None and text.startswith("prompt: ", request_start.end()):
                 left_out[_UNREADABLE] += 1
-            elif started is not None and started[0].startswith("Received"):
-                missing += 1
+            elif request_start is not None and request_start[0].startswith("Received"):
+                without_prompt += 1
             continue
         count += 1
-        details += logged["b"] is not None
+        detail_lines += logged["b"] is not None
         # A collector that lost the end of a line joins it to the next line.
-        lost = len(_LINE.findall(text, 0, logged.start("prompt"))) - 1
-        if lost > 0:
-            left_out[_UNREADABLE] += lost
+        lost_lines = len(_REQUEST_LINE.findall(text, 0, logged.start("prompt"))) - 1
+        if lost_lines > 0:
+            left_out[_UNREADABLE] += lost_lines
         try:
             prompt = _prompt(logged, clock, line)
         except lines.BadLine as error:
@@ -89,8 +89,8 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         if len(unanswered) > ORDER_WINDOW // 2:
             yield unanswered.popitem(last=False)[1]
     yield from unanswered.values()
-    if missing > details:
-        left_out[f"without a prompt (it needs {HOW_TO_LOG})"] += missing - details
+    if without_prompt > detail_lines:
+        left_out[f"without a prompt (it needs {HOW_TO_LOG})"] += without_prompt - detail_lines
     if lengths.count >= max(_MIN_CUT, _CUT_SHARE * count) and lengths.is_limit:
         tolerance.understood.changed[
             f"are cut to {lengths.longest:,} characters: start vLLM without --max-log-len"
@@ -146,12 +146,12 @@ class _LogClock:
     def __init__(self) -> None:
         self._year, self._last = 2000, ""
 
-    def seconds(self, when: str) -> float:
-        if self._last[:2] > "06" and when[:2] <= "06" and int(self._last[:2]) - int(when[:2]) > 5:
+    def seconds(self, text: str) -> float:
+        if self._last[:2] > "06" and text[:2] <= "06" and int(self._last[:2]) - int(text[:2]) > 5:
             self._year += 1
-        self._last = max(self._last, when) if self._last[:2] <= when[:2] else when
+        self._last = max(self._last, text) if self._last[:2] <= text[:2] else text
         try:
-            date = datetime.datetime.strptime(f"{self._year}-{when}", "%Y-%m-%d %H:%M:%S")
+            date = datetime.datetime.strptime(f"{self._year}-{text}", "%Y-%m-%d %H:%M:%S")
         except ValueError:
-            raise lines.BadLine(f"its time must be month-day and time, got {when!r}") from None
+            raise lines.BadLine(f"its time must be month-day and time, got {text!r}") from None
         return date.replace(tzinfo=datetime.timezone.utc).timestamp()

@@ -17,7 +17,7 @@ from canopy_lab.live.replay.outcome import summarise
 from canopy_lab.live.replay.rates import goodput_rate
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest
-from canopy_lab.trace.materialise import Planned
+from canopy_lab.trace.materialise import PlannedJob
 from sglang_canopy.errors import CanopyError
 
 
@@ -33,7 +33,7 @@ def job(
     reply = Reply(sent, first_s=first, done_s=done, output_tokens=2, cached_tokens=cached)
     reply.by_tier = {} if cached is None else {"device": cached, "host": 0, "storage": 0}
     reply.error = error
-    return ReplayRequest(Planned(request, number, prompt, 2, None), {}, due_s=due, reply=reply)
+    return ReplayRequest(PlannedJob(request, number, prompt, 2, None), {}, due_s=due, reply=reply)
 
 
 def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
 from canopy_lab.trace import TraceRequest
-from canopy_lab.trace.materialise import Planned
+from canopy_lab.trace.materialise import PlannedJob
 from canopy_lab.trace.sessions import TurnLinks
 
 
@@ -40,7 +40,7 @@ def run_on_virtual_clock(main: Callable[[], Any]) -> Any:
 
 def make_jobs(previous: list[int | None]) -> list[ReplayRequest]:
     request = TraceRequest(0.0, 1, 1, (), 1)
-    return [ReplayRequest(Planned(request, i, 1, 1, p), {}) for i, p in enumerate(previous)]
+    return [ReplayRequest(PlannedJob(request, i, 1, 1, p), {}) for i, p in enumerate(previous)]
 
 
 def send(

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from canopy_lab.trace.materialise import Planned
+from canopy_lab.trace.materialise import PlannedJob
 from canopy_lab.trace.sessions import TurnLinks
 
 _TICK_S = 1e-6
@@ -26,7 +26,7 @@ _TICK_S = 1e-6
 class ReplayRequest:
     """One request of a replay and its reply. Times on the event loop's clock."""
 
-    planned: Planned
+    planned: PlannedJob
     labels: dict[str, Any]
     """Labels for ``custom_params``, without forced tokens."""
     due_s: float = 0.0
