@@ -32,8 +32,8 @@ class RunContext:
         if self.group in PAPERS:
             folder /= "papers"
         folder.mkdir(parents=True, exist_ok=True)
-        joint = "-" if self.group in PAPERS else "_"
-        return folder / f"{self.group}{joint}{self.key}.png"
+        separator = "-" if self.group in PAPERS else "_"
+        return folder / f"{self.group}{separator}{self.key}.png"
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ PAPERS = ("wa", "tail", "cachetune", "kareto")
 def result_path(group: str, key: str) -> Path:
     """Return the path of a question's result; KEY.md is beside it."""
     folder = ROOT / "benchmark"
-    own = folder / "papers" / "results" / group if group in PAPERS else folder / group / "results"
-    return own / f"{key}.json"
+    base = folder / "papers" / "results" / group if group in PAPERS else folder / group / "results"
+    return base / f"{key}.json"
 
 
 def data_folder(folder: Path | None = None) -> Path:

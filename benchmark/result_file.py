@@ -17,21 +17,21 @@ def write(path: Path, result: Any) -> None:
 
 def as_tables(result: Any) -> str:
     """Return nested results as Markdown tables, one for each list of rows and one for all other values."""
-    values = dict(_flattened(result))
+    values = dict(_flatten(result))
     lists = {k: v for k, v in values.items() if isinstance(v, list)}
     single_values = [{"key": k, "value": v} for k, v in values.items() if k not in lists]
     parts = [_table(single_values)] if single_values else []
     for key, rows in lists.items():
         parts.append(
-            (f"{key}\n\n" if key else "") + _table([dict(_flattened(row)) for row in rows])
+            (f"{key}\n\n" if key else "") + _table([dict(_flatten(row)) for row in rows])
         )
     return "\n\n".join(parts)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [names, ["---"] * len(names)]
-    cells += [[_cell(row.get(name, "")) for name in names] for row in rows]
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    cells = [columns, ["---"] * len(columns)]
+    cells += [[_cell(row.get(column, "")) for column in columns] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
@@ -39,9 +39,9 @@ def _cell(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _flattened(value: Any, name: str = "") -> list[tuple[str, Any]]:
+def _flatten(value: Any, name: str = "") -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return [
-            p for k, v in value.items() for p in _flattened(v, f"{name}, {k}" if name else str(k))
+            p for k, v in value.items() for p in _flatten(v, f"{name}, {k}" if name else str(k))
         ]
     return [(name, value)]

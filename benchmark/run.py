@@ -46,7 +46,7 @@ MODULES = {
 """Group -> modules, each with ``QUESTIONS``."""
 
 
-def questions(group: str) -> dict[str, Question]:
+def questions_of(group: str) -> dict[str, Question]:
     """Return the questions of a group by key."""
     return {question.key: question for question in _questions(group)}
 
@@ -56,7 +56,7 @@ def _questions(group: str) -> Iterator[Question]:
         yield from importlib.import_module(name).QUESTIONS
 
 
-def answer(group: str, key: str, data: Path) -> None:
+def answer_question(group: str, key: str, data: Path) -> None:
     """Run one question here and write its result."""
     question = next(q for q in _questions(group) if q.key == key)
     start = time.perf_counter()
@@ -76,8 +76,8 @@ def answer(group: str, key: str, data: Path) -> None:
 def _spawn(group: str, key: str, data: Path) -> tuple[str, float, str]:
     start = time.perf_counter()
     command = [sys.executable, __file__, f"{group}/{key}", "--here", "--data", str(data)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    error = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    error = "" if process.returncode == 0 else (process.stderr.strip().splitlines() or ["?"])[-1]
     return f"{group}/{key}", time.perf_counter() - start, error
 
 
@@ -96,17 +96,17 @@ def main() -> int:
     options = parser.parse_args()
     data = data_folder(options.data)
     if options.here:  # named by _spawn
-        answer(*options.what[0].split("/", 1), data)
+        answer_question(*options.what[0].split("/", 1), data)
         return 0
     chosen: list[tuple[str, Question]] = []
     for what in [*MODULES] if options.all or not options.what else options.what:
         group, _, key = what.partition("/")
         if group not in MODULES:
             parser.error(f"no group {group}: there are {', '.join(MODULES)}")
-        known = questions(group)
-        if key and key not in known:
-            parser.error(f"{group} has no {key}: it has {', '.join(known)}")
-        chosen += [(group, q) for q in known.values() if key in ("", q.key)]
+        questions_by_key = questions_of(group)
+        if key and key not in questions_by_key:
+            parser.error(f"{group} has no {key}: it has {', '.join(questions_by_key)}")
+        chosen += [(group, q) for q in questions_by_key.values() if key in ("", q.key)]
     if options.missing:
         chosen = [(group, q) for group, q in chosen if not result_path(group, q.key).exists()]
     if options.list:

@@ -17,69 +17,70 @@ from pathlib import Path
 from typing import Any
 
 from comparators.questions import read_examples
-from serve import DocumentClient, RateRow, server_of
+from serve import DocumentClient, ResultRow, server_of
 
-PAUSE_S = 1.0
+ENCODE_PAUSE_S = 1.0
 """Pause after an answer, in which the server encodes."""
-PARTS = {"canopy_documents": "parts"}
-CHARACTERS = 600
-"""Length of a document: about 140 tokens."""
-LONGEST = 3584
-"""Tokens of the longest chat."""
+REUSE_PARTS = {"canopy_documents": "parts"}
+DOCUMENT_CHARACTERS = 600
+"""Characters of a document: about 140 tokens."""
+MAX_CHAT_TOKENS = 3584
+"""More tokens than any of the chats has."""
 
 Message = dict[str, Any]
 
 
-def _user(*texts: str) -> Message:
+def _user_message(*texts: str) -> Message:
     return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
 
 
-def _follow_up(texts: Iterator[str]) -> list[Message]:
-    follow_ups = [_user(f"And what of number {n}?") for n in range(4)]
-    return [_user(*itertools.islice(texts, 8), "What is it about?"), *follow_ups]
+def _follow_up_chat(texts: Iterator[str]) -> list[Message]:
+    follow_ups = [_user_message(f"And what of number {n}?") for n in range(4)]
+    return [_user_message(*itertools.islice(texts, 8), "What is it about?"), *follow_ups]
 
 
-def _agent(texts: Iterator[str]) -> list[Message]:
+def _agent_chat(texts: Iterator[str]) -> list[Message]:
     results = [{"role": "tool", "content": text} for text in itertools.islice(texts, 6)]
-    return [_user(f"{next(texts)}\nFind out more."), *results]
+    return [_user_message(f"{next(texts)}\nFind out more."), *results]
 
 
-def _many(texts: Iterator[str]) -> list[Message]:
+def _many_parts_chat(texts: Iterator[str]) -> list[Message]:
     facts = [f"Fact {n} is not known." for n in range(300)]
     return [
-        _user(next(texts), *facts[1:], "Which is known?"),
-        *(_user(f"And number {n}?") for n in range(2)),
+        _user_message(next(texts), *facts[1:], "Which is known?"),
+        *(_user_message(f"And number {n}?") for n in range(2)),
     ]
 
 
-CHATS = {"follow-up": _follow_up, "agent": _agent, "300 parts": _many}
+CHATS_BY_KIND = {"follow-up": _follow_up_chat, "agent": _agent_chat, "300 parts": _many_parts_chat}
 """Kind of chat -> the messages that a client adds turn by turn. The documents of ``follow-up`` are
 stored before; no others are."""
 
 
-def measure_chats(args: argparse.Namespace) -> Iterator[RateRow]:
+def measure_chats(args: argparse.Namespace) -> Iterator[ResultRow]:
     """Yield the seconds of each turn of chats with documents as parts and without the field
     ``canopy_documents``; then a summary of each kind."""
-    documents = dict.fromkeys(d[:CHARACTERS] for e in read_examples(args.data) for d in e.documents)
-    texts = itertools.cycle(text for text in documents if len(text) == CHARACTERS)
-    with server_of(args, LONGEST) as client:
+    examples = read_examples(args.data)
+    documents = dict.fromkeys(d[:DOCUMENT_CHARACTERS] for e in examples for d in e.documents)
+    texts = itertools.cycle(text for text in documents if len(text) == DOCUMENT_CHARACTERS)
+    with server_of(args, MAX_CHAT_TOKENS) as client:
         for kind in args.kinds:
-            rows: dict[str, list[RateRow]] = {"parts": [], "plain": []}
+            rows: dict[str, list[ResultRow]] = {"parts": [], "plain": []}
             for repeat in range(args.repeats):
-                client_messages = CHATS[kind](texts)
+                client_messages = CHATS_BY_KIND[kind](texts)
                 if kind == "follow-up":
                     *stored, question = (part["text"] for part in client_messages[0]["content"])
-                    send(client, [_user(*stored[::-1], question)], PARTS)
+                    send(client, [_user_message(*stored[::-1], question)], REUSE_PARTS)
                 for side in ("parts", "plain") if repeat % 2 == 0 else ("plain", "parts"):
                     client.wait_until_encoded()
                     client.flush()
-                    row = _run_chat(client, client_messages, PARTS if side == "parts" else {})
+                    row = _run_chat(client, client_messages, REUSE_PARTS if side == "parts" else {})
                     rows[side].append(row)
                     yield {"kind": kind, "repeat": repeat, "side": side, **row}
             yield {"kind": kind, **_summary(list(zip(rows["parts"], rows["plain"])))}
 
 
-def _summary(pairs: list[tuple[RateRow, RateRow]]) -> RateRow:
+def _summary(pairs: list[tuple[ResultRow, ResultRow]]) -> ResultRow:
     """Return the ratios of first and of later turns, and equal texts of turns that are not fused."""
     ratios = [
         [parts_s / plain_s for parts_s, plain_s in zip(parts["ttft_s"], plain["ttft_s"])]
@@ -107,29 +108,29 @@ def _summary(pairs: list[tuple[RateRow, RateRow]]) -> RateRow:
 
 
 def _run_chat(
-    client: DocumentClient, client_messages: list[Message], custom: dict[str, str]
-) -> RateRow:
-    row: RateRow = {"ttft_s": [], "cached": [], "fused": [], "text": []}
+    client: DocumentClient, client_messages: list[Message], custom_params: dict[str, str]
+) -> ResultRow:
+    row: ResultRow = {"ttft_s": [], "cached": [], "fused": [], "text": []}
     messages: list[Message] = []
     for message in client_messages:
         messages.append(message)
-        begun = time.perf_counter()
-        answer = send(client, messages, custom)
-        row["ttft_s"].append(time.perf_counter() - begun)
+        start_s = time.perf_counter()
+        answer = send(client, messages, custom_params)
+        row["ttft_s"].append(time.perf_counter() - start_s)
         (choice,) = answer["choices"]
         meta = choice["meta_info"]
         row["cached"].append(meta["cached_tokens"])
         row["fused"].append((meta.get("canopy_documents") or [{}])[0].get("fused", False))
         row["text"].append(choice["message"]["content"])
         messages.append({"role": "assistant", "content": "I see."})
-        time.sleep(PAUSE_S)
+        time.sleep(ENCODE_PAUSE_S)
     return row
 
 
-def send(client: DocumentClient, messages: list[Message], custom: dict[str, str]) -> Any:
+def send(client: DocumentClient, messages: list[Message], custom_params: dict[str, str]) -> Any:
     """Return the answer of one token; greedy."""
     body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 1}
-    body |= {"custom_params": custom, "return_meta_info": True}
+    body |= {"custom_params": custom_params, "return_meta_info": True}
     with client.post("/v1/chat/completions", body) as answer:
         return json.loads(answer.read())
 
@@ -140,7 +141,7 @@ def main() -> None:
     add("--model", type=Path, required=True)
     add("--data", type=Path, required=True, help="a file of questions")
     add("--json", type=Path, required=True, help="written anew after every row")
-    add("--kinds", nargs="+", choices=tuple(CHATS), default=tuple(CHATS))
+    add("--kinds", nargs="+", choices=tuple(CHATS_BY_KIND), default=tuple(CHATS_BY_KIND))
     add("--repeats", type=int, default=6)
     add("--document-options", default="memory_mb=4096", help="value of --canopy-documents")
     add("--threads", type=int, default=1)

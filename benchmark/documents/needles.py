@@ -17,12 +17,12 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-WORDS = 250
-TOKENS_A_WORD = 1.35
+DOCUMENT_WORDS = 250
+TOKENS_PER_WORD = 1.35
 ARCHIVES = ("Kestrel", "Halden", "Orrin", "Maresh", "Tolven", "Brack", "Sural", "Ilvane")
 
 
-def paragraphs(archive: Path) -> Iterator[str]:
+def read_paragraphs(archive: Path) -> Iterator[str]:
     """Return the essays' paragraphs of twenty words or more, in order."""
     with tarfile.open(archive, "r:xz") as tar:
         for member in sorted(tar.getmembers(), key=lambda m: m.name):
@@ -32,29 +32,31 @@ def paragraphs(archive: Path) -> Iterator[str]:
             for text in file.read().decode("utf-8", "replace").split("\n\n"):
                 words = text.split()
                 if len(words) >= 20:
-                    yield " ".join(words[:WORDS])
+                    yield " ".join(words[:DOCUMENT_WORDS])
 
 
-def documents(archive: Path) -> list[list[str]]:
-    """Paragraphs, together about ``WORDS`` words a document."""
+def read_documents(archive: Path) -> list[list[str]]:
+    """Return documents, each a list of paragraphs of about ``DOCUMENT_WORDS`` words together."""
     documents: list[list[str]] = [[]]
-    for text in paragraphs(archive):
-        if sum(len(t.split()) for t in documents[-1]) + len(text.split()) > WORDS and documents[-1]:
+    for text in read_paragraphs(archive):
+        words = sum(len(paragraph.split()) for paragraph in (*documents[-1], text))
+        if documents[-1] and words > DOCUMENT_WORDS:
             documents.append([])
         documents[-1].append(text)
     return documents
 
 
-def example(draw: random.Random, pool: list[list[str]], tokens: int) -> dict[str, object]:
+def make_example(rng: random.Random, pool: list[list[str]], tokens: int) -> dict[str, object]:
     """Return a question over about ``tokens`` tokens of documents."""
-    count = max(3, round(tokens / (WORDS * TOKENS_A_WORD)))
-    texts = [list(t) for t in draw.sample(pool, count)]
-    names = draw.sample(ARCHIVES, 3)
-    numbers = draw.sample(range(1000, 10_000), 3)
-    for name, number, text in zip(names, numbers, draw.sample(texts, 3)):
-        text.insert(draw.randrange(len(text) + 1), f"The number of the {name} archive is {number}.")
+    document_count = max(3, round(tokens / (DOCUMENT_WORDS * TOKENS_PER_WORD)))
+    documents = [list(d) for d in rng.sample(pool, document_count)]
+    names = rng.sample(ARCHIVES, 3)
+    numbers = rng.sample(range(1000, 10_000), 3)
+    for name, number, document in zip(names, numbers, rng.sample(documents, 3)):
+        place = rng.randrange(len(document) + 1)
+        document.insert(place, f"The number of the {name} archive is {number}.")
     return {
-        "documents": ["\n".join(t) for t in texts],
+        "documents": ["\n".join(d) for d in documents],
         "question": f"What is the number of the {names[0]} archive?",
         "answers": [str(numbers[0])],
     }
@@ -67,8 +69,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
-    draw, pool = random.Random(1), documents(args.data)
-    lines = (json.dumps(example(draw, pool, args.tokens)) for _ in range(args.count))
+    rng, pool = random.Random(1), read_documents(args.data)
+    lines = (json.dumps(make_example(rng, pool, args.tokens)) for _ in range(args.count))
     args.output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 

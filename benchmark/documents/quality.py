@@ -18,7 +18,7 @@ from canopy_lab.report.table import text_table
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 
-COUNTS = ("task_count", "limit", "chunks", "chunk_tokens", "answer_tokens")
+COUNT_ARGS = ("task_count", "limit", "chunks", "chunk_tokens", "answer_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,29 +45,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-text", action="store_true", help="skip generation: KL and top-1 only")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_evaluation(args: argparse.Namespace) -> int:
     """Evaluate, print a table, and write its rows with more columns to ``--json``."""
-    for name in COUNTS:
-        value = getattr(args, name)
-        if value is not None and value < 1:
+    for name in COUNT_ARGS:
+        count = getattr(args, name)
+        if count is not None and count < 1:
             flag = name.replace("_", "-")
-            raise CanopyError(f"--{flag} {value}: give a whole number of at least 1")
+            raise CanopyError(f"--{flag} {count}: give a whole number of at least 1")
     if args.json and not args.json.resolve().parent.is_dir():
         raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")
     plan = EvaluationPlan(
-        tasks=_names(args.tasks) or (() if args.data else ("single", "split", "coreference")),
-        selectors=_names(args.selector),
-        ratios=_ratios(args.ratio),
-        encodings=_encodings(args.encode),
+        tasks=_split_names(args.tasks) or (() if args.data else ("single", "split", "coreference")),
+        selectors=_split_names(args.selector),
+        ratios=_parse_ratios(args.ratio),
+        encodings=_parse_encodings(args.encode),
         text=not args.no_text,
-        **{n: getattr(args, n) for n in (*COUNTS, "model", "data", "dtype", "device", "seed")},
+        **{n: getattr(args, n) for n in (*COUNT_ARGS, "model", "data", "dtype", "device", "seed")},
     )
 
     def save(report: dict[str, Any]) -> None:
         """Save after every example, so that an interrupted run keeps its measurements."""
         if args.json:
-            kept = {k: v for k, v in report.items() if k != "examples"}
-            replace_file(args.json, json.dumps(kept, indent=1) + "\n")
+            table = {k: v for k, v in report.items() if k != "examples"}
+            replace_file(args.json, json.dumps(table, indent=1) + "\n")
 
     report = evaluate(plan, sys.stderr.isatty(), save)
     print_table(report["rows"])
@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Print the rows as aligned text."""
-    names = ("selector", "encode", "ratio", "n", "kl", "kl_se", "top1", "retained")
-    names += ("ttft_s", "ttft_full_s")
-    print(text_table(names, [[_cell(row[name]) for name in names] for row in rows]))
+    columns = ("selector", "encode", "ratio", "n", "kl", "kl_se", "top1", "retained")
+    columns += ("ttft_s", "ttft_full_s")
+    print(text_table(columns, [[_cell(row[name]) for name in columns] for row in rows]))
 
 
 def _cell(value: Any) -> str:
@@ -87,11 +87,11 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(n.strip() for n in text.split(",") if n.strip())
 
 
-def _ratios(text: str) -> tuple[float, ...]:
+def _parse_ratios(text: str) -> tuple[float, ...]:
     try:
         ratios = tuple(float(r) for r in text.split(","))
     except ValueError:
@@ -101,8 +101,8 @@ def _ratios(text: str) -> tuple[float, ...]:
     return ratios
 
 
-def _encodings(text: str) -> tuple[str, ...]:
-    encodings = _names(text)
+def _parse_encodings(text: str) -> tuple[str, ...]:
+    encodings = _split_names(text)
     if not encodings or any(e not in ENCODINGS for e in encodings):
         raise CanopyError(f"--encode {text}: allowed are {', '.join(ENCODINGS)}, comma-separated")
     return encodings
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_arguments(parser)
     try:
-        return run(parser.parse_args(argv))
+        return run_evaluation(parser.parse_args(argv))
     except CanopyError as error:
         print(f"quality: {error}", file=sys.stderr)
         return 2

@@ -7,7 +7,7 @@
 
 FILE has questions with documents, as ``quality.py`` reads them; popularity follows Zipf's law, orders
 are shuffled, 4 to 20 documents a prompt. A request either names its documents or has ``"off"``, which
-is SGLang's own prefix cache. All but `exact` send both sides to one server. The result is written after
+is SGLang's own prefix cache. All but ``exact`` send both sides to one server. The result is written after
 every row.
 """
 
@@ -43,7 +43,7 @@ TURNS, TOOL_DOCUMENTS, ANSWER_TOKENS = 5, 2, 24
 """Turns of a conversation; documents that a tool returns before the third and the fifth turn; tokens of
 an answer in the history, a fixed text, so that both sides have equal prompts."""
 RETRIES, SAMPLES, SAMPLE_TOKENS, EXACT_TOKENS = 5, (4, 8), 8, 8
-ZIPF = 0.8
+ZIPF_EXPONENT = 0.8
 """Exponent of the documents' popularity."""
 POOL_PROMPTS, MIN_REQUESTS, MAX_DRAIN_SHARE = 8, 8, 0.1
 """Prompts that the KV pool holds under load; minimum arrivals at each rate; time that the server may
@@ -70,22 +70,22 @@ class Corpus:
     system: list[int]
     documents: list[list[int]]
     questions: list[list[int]]
-    draw: random.Random
-    chunks: int
+    rng: random.Random
+    prompt_documents: int
     """Documents a prompt."""
 
-    def prompt(self, extra_documents: int = 0) -> DocumentPrompt:
-        """Return a prompt of ``chunks + more`` different documents, shuffled, and a question."""
-        weights = [(i + 1) ** -ZIPF for i in range(len(self.documents))]
+    def draw_prompt(self, extra_documents: int = 0) -> DocumentPrompt:
+        """Return a prompt of ``prompt_documents`` different documents and more, shuffled, and a question."""
+        weights = [(i + 1) ** -ZIPF_EXPONENT for i in range(len(self.documents))]
         picked: list[int] = []
-        while len(picked) < self.chunks + extra_documents:
-            (document,) = self.draw.choices(range(len(self.documents)), weights)
+        while len(picked) < self.prompt_documents + extra_documents:
+            (document,) = self.rng.choices(range(len(self.documents)), weights)
             if document not in picked:
                 picked.append(document)
-        self.draw.shuffle(picked)
-        return self.prompt_of(picked, self.draw.choice(self.questions))
+        self.rng.shuffle(picked)
+        return self.make_prompt(picked, self.rng.choice(self.questions))
 
-    def prompt_of(self, picked: Sequence[int], question: list[int]) -> DocumentPrompt:
+    def make_prompt(self, picked: Sequence[int], question: list[int]) -> DocumentPrompt:
         ids, bounds = list(self.system), []
         for i in picked:
             bounds += [len(ids), len(ids) + len(self.documents[i])]
@@ -93,10 +93,10 @@ class Corpus:
         return DocumentPrompt(ids + question, bounds, tuple(picked))
 
 
-def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Corpus:
+def make_corpus(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Corpus:
     """Return documents for prompts of about ``tokens`` tokens: 6 at 2k, 16 at 7k by default."""
-    chunks = args.chunks or max(4, min(20, round(2 + tokens / 480)))
-    document_tokens = (tokens - 40) // chunks  # 40: system text and question
+    prompt_documents = args.chunks or max(4, min(20, round(2 + tokens / 480)))
+    document_tokens = (tokens - 40) // prompt_documents  # 40: system text and question
     examples = read_examples(args.data)
 
     def encode(text: str) -> list[int]:
@@ -110,7 +110,7 @@ def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Corpus:
             f"too little text for {args.documents} documents of {document_tokens} tokens"
         )
     questions = [encode(f"Question: {e.question}\nAnswer:") for e in examples]
-    return Corpus(encode(SYSTEM), documents, questions, random.Random(args.seed), chunks)
+    return Corpus(encode(SYSTEM), documents, questions, random.Random(args.seed), prompt_documents)
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class ReuseAnswer:
 
     seconds: float
     """Seconds from sending to the first streamed token, or to the whole answer."""
-    cached: int = 0
+    cached_tokens: int = 0
     report: dict[str, Any] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -144,72 +144,72 @@ class DocumentClient:
             raise SystemExit(f"{path}: {error.code} {error.read()[:500]!r}") from error
 
     def ask(
-        self, prompt: DocumentPrompt, tokens: int = 1, stream: bool = False, **params: Any
+        self, prompt: DocumentPrompt, answer_tokens: int = 1, stream: bool = False, **params: Any
     ) -> ReuseAnswer:
         """Send a prompt; greedy."""
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        sampling = {"temperature": 0, "max_new_tokens": answer_tokens, "ignore_eos": True}
         custom = {"canopy_document_bounds": prompt.bounds, **params}
         body = {"input_ids": prompt.ids, "stream": stream}
-        before, begun = self.cpu_s(), time.perf_counter()
+        cpu_start_s, start_s = self.cpu_s(), time.perf_counter()
         with self.post("/generate", {**body, "sampling_params": {**sampling, "custom_params": custom}}) as answer:  # fmt: skip
             if stream:
                 next(line for line in answer if line.startswith(b"data:"))
-                took = time.perf_counter() - begun
+                seconds = time.perf_counter() - start_s
                 answer.read()
-                return ReuseAnswer(took)
+                return ReuseAnswer(seconds)
             result = json.loads(answer.read())
-        took, meta = time.perf_counter() - begun, result["meta_info"]
+        seconds, meta = time.perf_counter() - start_s, result["meta_info"]
         report = (meta.get("canopy_documents") or [{}])[0]
         return ReuseAnswer(
-            took, meta["cached_tokens"], report, result["output_ids"], self.cpu_s() - before
+            seconds, meta["cached_tokens"], report, result["output_ids"], self.cpu_s() - cpu_start_s
         )
 
-    def samples(self, prompt: DocumentPrompt, n: int) -> tuple[float, float]:
+    def time_samples(self, prompt: DocumentPrompt, n: int) -> tuple[float, float]:
         """Return seconds and processor seconds until all ``n`` answers are complete."""
         sampling = {"temperature": 0.7, "max_new_tokens": SAMPLE_TOKENS, "ignore_eos": True, "n": n}
         sampling["custom_params"] = {"canopy_document_bounds": prompt.bounds}
-        before, begun = self.cpu_s(), time.perf_counter()
+        cpu_start_s, start_s = self.cpu_s(), time.perf_counter()
         with self.post(
             "/generate", {"input_ids": prompt.ids, "sampling_params": sampling}
         ) as answer:
             assert len(json.loads(answer.read())) == n
-        return time.perf_counter() - begun, self.cpu_s() - before
+        return time.perf_counter() - start_s, self.cpu_s() - cpu_start_s
 
     def cpu_s(self) -> float:
-        process = psutil.Process(self.pid)
-        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        server = psutil.Process(self.pid)
+        times = [p.cpu_times() for p in (server, *server.children(recursive=True))]
         return sum(cpu.user + cpu.system for cpu in times)
 
     def flush(self) -> None:
         """Empty the exact cache; SGLang waits until the last answer has gone out."""
         self.post("/flush_cache?timeout=20").close()
 
-    def encode_documents(self, lib: Corpus) -> None:
+    def encode_documents(self, corpus: Corpus) -> None:
         """Send every document twice, the second time in reverse order, and wait until all are encoded:
         a document is encoded behind the system text only after that text has recurred."""
-        for order in (range(len(lib.documents)), range(len(lib.documents))[::-1]):
+        for order in (range(len(corpus.documents)), range(len(corpus.documents))[::-1]):
             self.flush()
             for part in (order[at : at + 4] for at in range(0, len(order), 4)):
-                self.ask(lib.prompt_of(part, lib.questions[0]))
+                self.ask(corpus.make_prompt(part, corpus.questions[0]))
             self.wait_until_encoded()
         self.flush()
 
     def wait_until_encoded(self) -> None:
-        while (now := self.state())["waiting_documents"] or now["waiting_tokens"]:
+        while (state := self.state())["waiting_documents"] or state["waiting_tokens"]:
             time.sleep(0.5)
 
     def state(self) -> dict[str, Any]:
         with self.post("/server_info") as answer:
             return dict(json.loads(answer.read())["internal_states"][0]["canopy_documents"])
 
-    def pairs(
-        self, lib: Corpus, repeats: int
+    def measure_pairs(
+        self, corpus: Corpus, repeats: int
     ) -> list[tuple[DocumentPrompt, ReuseAnswer, ReuseAnswer]]:
         """Prompts with their answers by plain serving and by reuse; reuse runs first each time, since a
         plain run fills the exact tree."""
         answered = []
         for _ in range(repeats):
-            prompt = lib.prompt()
+            prompt = corpus.draw_prompt()
             fused = self.ask(prompt)
             assert fused.report.get("fused"), fused.report
             answered.append((prompt, self.ask(prompt.without_reuse()), fused))
@@ -219,25 +219,25 @@ class DocumentClient:
 @contextlib.contextmanager
 def server_of(
     args: argparse.Namespace,
-    longest: int,
+    max_tokens: int,
     pool_prompts: int = 2,
-    documents: bool = True,
-    plain: bool = False,
+    with_documents: bool = True,
+    is_plain: bool = False,
 ) -> Iterator[DocumentClient]:
-    """A server whose KV pool holds ``pool_prompts`` prompts of ``longest`` tokens.
+    """A server whose KV pool holds ``pool_prompts`` prompts of ``max_tokens`` tokens.
 
-    ``documents``: with ``--canopy-documents``; ``plain``: SGLang without Canopy, but with `canopy_cpu`,
+    ``with_documents``: with ``--canopy-documents``; ``is_plain``: SGLang without Canopy, but with `canopy_cpu`,
     which it needs to serve on a CPU.
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = cpu_arguments(
-            args.model, kv_tokens=(longest + 512) * pool_prompts, dtype="float32"
+            args.model, kv_tokens=(max_tokens + 512) * pool_prompts, dtype="float32"
         )
-        arguments += ["--canopy-documents", args.document_options] if documents else []
+        arguments += ["--canopy-documents", args.document_options] if with_documents else []
         arguments += ["--chunked-prefill-size", "8192", "--context-length", "8192"]
         arguments += ["--mem-fraction-static", "0.6"]
         environment = {"OMP_NUM_THREADS": str(args.threads)}
-        if plain:
+        if is_plain:
             environment |= with_plugin(Path(folder), "plain", "canopy_cpu:install")
             environment["SGLANG_PLUGINS"] = "plain"
         log = Path(folder) / "server.log"
@@ -246,20 +246,20 @@ def server_of(
             print(f"errors in the server's log: {server.log_text().count('Traceback')}")
 
 
-RateRow = dict[str, Any]
+ResultRow = dict[str, Any]
 
 
-def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
+def measure_ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRow]:
     """Medians of alternating requests, by prompt length."""
     with server_of(args, max(args.lengths)) as client:
         for tokens in args.lengths:
-            lib = library(tokenizer, args, tokens)
-            client.encode_documents(lib)
-            pairs = client.pairs(lib, args.repeats)
+            corpus = make_corpus(tokenizer, args, tokens)
+            client.encode_documents(corpus)
+            pairs = client.measure_pairs(corpus, args.repeats)
             last = pairs[-1][2].report
             yield {
                 "tokens": len(pairs[-1][0].ids),
-                "chunks": lib.chunks,
+                "chunks": corpus.prompt_documents,
                 "prefix_s": statistics.median(a.seconds for _, a, _ in pairs),
                 "reuse_s": statistics.median(b.seconds for _, _, b in pairs),
                 "speedup": statistics.median(a.seconds / b.seconds for _, a, b in pairs),
@@ -275,49 +275,50 @@ def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
             }
 
 
-def turns(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
+def measure_turns(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRow]:
     """Conversations with documents and with "off", by length of the first prompt: seconds to the first
     token of each turn, of a retry, and of n samples."""
     with server_of(args, 2 * max(args.lengths), pool_prompts=3) as client:
         for tokens in args.lengths:
-            lib = library(tokenizer, args, tokens)
-            client.encode_documents(lib)
+            corpus = make_corpus(tokenizer, args, tokens)
+            client.encode_documents(corpus)
             for repeat in range(args.repeats):
-                drawn = [
-                    lib.prompt(2 * TOOL_DOCUMENTS),
-                    *(lib.prompt() for _ in range(1 + len(SAMPLES))),
+                prompts = [
+                    corpus.draw_prompt(2 * TOOL_DOCUMENTS),
+                    *(corpus.draw_prompt() for _ in range(1 + len(SAMPLES))),
                 ]
                 sides = ("documents", "plain")
                 for side in sides if repeat % 2 == 0 else sides[::-1]:
                     client.flush()
-                    row = {"tokens": tokens, "chunks": lib.chunks, "repeat": repeat, "side": side}
-                    yield row | _conversation(client, lib, drawn, side == "plain")
+                    row = {"tokens": tokens, "repeat": repeat, "side": side}
+                    row["chunks"] = corpus.prompt_documents
+                    yield row | _run_conversation(client, corpus, prompts, side == "plain")
 
 
-def _conversation(
-    client: DocumentClient, lib: Corpus, drawn: list[DocumentPrompt], plain: bool
-) -> RateRow:
+def _run_conversation(
+    client: DocumentClient, corpus: Corpus, prompts: list[DocumentPrompt], is_plain: bool
+) -> ResultRow:
     """Five turns, a retry and samples. The first drawn prompt has the documents of all turns."""
 
-    def side(prompt: DocumentPrompt) -> DocumentPrompt:
-        return prompt.without_reuse() if plain else prompt
+    def with_side(prompt: DocumentPrompt) -> DocumentPrompt:
+        return prompt.without_reuse() if is_plain else prompt
 
-    documents = [lib.documents[i] for i in drawn[0].documents]
-    ids, bounds, answers = list(lib.system), [], []
+    documents = [corpus.documents[i] for i in prompts[0].documents]
+    ids, bounds, answers = list(corpus.system), [], []
     for turn in range(TURNS):
-        count = lib.chunks if turn == 0 else TOOL_DOCUMENTS if turn in (2, 4) else 0
+        count = corpus.prompt_documents if turn == 0 else TOOL_DOCUMENTS if turn in (2, 4) else 0
         for document in documents[:count]:
             bounds += [len(ids), len(ids) + len(document)]
             ids += document
         documents = documents[count:]
-        ids += lib.questions[turn % len(lib.questions)]
-        answers.append(client.ask(side(DocumentPrompt(list(ids), list(bounds)))))
-        ids += lib.questions[-1][:1] * ANSWER_TOKENS
-    _, *retries = (client.ask(side(drawn[1])) for _ in range(RETRIES + 1))
-    row: RateRow = {
+        ids += corpus.questions[turn % len(corpus.questions)]
+        answers.append(client.ask(with_side(DocumentPrompt(list(ids), list(bounds)))))
+        ids += corpus.questions[-1][:1] * ANSWER_TOKENS
+    _, *retries = (client.ask(with_side(prompts[1])) for _ in range(RETRIES + 1))
+    row: ResultRow = {
         "ttft_s": [a.seconds for a in answers],
         "cpu_s": [a.cpu_s for a in answers],
-        "cached": [a.cached for a in answers],
+        "cached": [a.cached_tokens for a in answers],
         "prompt_tokens": len(ids) - ANSWER_TOKENS,
         "computed": [a.report.get("computed") for a in answers],
         "kept": [a.report.get("kept") for a in answers],
@@ -325,12 +326,12 @@ def _conversation(
         "retry_cpu_s": statistics.median(a.cpu_s for a in retries),
         "retries_s": [a.seconds for a in retries],
     }
-    for n, prompt in zip(SAMPLES, drawn[2:]):
-        row[f"n{n}_s"], row[f"n{n}_cpu_s"] = client.samples(side(prompt), n)
+    for n, prompt in zip(SAMPLES, prompts[2:]):
+        row[f"n{n}_s"], row[f"n{n}_cpu_s"] = client.time_samples(with_side(prompt), n)
     return row
 
 
-def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
+def measure_load(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRow]:
     """Poisson arrivals at each rate, without and with reuse; the rate sustained at the target.
 
     Both sides get the same prompts at the same times; a side ends at the first rate whose 90th
@@ -338,91 +339,92 @@ def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
     a queue behind: a slow overload would pass in a short window where the target is generous.
     """
     with server_of(args, args.tokens, POOL_PROMPTS) as client:
-        lib = library(tokenizer, args, args.tokens)
-        client.encode_documents(lib)
-        pairs = client.pairs(lib, args.repeats)
-        alone = {
+        corpus = make_corpus(tokenizer, args, args.tokens)
+        client.encode_documents(corpus)
+        pairs = client.measure_pairs(corpus, args.repeats)
+        alone_s = {
             "prefix": statistics.median(a.seconds for _, a, _ in pairs),
             "reuse": statistics.median(b.seconds for _, _, b in pairs),
         }
-        target, best = args.target or 2 * alone["prefix"], {"prefix": 0.0, "reuse": 0.0}
-        yield {"tokens": len(pairs[-1][0].ids), "alone_s": alone, "target_s": target}
+        target_s = args.target or 2 * alone_s["prefix"]
+        sustained_per_s = {"prefix": 0.0, "reuse": 0.0}
+        yield {"tokens": len(pairs[-1][0].ids), "alone_s": alone_s, "target_s": target_s}
         for side in ("prefix", "reuse"):
             for rate in sorted(args.rates):
                 client.flush()
-                row = {"side": side, **_at_rate(client, tokenizer, args, rate, side == "prefix")}
+                row = {"side": side, **_time_rate(client, tokenizer, args, rate, side == "prefix")}
                 yield row
-                late = row["behind_s"] - alone[side] > MAX_DRAIN_SHARE * row["window_s"]
-                if row["p90_s"] > target or late:
+                is_behind = row["behind_s"] - alone_s[side] > MAX_DRAIN_SHARE * row["window_s"]
+                if row["p90_s"] > target_s or is_behind:
                     break
-                best[side] = rate
-        yield {"target_s": target, "sustained_per_s": best}
+                sustained_per_s[side] = rate
+        yield {"target_s": target_s, "sustained_per_s": sustained_per_s}
 
 
-def _at_rate(
-    client: DocumentClient, tokenizer: Any, args: argparse.Namespace, rate: float, plain: bool
-) -> RateRow:
+def _time_rate(
+    client: DocumentClient, tokenizer: Any, args: argparse.Namespace, rate: float, is_plain: bool
+) -> ResultRow:
     """Return a row of one rate: percentiles and every TTFT in s, and the seconds from the last arrival to
     the last answer."""
-    lib = library(tokenizer, args, args.tokens)
-    lib.draw = random.Random(f"{args.seed} {rate}")
-    draw, times = random.Random(f"{args.seed} arrivals {rate}"), []
+    corpus = make_corpus(tokenizer, args, args.tokens)
+    corpus.rng = random.Random(f"{args.seed} {rate}")
+    rng, ttft_s = random.Random(f"{args.seed} arrivals {rate}"), []
     threads: list[threading.Thread] = []
 
     def send(prompt: DocumentPrompt) -> None:
-        times.append(client.ask(prompt, 2, stream=True).seconds)
+        ttft_s.append(client.ask(prompt, 2, stream=True).seconds)
 
-    begun, at, last = time.perf_counter(), 0.0, 0.0
-    while (at := at + draw.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
-        last, prompt = at, lib.prompt()
-        time.sleep(max(0.0, begun + at - time.perf_counter()))
+    start_s, at_s, last_s = time.perf_counter(), 0.0, 0.0
+    while (at_s := at_s + rng.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
+        last_s, prompt = at_s, corpus.draw_prompt()
+        time.sleep(max(0.0, start_s + at_s - time.perf_counter()))
         threads.append(
-            threading.Thread(target=send, args=(prompt.without_reuse() if plain else prompt,))
+            threading.Thread(target=send, args=(prompt.without_reuse() if is_plain else prompt,))
         )
         threads[-1].start()
     for thread in threads:
         thread.join()
-    behind = time.perf_counter() - begun - last
-    p90 = sorted(times)[min(len(times) - 1, int(0.9 * len(times)))]
-    row = {"rate": rate, "n": len(times), "p50_s": statistics.median(times), "p90_s": p90}
-    return {**row, "window_s": last, "behind_s": behind, "ttft_s": times}
+    drain_s = time.perf_counter() - start_s - last_s
+    p90_s = sorted(ttft_s)[min(len(ttft_s) - 1, int(0.9 * len(ttft_s)))]
+    row = {"rate": rate, "n": len(ttft_s), "p50_s": statistics.median(ttft_s), "p90_s": p90_s}
+    return {**row, "window_s": last_s, "behind_s": drain_s, "ttft_s": ttft_s}
 
 
-def exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
+def compare_exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRow]:
     """Greedy ids of the same prompts, four at a time: ratio 1.0 and "off" on one server, then on two more:
     without the flag, and without Canopy."""
-    lib = library(tokenizer, args, args.tokens)
-    prompts = [lib.prompt() for _ in range(args.prompts)]
+    corpus = make_corpus(tokenizer, args, args.tokens)
+    prompts = [corpus.draw_prompt() for _ in range(args.prompts)]
 
-    def run(send: Callable[[DocumentPrompt], ReuseAnswer]) -> list[ReuseAnswer]:
+    def answer_all(send: Callable[[DocumentPrompt], ReuseAnswer]) -> list[ReuseAnswer]:
         with ThreadPoolExecutor(CONCURRENT_PROMPTS) as pool:
             return list(pool.map(send, prompts))
 
-    def compare_ids(name: str, second: str) -> RateRow:
+    def compare_ids(name: str, second: str) -> ResultRow:
         count = sum(a.ids == b.ids for a, b in zip(answers[name], answers[second]))
         fused = sum(bool(a.report.get("fused")) for a in answers[name])
         return {"pair": [name, second], "same": count, "of": len(prompts), "fused": fused}
 
     n, answers = EXACT_TOKENS, {}
     with server_of(args, args.tokens, 2 * CONCURRENT_PROMPTS) as client:
-        client.encode_documents(lib)
-        answers["ratio 1"] = run(lambda p: client.ask(p, n, canopy_recompute_ratio=1.0))
+        client.encode_documents(corpus)
+        answers["ratio 1"] = answer_all(lambda p: client.ask(p, n, canopy_recompute_ratio=1.0))
         client.flush()
-        answers["off"] = run(lambda p: client.ask(p.without_reuse(), n))
+        answers["off"] = answer_all(lambda p: client.ask(p.without_reuse(), n))
     yield compare_ids("ratio 1", "off")
     for name in filter(None, args.others.split(",")):
         with server_of(
             args, args.tokens, 2 * CONCURRENT_PROMPTS, False, name == "no Canopy"
         ) as second:
-            answers[name] = run(lambda p: second.ask(DocumentPrompt(p.ids, []), n))
+            answers[name] = answer_all(lambda p: second.ask(DocumentPrompt(p.ids, []), n))
         yield compare_ids("off", name)
 
 
-COMMANDS = {"ttft": ttft, "turns": turns, "load": load, "exact": exact}
+MODES = {"ttft": measure_ttft, "turns": measure_turns, "load": measure_load, "exact": compare_exact}
 
 
-def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    return lambda text: [kind(part) for part in text.split(",")]
+def _list_of(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [convert(part) for part in text.split(",")]
 
 
 def main() -> None:
@@ -430,7 +432,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("what", choices=tuple(COMMANDS))
+    add("what", choices=tuple(MODES))
     add("--model", type=Path, required=True)
     add("--data", type=Path, required=True, help="a file of questions")
     add("--json", type=Path, required=True, help="written anew after every row")
@@ -439,10 +441,10 @@ def main() -> None:
     add("--document-options", default="memory_mb=4096", help="value of --canopy-documents")
     add("--threads", type=int, default=1)
     add("--seed", type=int, default=0)
-    add("--lengths", type=_numbers(int), default="2048,4096,7168", help="tokens (ttft, turns)")
+    add("--lengths", type=_list_of(int), default="2048,4096,7168", help="tokens (ttft, turns)")
     add("--tokens", type=int, default=2048, help="prompt tokens (load, exact)")
     add("--repeats", type=int, default=5, help="pairs of requests, of conversations (turns)")
-    add("--rates", type=_numbers(float), default="0.1,0.2,0.4,0.8", help="requests a second (load)")
+    add("--rates", type=_list_of(float), default="0.1,0.2,0.4,0.8", help="requests a second (load)")
     add("--seconds", type=float, default=60, help="of arrivals a rate (load)")
     add("--target", type=float, help="TTFT target in s (load)")
     add("--prompts", type=int, default=100, help="prompts (exact)")
@@ -451,7 +453,7 @@ def main() -> None:
     from transformers import AutoTokenizer
 
     settings, rows = {k: str(v) for k, v in vars(args).items()}, []
-    for row in COMMANDS[args.what](AutoTokenizer.from_pretrained(args.model), args):
+    for row in MODES[args.what](AutoTokenizer.from_pretrained(args.model), args):
         rows.append(row)
         print(json.dumps(row), flush=True)
         result = {"settings": settings, "cpus": os.cpu_count(), "rows": rows}

@@ -32,80 +32,80 @@ PLOTTED = ("conversation", "agentic")
 """Traces of the figure, with hints of every accuracy."""
 
 
-def traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest]]]:
+def read_traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest]]]:
     """Yield each trace with its name and the seeds of its hints."""
     yield "conversation", (1, 2), mooncake(data, "conversation")
-    working = agents(data, 200)
-    yield "agentic", (1,), working
-    yield "agentic, no names", (1,), [replace(request, conversation=None) for request in working]
+    agentic = agents(data, 200)
+    yield "agentic", (1,), agentic
+    yield "agentic, no names", (1,), [replace(request, conversation=None) for request in agentic]
 
 
 def sweep(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     blocks = int(distinct_blocks(trace) * CAPACITY_SHARE)
     bounds = {"lru": make_policy("lru"), "hindsight": make_hindsight("belady", Future(trace))}
     for bound, policy in bounds.items():
-        hit = simulate(trace, policy, blocks).block_hit_ratio
-        yield {"trace": name, "policy": bound, "block_hit_ratio": hit}
+        hit_ratio = simulate(trace, policy, blocks).block_hit_ratio
+        yield {"trace": name, "policy": bound, "block_hit_ratio": hit_ratio}
     for accuracy in ACCURACIES if name in PLOTTED else ACCURACIES[:1]:
         for share in SHARES if accuracy == 1.0 else SHARES[1:]:
             for seed in seeds if share else seeds[:1]:
                 hints = SimulatedHints(share=share, accuracy=accuracy, seed=seed)
-                hit = simulate(trace, make_policy("wa"), blocks, hints=hints).block_hit_ratio
+                hit_ratio = simulate(trace, make_policy("wa"), blocks, hints=hints).block_hit_ratio
                 yield {
                     "trace": name,
                     "policy": "wa",
                     "share": share,
                     "accuracy": accuracy,
                     "seed": seed,
-                    "block_hit_ratio": hit,
+                    "block_hit_ratio": hit_ratio,
                 }
 
 
-def mean(rows: list[dict[str, Any]], **where: Any) -> float:
+def mean_hit_percent(rows: list[dict[str, Any]], **where: Any) -> float:
     """Mean hit ratio in % of the rows that agree with ``where``."""
     matching = [r for r in rows if all(r.get(k) == v for k, v in where.items())]
     return 100 * statistics.fmean(r["block_hit_ratio"] for r in matching)
 
 
-def _hits(rows: list[dict[str, Any]], name: str, share: float, accuracy: float) -> float:
-    return mean(rows, trace=name, share=share, accuracy=accuracy if share else 1.0)
+def _hit_percent(rows: list[dict[str, Any]], name: str, share: float, accuracy: float) -> float:
+    return mean_hit_percent(rows, trace=name, share=share, accuracy=accuracy if share else 1.0)
 
 
-def plot(rows: list[dict[str, Any]], out: Path) -> None:
+def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
     names = PLOTTED
-    figure, panels = plt.subplots(
+    figure, axes = plt.subplots(
         1, len(names), figsize=(4.6 * len(names), 3.8), layout="constrained", squeeze=False
     )
     colours = plt.get_cmap("viridis")
-    for panel, name in zip(panels[0], names):
+    for axis, name in zip(axes[0], names):
         for i, accuracy in enumerate(ACCURACIES):
-            hits = [_hits(rows, name, s, accuracy) for s in SHARES]
+            hits = [_hit_percent(rows, name, s, accuracy) for s in SHARES]
             shade = colours(0.9 * i / (len(ACCURACIES) - 1))
             label = f"{accuracy:.0%} of hints true"
-            panel.plot([100 * s for s in SHARES], hits, "o-", color=shade, label=label)
+            axis.plot([100 * s for s in SHARES], hits, "o-", color=shade, label=label)
         for policy, style in (("hindsight", "--"), ("lru", ":")):
-            panel.axhline(mean(rows, trace=name, policy=policy), color="grey", ls=style)
-            panel.annotate(
+            axis.axhline(mean_hit_percent(rows, trace=name, policy=policy), color="grey", ls=style)
+            axis.annotate(
                 policy,
-                (0, mean(rows, trace=name, policy=policy)),
+                (0, mean_hit_percent(rows, trace=name, policy=policy)),
                 xytext=(0, -11 if policy == "hindsight" else 3),
                 textcoords="offset points",
                 color="grey",
             )
-        panel.set_title(f"{name}, {CAPACITY_SHARE:.0%} of distinct blocks", fontsize=10)
-        panel.set_xlabel("clients that give hints, %")
-        panel.set_ylabel("block hit ratio, %")
-        panel.grid(alpha=0.25)
-    handles, labels = panels[0][0].get_legend_handles_labels()
+        axis.set_title(f"{name}, {CAPACITY_SHARE:.0%} of distinct blocks", fontsize=10)
+        axis.set_xlabel("clients that give hints, %")
+        axis.set_ylabel("block hit ratio, %")
+        axis.grid(alpha=0.25)
+    handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(out, dpi=130)
+    figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def run(context: RunContext) -> list[dict[str, Any]]:
-    rows = [row for case in traces(context.data) for row in sweep(*case)]
-    plot(rows, context.figure())
+def run_hints(context: RunContext) -> list[dict[str, Any]]:
+    rows = [row for case in read_traces(context.data) for row in sweep(*case)]
+    draw_figure(rows, context.figure())
     return rows
 
 
-QUESTIONS = (Question("hints", "hits by share and accuracy of clients' hints", run, 10),)
+QUESTIONS = (Question("hints", "hits by share and accuracy of clients' hints", run_hints, 10),)

@@ -1,6 +1,6 @@
 """Microseconds of a match and an insert on the scheduler's thread, by length of the prompt.
 
-Conversations grow by ``TURN`` tokens a turn up to ``LONGEST``; every turn is matched whole and
+Conversations grow by ``TURN_TOKENS`` tokens a turn up to ``MAX_TOKENS``; every turn is matched whole and
 inserted whole, as the scheduler does. The arms take turns, conversation by conversation, in one
 process: Canopy policies, and SGLang's LRU on its Python core and on its Rust core (the same with
 ``python-again``, a placebo that shows the noise). ``request`` is Canopy's own work for a request:
@@ -30,101 +30,101 @@ from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from question import Question, RunContext  # noqa: E402
 from support.live_tree import LiveTree, fake_req  # noqa: E402
 
-SGLANG = {"python": "python", "python-again": "python", "rust": "rust"}
+SGLANG_CORES = {"python": "python", "python-again": "python", "rust": "rust"}
 STEPS = ("match", "insert", "request")
-NAMES = ["wa", "canopy-lru", *SGLANG]
-PAGES, TURN, LONGEST, ROUNDS = (1, 64), 2048, 102_400, 15
-LENGTHS = (2048, 16_384, 51_200, 102_400)
+ARM_NAMES = ["wa", "canopy-lru", *SGLANG_CORES]
+PAGE_SIZES, TURN_TOKENS, MAX_TOKENS, ROUNDS = (1, 64), 2048, 102_400, 15
+REPORTED_LENGTHS = (2048, 16_384, 51_200, 102_400)
 
 
 class TimedTree:
     """A tree and the times of its calls."""
 
     def __init__(self, name: str, tokens: int, page_size: int) -> None:
-        core = SGLANG.get(name)
+        core = SGLANG_CORES.get(name)
         self.name = name
         self.is_canopy = core is None
         self.tree = LiveTree(
             tokens, name if self.is_canopy else "lru", page_size=page_size, core=core
         )
-        self.now = 0.0
+        self.now_s = 0.0
 
-    def converse(self, tokens: array, turn: int) -> dict[int, dict[str, float]]:
+    def time_conversation(self, tokens: array, turn_tokens: int) -> dict[int, dict[str, float]]:
         """One conversation, then an empty tree. Microseconds of each step, by length."""
         cache, core = self.tree.cache, self.tree.core
-        taken: dict[int, dict[str, float]] = {}
+        step_us: dict[int, dict[str, float]] = {}
         slots = torch.empty(0, dtype=torch.int64)
         gc.collect()
         gc.disable()
-        for length in range(turn, len(tokens) + 1, turn):
+        for length in range(turn_tokens, len(tokens) + 1, turn_tokens):
             prompt = tokens[:length]
-            self.now += 10.0
-            started = time.thread_time()
+            self.now_s += 10.0
+            start_s = time.thread_time()
             req, request = None, None
             if self.is_canopy:
-                req = fake_req(prompt, [], {"time": self.now})
+                req = fake_req(prompt, [], {"time": self.now_s})
                 request = core.requests.of(req)
-            arrived = time.thread_time()
+            arrived_s = time.thread_time()
             key = RadixKey(prompt, None, limit=length - 1)  # as the scheduler does
             hit = cache.match_prefix(MatchPrefixParams(key=key, req=req))
-            matched = time.thread_time()
-            assert hit.device_prefix_len == length - turn, (self.name, length, hit)
-            slots = torch.cat([slots, self.tree.allocator.alloc(turn)])
+            matched_s = time.thread_time()
+            assert hit.device_prefix_len == length - turn_tokens, (self.name, length, hit)
+            slots = torch.cat([slots, self.tree.allocator.alloc(turn_tokens)])
             params = InsertParams(
-                key=RadixKey(prompt, None), value=slots, prev_prefix_len=length - turn
+                key=RadixKey(prompt, None), value=slots, prev_prefix_len=length - turn_tokens
             )
-            finishing = time.thread_time()
+            finishing_s = time.thread_time()
             if self.is_canopy:
                 core.requests.report_end(req)
-            finished = time.thread_time()
+            finished_s = time.thread_time()
             if self.is_canopy:
                 core.inserting = request
             cache.insert(params)
-            inserted = time.thread_time()
+            inserted_s = time.thread_time()
             if self.is_canopy:
                 core.inserting = None
-            seconds = (matched - arrived, inserted - finished)
+            seconds = (matched_s - arrived_s, inserted_s - finished_s)
             if self.is_canopy:
-                seconds += ((arrived - started) + (finished - finishing),)
-            taken[length] = {step: 1e6 * each for step, each in zip(STEPS, seconds, strict=False)}
+                seconds += ((arrived_s - start_s) + (finished_s - finishing_s),)
+            step_us[length] = {step: 1e6 * s for step, s in zip(STEPS, seconds, strict=False)}
         gc.enable()
         self.tree.evict(len(tokens))
-        return taken
+        return step_us
 
 
-def measure(page_size: int) -> list[dict[str, Any]]:
-    arms = [TimedTree(name, LONGEST + 2 * TURN, page_size) for name in NAMES]
-    draw = random.Random(1)
-    runs: dict[str, list[dict[int, dict[str, float]]]] = {name: [] for name in NAMES}
-    for number in range(ROUNDS + 1):
-        tokens = array("q", (draw.randrange(100_000) for _ in range(LONGEST)))
-        draw.shuffle(arms)
+def measure_page_size(page_size: int) -> list[dict[str, Any]]:
+    arms = [TimedTree(name, MAX_TOKENS + 2 * TURN_TOKENS, page_size) for name in ARM_NAMES]
+    rng = random.Random(1)
+    runs: dict[str, list[dict[int, dict[str, float]]]] = {name: [] for name in ARM_NAMES}
+    for round_number in range(ROUNDS + 1):
+        tokens = array("q", (rng.randrange(100_000) for _ in range(MAX_TOKENS)))
+        rng.shuffle(arms)
         for arm in arms:
-            taken = arm.converse(tokens, TURN)
-            if number:  # the first round warms up
-                runs[arm.name].append(taken)
-    wanted = [length for length in runs[NAMES[0]][0] if length in LENGTHS]
+            step_us = arm.time_conversation(tokens, TURN_TOKENS)
+            if round_number:  # the first round warms up
+                runs[arm.name].append(step_us)
+    reported = [length for length in runs[ARM_NAMES[0]][0] if length in REPORTED_LENGTHS]
     rows = []
-    for length in wanted:
-        for name in NAMES:
+    for length in reported:
+        for name in ARM_NAMES:
             row: dict[str, Any] = {"page": page_size, "tokens": length, "arm": name}
             for step in runs[name][0][length]:
-                row[step] = round(least(runs[name], length, step), 1)
+                row[step] = round(least_us(runs[name], length, step), 1)
                 if step != "request":
-                    row[f"{step}/rust"] = round(row[step] / least(runs["rust"], length, step), 2)
+                    row[f"{step}/rust"] = round(row[step] / least_us(runs["rust"], length, step), 2)
             rows.append(row)
     return rows
 
 
-def least(runs: list[dict[int, dict[str, float]]], length: int, step: str) -> float:
+def least_us(runs: list[dict[int, dict[str, float]]], length: int, step: str) -> float:
     """Return the undisturbed time: the least, since other work only adds to it."""
     return min(run[length][step] for run in runs)
 
 
-def run(_: RunContext) -> list[dict[str, Any]]:
-    return [row for page_size in PAGES for row in measure(page_size)]
+def run_arms(_: RunContext) -> list[dict[str, Any]]:
+    return [row for page_size in PAGE_SIZES for row in measure_page_size(page_size)]
 
 
 QUESTIONS = (
-    Question("long_prompts", "CPU time of match and insert by the prompt's length", run, 10),
+    Question("long_prompts", "CPU time of match and insert by the prompt's length", run_arms, 10),
 )

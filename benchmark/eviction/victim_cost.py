@@ -31,64 +31,64 @@ from question import Question, RunContext  # noqa: E402
 from support.disk_tree import DiskTree  # noqa: E402
 from support.live_tree import LiveTree  # noqa: E402
 
-LEAF = 8
-SINGLE, MANY, CALLS, PROBES = 60, 500, 5, 300
-NAMES = ("wa", "canopy-lru", "python", "rust")
-LEAVES, ROUNDS = (5000, 20_000, 50_000), 3
+LEAF_TOKENS = 8
+SINGLE_EVICTIONS, MANY_LEAVES, MANY_CALLS, PROBES = 60, 500, 5, 300
+CORES = ("wa", "canopy-lru", "python", "rust")
+LEAF_COUNTS, ROUNDS = (5000, 20_000, 50_000), 3
 
 
-def key(i: int) -> RadixKey:
+def make_key(i: int) -> RadixKey:
     return RadixKey(array("q", [i, i + 1, i + 2, i + 3, 5, 6, 7, 8]), None)
 
 
-def micros(call, times: int) -> float:
-    taken = []
-    for _ in range(times):
+def median_us(call, repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
         start = time.thread_time()
         call()
-        taken.append(time.thread_time() - start)
-    return statistics.median(taken) * 1e6
+        seconds.append(time.thread_time() - start)
+    return statistics.median(seconds) * 1e6
 
 
 def measure(name: str, leaves: int, singles: int) -> dict[str, float]:
     core = name if name in ("python", "rust") else None
     policy, config = ("lru", None) if core else (name, {"quantum_tokens": 1})
-    tree = LiveTree(leaves * LEAF + 64, policy, config, core=core)
+    tree = LiveTree(leaves * LEAF_TOKENS + 64, policy, config, core=core)
     gc.collect()
     gc.disable()
-    numbers = iter(range(leaves))
+    to_insert = iter(range(leaves))
 
     def insert() -> None:
-        slots = tree.allocator.alloc(LEAF)
-        tree.cache.insert(InsertParams(key=key(next(numbers)), value=slots))
+        slots = tree.allocator.alloc(LEAF_TOKENS)
+        tree.cache.insert(InsertParams(key=make_key(next(to_insert)), value=slots))
 
-    insert_us = micros(insert, leaves)
-    tree.evict(LEAF)  # the first eviction takes in all that was inserted
-    evict_us = micros(lambda: tree.evict(LEAF), singles)
-    many_us = micros(lambda: tree.evict(LEAF * MANY), CALLS) / MANY
-    last = iter(range(leaves - 1, 0, -7))
-    match_us = micros(
-        lambda: tree.cache.match_prefix(MatchPrefixParams(key=key(next(last)))), PROBES
+    insert_us = median_us(insert, leaves)
+    tree.evict(LEAF_TOKENS)  # the first eviction takes in all that was inserted
+    evict_us = median_us(lambda: tree.evict(LEAF_TOKENS), singles)
+    many_us = median_us(lambda: tree.evict(LEAF_TOKENS * MANY_LEAVES), MANY_CALLS) / MANY_LEAVES
+    to_match = iter(range(leaves - 1, 0, -7))
+    match_us = median_us(
+        lambda: tree.cache.match_prefix(MatchPrefixParams(key=make_key(next(to_match)))), PROBES
     )
     gc.enable()
     return {"insert": insert_us, "evict": evict_us, "evict_many": many_us, "match": match_us}
 
 
-def run(_: RunContext) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+def run_costs(_: RunContext) -> list[dict[str, Any]]:
+    case_runs: dict[tuple[str, int], list[dict[str, float]]] = {}
     for _ in range(ROUNDS):
-        for leaves in LEAVES:
-            for name in NAMES:
-                singles = 15 if name == "python" else SINGLE
-                rows.setdefault((name, leaves), []).append(measure(name, leaves, singles))
+        for leaves in LEAF_COUNTS:
+            for name in CORES:
+                singles = 15 if name == "python" else SINGLE_EVICTIONS
+                case_runs.setdefault((name, leaves), []).append(measure(name, leaves, singles))
     return [
         {"core": name, "leaves": leaves}
         | {k: round(statistics.median(r[k] for r in runs), 1) for k in runs[0]}
-        for (name, leaves), runs in sorted(rows.items(), key=lambda kv: (kv[0][1], kv[0][0]))
+        for (name, leaves), runs in sorted(case_runs.items(), key=lambda kv: (kv[0][1], kv[0][0]))
     ]
 
 
-def checks(_: RunContext) -> dict[str, float]:
+def run_checks(_: RunContext) -> dict[str, float]:
     """CPU milliseconds of the checks when a server starts: the first call, as there."""
     from sglang.srt.runtime_context import get_server_args
 
@@ -105,19 +105,19 @@ def checks(_: RunContext) -> dict[str, float]:
         tree = DiskTree(Path(folder), tokens=256, page_size=64, host_tokens=256)
     pool, arguments = tree.storage.mem_pool_host, get_server_args()
 
-    def milliseconds(check: Callable[[], Any]) -> float:
-        return round(micros(check, 1) / 1e3, 1)
+    def time_ms(check: Callable[[], Any]) -> float:
+        return round(median_us(check, 1) / 1e3, 1)
 
     return {
-        "hooks": milliseconds(lambda: [check_signature(hook) for hook in HOOKS]),
-        "overrides": milliseconds(lambda: check_overrides(*OURS)),
-        "tree": milliseconds(lambda: check_tree(64)),
-        "host": milliseconds(lambda: run_host(new_cache, 64, arguments, "cpu")),
-        "disk": milliseconds(lambda: check_page(pool)),
+        "hooks": time_ms(lambda: [check_signature(hook) for hook in HOOKS]),
+        "overrides": time_ms(lambda: check_overrides(*OURS)),
+        "tree": time_ms(lambda: check_tree(64)),
+        "host": time_ms(lambda: run_host(new_cache, 64, arguments, "cpu")),
+        "disk": time_ms(lambda: check_page(pool)),
     }
 
 
 QUESTIONS = (
-    Question("victim_cost", "CPU microseconds of an eviction, insert and match", run, 5),
-    Question("start_checks", "CPU milliseconds of the checks at a server's start", checks, 0.5),
+    Question("victim_cost", "CPU microseconds of an eviction, insert and match", run_costs, 5),
+    Question("start_checks", "CPU milliseconds of the checks at a server's start", run_checks, 0.5),
 )

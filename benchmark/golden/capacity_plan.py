@@ -14,16 +14,16 @@ from paths import digest, trace_folder
 from canopy_lab.cli.main import main
 
 REQUESTS = 500
-OPTIONS = (
+PLAN_OPTIONS = (
     *("--format", "mooncake", "--profile", "qwen2.5-7b-h100", "--requests", str(REQUESTS)),
     *("--device-tokens", "300000", "--load", "0.25", "--policy", "canopy-lru"),
     *("--slo", "p99_ttft<15s", "--search", "evaluations=60"),
     *("--jobs", "1"),
 )
-PARTS = ("front", "extremes", "sensitivity")
+DIGESTED_PARTS = ("front", "extremes", "sensitivity")
 """Parts of the report that are stored as a digest."""
 
-TIERS = ("device_policy", "host_policy", "disk_policy")
+TIER_POLICIES = ("device_policy", "host_policy", "disk_policy")
 
 Task = str
 
@@ -35,9 +35,9 @@ def tasks() -> list[Task]:
 
 def rows(task: Task) -> dict[str, Any]:
     """Return a row for each configuration, the choice, the baseline and the whole report."""
-    report = plan_output()
-    rows_by_name = {"the plan, chosen": clean(report["chosen"])}
-    rows_by_name["the plan, baseline"] = clean(report["baseline"])
+    report = run_plan()
+    rows_by_name = {"the plan, chosen": without_seconds(report["chosen"])}
+    rows_by_name["the plan, baseline"] = without_seconds(report["baseline"])
     rows_by_name["the plan, all of it"] = {
         "evaluations": report["evaluations"],
         "stages": report["stages"],
@@ -46,32 +46,32 @@ def rows(task: Task) -> dict[str, Any]:
         "binding": report["binding"],
         "hypervolume": report["hypervolume"],
         "footprint_gib": report["footprint_gib"],
-        **{part: digest(clean(report[part])) for part in PARTS},
+        **{part: digest(without_seconds(report[part])) for part in DIGESTED_PARTS},
     }
     for number, row in enumerate(report["evaluated"]):
-        rows_by_name[f"the plan, tried {number:03d}"] = clean(row)
+        rows_by_name[f"the plan, tried {number:03d}"] = without_seconds(row)
     return rows_by_name
 
 
-def plan_output() -> dict[str, Any]:
+def run_plan() -> dict[str, Any]:
     """Return the output of ``canopy plan --json``."""
     trace = trace_folder() / "mooncake" / "conversation_first60.jsonl"
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "plan.json"
+        report_file = Path(folder) / "plan.json"
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = main(["plan", str(trace), *OPTIONS, "--json-out", str(out)])
+            status = main(["plan", str(trace), *PLAN_OPTIONS, "--json-out", str(report_file)])
         if status != 0:
             raise SystemExit(f"canopy plan ended with {status}")
-        return json.loads(out.read_text())
+        return json.loads(report_file.read_text())
 
 
-def clean(value: Any) -> Any:
+def without_seconds(value: Any) -> Any:
     """Return the value without `seconds`, and with each `policy` written once per tier."""
     if isinstance(value, dict):
         cleaned: dict[str, Any] = {}
-        for key, of in value.items():
+        for key, item in value.items():
             # rows.json has a policy for each tier, all of them the same.
-            keys = TIERS if key == "policy" else () if key == "seconds" else (key,)
-            cleaned |= dict.fromkeys(keys, clean(of))
+            keys = TIER_POLICIES if key == "policy" else () if key == "seconds" else (key,)
+            cleaned |= dict.fromkeys(keys, without_seconds(item))
         return cleaned
-    return [clean(v) for v in value] if isinstance(value, list) else value
+    return [without_seconds(v) for v in value] if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hind
 from canopy_lab.sim.hindsight.future import Future
 from sglang_canopy.policy.registry import make_policy, policy_class
 
-SIZES = (0.02, 0.05, 0.10, 0.20)
+CACHE_SHARES = (0.02, 0.05, 0.10, 0.20)
 """Cache sizes as shares of the trace's distinct blocks."""
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lru": ("lru", {}),
@@ -32,31 +32,33 @@ Task = tuple[str, float]
 
 def tasks() -> list[Task]:
     """Return the independent tasks: a trace at a size."""
-    return [(trace, size) for trace in TRACES for size in SIZES]
+    return [(trace, cache_share) for trace in TRACES for cache_share in CACHE_SHARES]
 
 
 def rows(task: Task) -> dict[str, Any]:
     """One row a policy. The tail is that beyond LRU's own 90th percentile."""
-    name, size = task
+    name, cache_share = task
     trace = first_requests(name)
-    blocks = max(1, round(size * distinct_blocks(trace)))
+    blocks = max(1, round(cache_share * distinct_blocks(trace)))
     threshold = simulate(trace, make_policy("lru"), blocks).uncached_tokens_p90
     future = Future(trace)
     by_policy = {}
+
+    def simulated_figures(policy: Any) -> dict[str, Any]:
+        return stored_figures(simulate(trace, policy, blocks, threshold_tokens=threshold))
+
     for row, (policy, config) in POLICIES.items():
         target = {"threshold_tokens": threshold} if policy_class(policy).takes_tail_target else {}
-        policies = make_policy(policy, config | target)
-        by_policy[row] = figures(simulate(trace, policies, blocks, threshold_tokens=threshold))
+        by_policy[row] = simulated_figures(make_policy(policy, config | target))
     for policy in hindsight_names():
         target = (
             {"threshold_tokens": threshold} if hindsight_class(policy).takes_tail_target else {}
         )
-        policies = make_hindsight(policy, future, target)
-        by_policy[policy] = figures(simulate(trace, policies, blocks, threshold_tokens=threshold))
-    return {f"{name} at {size:.0%}, {row}": figures for row, figures in by_policy.items()}
+        by_policy[policy] = simulated_figures(make_hindsight(policy, future, target))
+    return {f"{name} at {cache_share:.0%}, {row}": figures for row, figures in by_policy.items()}
 
 
-def figures(result: SimResult) -> dict[str, Any]:
+def stored_figures(result: SimResult) -> dict[str, Any]:
     """Return the stored figures of a run."""
     return {
         "requests": result.requests,

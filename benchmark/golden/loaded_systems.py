@@ -13,13 +13,13 @@ from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
 from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 
 PROFILE = "qwen2.5-7b-h100"
-TOKENS = {"conversation": 500_000, "agentic": 1_000_000}
+DEVICE_TOKENS = {"conversation": 500_000, "agentic": 1_000_000}
 """Size of the device's pool."""
 REQUESTS = {"conversation": 2000, "agentic": 1200}
-LOOPS = {"conversation": "turns-wait", "agentic": "closed"}
+ARRIVAL_LOOPS = {"conversation": "turns-wait", "agentic": "closed"}
 RATES = {"conversation": 1.3, "agentic": 100.0}
 """Requests a second; sessions an hour."""
-HOST, DISK = 2.0, 6.0
+HOST_RATIO, DISK_RATIO = 2.0, 6.0
 """Sizes as multiples of the device's pool."""
 DISK_BYTES_PER_S = 3e9
 
@@ -52,7 +52,7 @@ Task = tuple[str, str]
 
 def tasks() -> list[Task]:
     """Return the independent tasks: a workload and an arm."""
-    return [(workload, arm) for workload in TOKENS for arm in ARMS]
+    return [(workload, arm) for workload in DEVICE_TOKENS for arm in ARMS]
 
 
 def rows(task: Task) -> dict[str, Any]:
@@ -60,30 +60,30 @@ def rows(task: Task) -> dict[str, Any]:
     workload, arm = task
     settings = dict(ARMS[arm])
     profile = load_profile(PROFILE)
-    tiers, ttl_s = settings.pop("tiers", 0), settings.pop("ttl_s", None)
-    pool_bytes = TOKENS[workload] * profile.kv_bytes_per_token
+    lower_tiers, ttl_s = settings.pop("tiers", 0), settings.pop("ttl_s", None)
+    pool_bytes = DEVICE_TOKENS[workload] * profile.kv_bytes_per_token
     policy = settings.get("device_policy", "lru")
-    if tiers >= 1:
-        speed = profile.host
+    if lower_tiers >= 1:
+        host = profile.host
         settings["host"] = TierSpec(
-            HOST * pool_bytes, speed.read_bytes_per_s, speed.write_bytes_per_s, policy=policy
+            HOST_RATIO * pool_bytes, host.read_bytes_per_s, host.write_bytes_per_s, policy=policy
         )
-    if tiers >= 2:
+    if lower_tiers >= 2:
         settings["disk"] = TierSpec(
-            DISK * pool_bytes, DISK_BYTES_PER_S, DISK_BYTES_PER_S, policy=policy, ttl=ttl_s
+            DISK_RATIO * pool_bytes, DISK_BYTES_PER_S, DISK_BYTES_PER_S, policy=policy, ttl=ttl_s
         )
-    config = SystemConfig(device_tokens=TOKENS[workload], fixed_outputs=True, **settings)
-    system = LoadedSystem(requests(workload), config, profile, loop=LOOPS[workload])
-    return {f"{workload}, {arm}": figures(system.run_at(RATES[workload]))}
+    config = SystemConfig(device_tokens=DEVICE_TOKENS[workload], fixed_outputs=True, **settings)
+    system = LoadedSystem(make_workload(workload), config, profile, loop=ARRIVAL_LOOPS[workload])
+    return {f"{workload}, {arm}": stored_figures(system.run_at(RATES[workload]))}
 
 
 @cache
-def requests(workload: str) -> Workload:
+def make_workload(workload: str) -> Workload:
     """Its requests, as the simulator takes them."""
     return Workload(CompactTrace(first_requests(workload, REQUESTS[workload])), seed=0)
 
 
-def figures(run: LoadRun) -> dict[str, Any]:
+def stored_figures(run: LoadRun) -> dict[str, Any]:
     """Return TTFT in seconds, hits, and a digest of every request's TTFT."""
     return {
         "ttft_mean_s": run.latency.ttft_s.mean,

@@ -21,8 +21,8 @@ def use_checkout() -> None:
     folders.append(ROOT / "benchmark" / "traces")
     sys.path[:0] = [str(f) for f in folders]
     inherited = os.environ.get("PYTHONPATH")
-    first = [str(f) for f in folders]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*first, *([inherited] if inherited else [])])
+    added = [str(f) for f in folders]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([inherited] if inherited else [])])
     # These are read when sglang is imported.
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -34,8 +34,8 @@ def use_checkout() -> None:
 
 def trace_folder() -> Path:
     """Return the folder of real traces: $CANOPY_DATA, else ``shared/data`` next to the checkout."""
-    named = os.environ.get("CANOPY_DATA")
-    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    configured = os.environ.get("CANOPY_DATA")
+    folder = Path(configured) if configured else ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         raise SystemExit(
             "no real traces: set CANOPY_DATA to a folder with mooncake/, agentic_coding/"

@@ -12,15 +12,15 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 
 TRACES = ("conversation", "synthetic", "agentic")
-REQUESTS = 6000
-SESSIONS, WINDOW_S = 40, 3600.0
+MAX_REQUESTS = 6000
+AGENT_SESSIONS, WINDOW_S = 40, 3600.0
 
 
 @cache
-def first_requests(name: str, requests: int = REQUESTS) -> list[TraceRequest]:
-    """The first ``requests`` of ``conversation``, ``synthetic`` or ``agentic``."""
+def first_requests(name: str, count: int = MAX_REQUESTS) -> list[TraceRequest]:
+    """The first ``count`` of ``conversation``, ``synthetic`` or ``agentic``."""
     if name == "agentic":
         archive = trace_folder() / "agentic_coding" / "traces_500.tar.xz"
-        return list(islice(overlay(archive, SESSIONS, WINDOW_S, 0), requests))
+        return list(islice(overlay(archive, AGENT_SESSIONS, WINDOW_S, 0), count))
     files = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
-    return list(islice(open_trace(trace_folder() / "mooncake" / files[name], "mooncake"), requests))
+    return list(islice(open_trace(trace_folder() / "mooncake" / files[name], "mooncake"), count))

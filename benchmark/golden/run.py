@@ -31,7 +31,7 @@ from typing import Any
 from paths import HERE, use_checkout
 
 PARTS = ("hits", "parity", "capacity_plan", "loaded_systems", "served")
-ALONE = ("served",)
+SERIAL_PARTS = ("served",)
 """Parts whose tasks start servers: never two at a time."""
 ROWS = HERE / "rows.json"
 Rows = Mapping[str, Mapping[str, Any]]
@@ -51,19 +51,19 @@ def main() -> int:
         parser.error(f"no part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     use_checkout()
     stored = json.loads(ROWS.read_text()) if ROWS.exists() else {}
-    failed = False
+    has_failed = False
     for part in args.parts or PARTS:
         start = time.perf_counter()
-        rows = compute_rows(part, 1 if part in ALONE else args.jobs)
+        rows = compute_rows(part, 1 if part in SERIAL_PARTS else args.jobs)
         print(f"{part}: {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
         if args.check:
             lines = differences(stored.get(part, {}), rows)
             print("\n".join(lines) or f"{part}: as in {ROWS.name}", flush=True)
-            failed |= bool(lines)
+            has_failed |= bool(lines)
         else:
             stored[part] = rows
-            write(stored)
-    return int(failed)
+            write_rows(stored)
+    return int(has_failed)
 
 
 def compute_rows(part: str, jobs: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def rows_of(part: str, task: Any) -> dict[str, Any]:
     return importlib.import_module(part).rows(task)
 
 
-def write(stored: dict[str, Any]) -> None:
+def write_rows(stored: dict[str, Any]) -> None:
     """One row a line."""
     lines = []
     for part in PARTS:
@@ -98,23 +98,23 @@ def write(stored: dict[str, Any]) -> None:
     ROWS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def differences(stored: Rows, now: Rows) -> list[str]:
+def differences(stored: Rows, found: Rows) -> list[str]:
     """A line for each figure that differs in any digit, and for each row that only one side has."""
     lines = []
-    for name in [*stored, *(name for name in now if name not in stored)]:
-        if name not in now:
+    for name in [*stored, *(name for name in found if name not in stored)]:
+        if name not in found:
             lines.append(f"- {name}: gone")
         elif name not in stored:
             lines.append(f"+ {name}: new")
         else:
-            lines += _row_differences(name, stored[name], now[name])
+            lines += _row_differences(name, stored[name], found[name])
     return lines
 
 
-def _row_differences(name: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _row_differences(name: str, stored: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     lines = []
-    for figure in [*stored, *(f for f in now if f not in stored)]:
-        old, new = stored.get(figure, "nothing"), now.get(figure, "nothing")
+    for figure in [*stored, *(f for f in found if f not in stored)]:
+        old, new = stored.get(figure, "nothing"), found.get(figure, "nothing")
         if old != new:
             lines.append(f"! {name}: {figure} was {old!r}, is {new!r}{_relative_change(old, new)}")
     return lines

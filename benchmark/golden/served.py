@@ -19,8 +19,8 @@ from launch_server import cpu_arguments, free_port, post, serving
 POLICIES = ("canopy-lru", "wa")
 KV_TOKENS = 1536
 REQUESTS, ANSWER_TOKENS = 90, 4
-AGENTS, TURNS = 6, 5
-QUESTIONS = 0.4
+AGENTS, AGENT_TURNS = 6, 5
+QUESTION_SHARE = 0.4
 """Share of single questions among the requests."""
 WA_CONFIG = ("--radix-eviction-policy-config", '{"block_tokens": 16, "quantum_tokens": 16}')
 """Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64."""
@@ -46,7 +46,7 @@ def rows(task: Task) -> dict[str, Any]:
         arguments = cpu_arguments(model_folder(), kv_tokens=KV_TOKENS, dtype="float32")
         arguments += ["--radix-eviction", task, *WA_CONFIG]
         with serving(arguments, log=log, port=port, deadline_s=READY_S, patience_s=0.0) as server:
-            answers = [send(server.url, body) for body in replay()]
+            answers = [send(server.url, body) for body in make_bodies()]
     return {
         f"served, {task}": {
             "requests": len(answers),
@@ -58,34 +58,34 @@ def rows(task: Task) -> dict[str, Any]:
     }
 
 
-def replay() -> list[dict[str, Any]]:
+def make_bodies() -> list[dict[str, Any]]:
     """Chat bodies, in order."""
-    draw = random.Random(29)
+    rng = random.Random(29)
     conversations: dict[int, list[dict[str, str]]] = {}
     bodies = []
     for _ in range(REQUESTS):
-        if draw.random() < QUESTIONS:
-            messages = [{"role": "user", "content": words(draw, 100, 160)}]
-            bodies.append(body(messages, canopy_category="rag"))
+        if rng.random() < QUESTION_SHARE:
+            messages = [{"role": "user", "content": make_text(rng, 100, 160)}]
+            bodies.append(make_body(messages, canopy_category="rag"))
             continue
-        agent = draw.randrange(AGENTS)
+        agent = rng.randrange(AGENTS)
         system = {"role": "system", "content": f"You are agent {agent}."}
         messages = conversations.setdefault(agent, [system])
-        messages.append({"role": "user", "content": words(draw, 15, 50)})
+        messages.append({"role": "user", "content": make_text(rng, 15, 50)})
         turn = len(messages) // 2
-        over = turn == TURNS
+        is_over = turn == AGENT_TURNS
         hints: dict[str, Any] = {}  # the others' turn and category are inferred
         if agent % 2:
             hints = {"canopy_category": "agent", "canopy_conversation": f"c{agent}"}
-            hints |= {"canopy_turn": turn} | ({"canopy_over": True} if over else {})
-        bodies.append(body(messages, **hints))
-        messages.append({"role": "assistant", "content": draw.choice(WORDS)})
-        if over:
+            hints |= {"canopy_turn": turn} | ({"canopy_over": True} if is_over else {})
+        bodies.append(make_body(messages, **hints))
+        messages.append({"role": "assistant", "content": rng.choice(WORDS)})
+        if is_over:
             del conversations[agent]
     return bodies
 
 
-def body(messages: list[dict[str, str]], **hints: Any) -> dict[str, Any]:
+def make_body(messages: list[dict[str, str]], **hints: Any) -> dict[str, Any]:
     """Return the body of a request."""
     fields = {
         "model": "m",
@@ -96,9 +96,9 @@ def body(messages: list[dict[str, str]], **hints: Any) -> dict[str, Any]:
     return fields | ({"custom_params": hints} if hints else {})
 
 
-def words(draw: random.Random, least: int, most: int) -> str:
-    """Return a text of ``least`` to ``most`` words."""
-    return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(least, most)))
+def make_text(rng: random.Random, min_words: int, max_words: int) -> str:
+    """Return a text of ``min_words`` to ``max_words`` words."""
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randrange(min_words, max_words)))
 
 
 def send(url: str, body: dict[str, Any]) -> tuple[int, int, str]:

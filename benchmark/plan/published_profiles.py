@@ -40,14 +40,14 @@ MODELS = {
 def main(folder: Path) -> None:
     """One file a model and device."""
     for model, (parameters, source) in MODELS.items():
-        for short, device in DEVICES.items():
-            name = f"{model}-{short}"
+        for device_key, device in DEVICES.items():
+            name = f"{model}-{device_key}"
             profile = roofline_profile(
                 name, model, PRESETS[model], parameters * 2, device, DATE, sources=(source,)
             )
-            file = folder / f"{name}.json"
-            file.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
-            print(f"{file}: prefill of 1,024 tokens {profile.prefill_s(1024) * 1000:.0f} ms, "
+            path = folder / f"{name}.json"
+            path.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
+            print(f"{path}: prefill of 1,024 tokens {profile.prefill_s(1024) * 1000:.0f} ms, "
                   f"decode step of 32 x 2,048 {profile.decode_s(32, 2048) * 1000:.1f} ms")  # fmt: skip
 
 

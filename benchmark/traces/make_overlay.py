@@ -46,16 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="JSON lines (.jsonl, .jsonl.gz, .jsonl.xz)",
     )
     try:
-        return write(parser.parse_args(argv))
+        return write_overlay(parser.parse_args(argv))
     except CanopyError as error:
         print(f"make_overlay: {error}", file=sys.stderr)
         return 2
 
 
-def write(args: argparse.Namespace) -> int:
+def write_overlay(args: argparse.Namespace) -> int:
     """The file is written under another name first: a trace that is there is a whole one."""
     requests, last_s, started = 0, 0.0, set()
-    merged = overlay(
+    overlaid = overlay(
         args.archive, args.conversations, args.window_s, args.seed, skip_bad=args.skip_bad
     )
     output = Path(args.output)
@@ -65,7 +65,7 @@ def write(args: argparse.Namespace) -> int:
             open_for_writing(partial) as out,
             tqdm(total=args.conversations, desc="conversations started", unit="") as bar,
         ):
-            for request in merged:
+            for request in overlaid:
                 out.write(flat_line(request) + "\n")
                 requests, last_s = requests + 1, request.time_s
                 if request.user not in started:

@@ -34,8 +34,8 @@ class Start:
     copy_index: int
 
 
-def choose(files: int, conversations: int, window_s: float, seed: int) -> list[Start]:
-    """``conversations`` of the ``files``, started uniformly in ``window_s``, by time.
+def choose_starts(file_count: int, conversations: int, window_s: float, seed: int) -> list[Start]:
+    """Starts of ``conversations`` of ``file_count`` files, uniform in ``window_s``, by time.
 
     None is taken twice before all were taken once. Raises ``CanopyError``.
     """
@@ -43,16 +43,16 @@ def choose(files: int, conversations: int, window_s: float, seed: int) -> list[S
         raise CanopyError(f"conversations must be 1 or more, got {conversations}")
     if not 0 < window_s < float("inf"):
         raise CanopyError(f"the window must be a positive number of seconds, got {window_s}")
-    draw = random.Random(seed)
-    order = list(range(files))
-    chosen: list[tuple[int, int]] = []
+    rng = random.Random(seed)
+    file_order = list(range(file_count))
+    picked: list[tuple[int, int]] = []
     for copy_index in itertools.count():
-        draw.shuffle(order)
-        chosen += [(file, copy_index) for file in order[: conversations - len(chosen)]]
-        if len(chosen) == conversations:
+        rng.shuffle(file_order)
+        picked += [(file, copy_index) for file in file_order[: conversations - len(picked)]]
+        if len(picked) == conversations:
             break
     # Microseconds: a start prints and reads back as itself.
-    starts = [Start(round(draw.uniform(0, window_s), 6), *pair) for pair in chosen]
+    starts = [Start(round(rng.uniform(0, window_s), 6), *pair) for pair in picked]
     return sorted(starts, key=lambda s: (s.time_s, s.file_index, s.copy_index))
 
 
@@ -67,12 +67,12 @@ def overlay(
     """
     archive = lines.readable_path(archive)
     tolerance = lines.Tolerance(archive, skip_bad)
-    files = sum(1 for _ in agentic.conversation_files(archive))
-    if files == 0:
+    file_count = sum(1 for _ in agentic.conversation_files(archive))
+    if file_count == 0:
         raise CanopyError(f"{str(archive)!r} holds no conversation (.json)")
-    starts = choose(files, conversations, window_s, seed)
-    wanted = {s.file_index for s in starts}
-    texts = {i: d for i, d in enumerate(agentic.conversation_files(archive)) if i in wanted}
+    starts = choose_starts(file_count, conversations, window_s, seed)
+    chosen_files = {s.file_index for s in starts}
+    texts = {i: d for i, d in enumerate(agentic.conversation_files(archive)) if i in chosen_files}
     yield from _merge(starts, texts, tolerance, SharedHeads())
     tolerance.report()
 
@@ -120,12 +120,12 @@ def _place_private(
     # thousand.
     ids = list(range(first_id, first_id + conversation.max_block_id + 1))
     heads.share(conversation, ids)
-    lookup = ids.__getitem__
-    suffix = f"#{start.copy_index + 1}" if start.copy_index else ""
+    new_id = ids.__getitem__
+    copy_suffix = f"#{start.copy_index + 1}" if start.copy_index else ""
     for request in conversation.requests:
         yield replace(
-            agentic.shift(request, start.time_s, 0, suffix),
-            blocks=tuple(map(lookup, request.blocks)),
+            agentic.shift(request, start.time_s, 0, copy_suffix),
+            blocks=tuple(map(new_id, request.blocks)),
         )
 
 
@@ -134,11 +134,11 @@ def _place_shared(
 ) -> Iterator[TraceRequest]:
     """Requests whose block ids are valid in all sessions of their user; copies have users of their
     own."""
-    suffix = f"#{start.copy_index + 1}" if start.copy_index else ""
-    owned = replace(conversation, source=f"{conversation.source}{suffix}")
-    first_id = ids.first_id(owned, 0)
+    copy_suffix = f"#{start.copy_index + 1}" if start.copy_index else ""
+    owned_conversation = replace(conversation, source=f"{conversation.source}{copy_suffix}")
+    first_id = ids.first_id(owned_conversation, 0)
     for request in conversation.requests:
-        yield agentic.shift(request, start.time_s, first_id, suffix)
+        yield agentic.shift(request, start.time_s, first_id, copy_suffix)
 
 
 def flat_line(request: TraceRequest) -> str:

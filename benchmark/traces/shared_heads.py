@@ -19,7 +19,7 @@ class SharedHeads:
     """The blocks that conversations seen so far begin with."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str | int, ...], int] = {}
+        self._shared_ids: dict[tuple[str | int, ...], int] = {}
         """(model, tool tokens, system prompt tokens if the block overlaps it, block index) -> block id."""
 
     def share(self, conversation: Conversation, ids: list[int]) -> None:
@@ -28,29 +28,29 @@ class SharedHeads:
         Ids stay chained: equal ids, equal prefixes. If a file's ids show that two of its agents
         differ, they and all blocks after them stay different.
         """
-        moved: dict[int, int] = {}
+        new_ids: dict[int, int] = {}
         used_ids: set[int] = set()
-        for (model, tools, system), head in _heads(conversation):
-            for place, block in enumerate(head):
-                key: tuple[str | int, ...] = (model, tools, place)
-                if (place + 1) * conversation.requests[0].block_tokens > tools:
-                    key = (model, tools, system, place)
-                shared_ids = self._known.get(key, ids[block])
-                if moved.get(block) != shared_ids and (block in moved or shared_ids in used_ids):
+        for (model, tool_tokens, system_tokens), head in _heads(conversation):
+            for index, block in enumerate(head):
+                key: tuple[str | int, ...] = (model, tool_tokens, index)
+                if (index + 1) * conversation.requests[0].block_tokens > tool_tokens:
+                    key = (model, tool_tokens, system_tokens, index)
+                shared_id = self._shared_ids.get(key, ids[block])
+                if new_ids.get(block) != shared_id and (block in new_ids or shared_id in used_ids):
                     break
-                moved[block] = self._known[key] = shared_ids
-                used_ids.add(shared_ids)
-        for block, shared_ids in moved.items():
-            ids[block] = shared_ids
+                new_ids[block] = self._shared_ids[key] = shared_id
+                used_ids.add(shared_id)
+        for block, shared_id in new_ids.items():
+            ids[block] = shared_id
 
 
 def _heads(conversation: Conversation) -> Iterator[tuple[tuple[str, int, int], tuple[int, ...]]]:
     """Yield each agent's kind, and the full blocks that most of its prompts begin with."""
     heads_of: dict[tuple[str | None, str, int, int], Counter[tuple[int, ...]]] = {}
     for request in conversation.requests:
-        blocks = (request.tool_tokens + request.system_tokens) // request.block_tokens
-        if blocks and len(request.blocks) >= blocks and request.model is not None:
+        head_blocks = (request.tool_tokens + request.system_tokens) // request.block_tokens
+        if head_blocks and len(request.blocks) >= head_blocks and request.model is not None:
             kind = (request.conversation, request.model, request.tool_tokens, request.system_tokens)
-            heads_of.setdefault(kind, Counter())[request.blocks[:blocks]] += 1
+            heads_of.setdefault(kind, Counter())[request.blocks[:head_blocks]] += 1
     for kind, heads in heads_of.items():
         yield kind[1:], heads.most_common(1)[0][0]

@@ -21,11 +21,11 @@ DAY_S = 86400.0
 MOONCAKE = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
 
 
-def mooncake(data: Path, name: str, count: int | None = None, start: int = 0) -> list[TraceRequest]:
+def mooncake(data: Path, name: str, count: int | None = None, skip: int = 0) -> list[TraceRequest]:
     """Mooncake's ``conversation`` (real) or ``synthetic``: no types, no users, conversations inferred
-    from blocks; ``count`` requests from the ``start`` on, all by default."""
+    from blocks; ``count`` requests (all by default) after the first ``skip``."""
     requests = open_trace(data / "mooncake" / MOONCAKE[name], "mooncake")
-    return list(islice(requests, start, None if count is None else start + count))
+    return list(islice(requests, skip, None if count is None else skip + count))
 
 
 def agents(
@@ -39,9 +39,9 @@ def agents(
 def trace_a(seconds: float = DAY_S, rate: float | None = 0.5, seed: int = 1) -> list[TraceRequest]:
     """The synthetic trace A: a day at half a request a second; ``None``: at the preset's rate."""
     preset = get_preset("trace-a").at_rate(rate)
-    return [d.request for d in synthesise(preset, seconds, seed)]
+    return [drawn.request for drawn in synthesise(preset, seconds, seed)]
 
 
 def trace_b(seconds: float = 1200.0, seed: int = 1) -> list[TraceRequest]:
     """The synthetic trace B, at the public sample's 24 requests a second."""
-    return [d.request for d in synthesise(get_preset("trace-b"), seconds, seed)]
+    return [drawn.request for drawn in synthesise(get_preset("trace-b"), seconds, seed)]

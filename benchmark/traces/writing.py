@@ -20,9 +20,9 @@ def open_for_writing(path: Path) -> Iterator[IO[str]]:
         if path.suffix == ".gz":
             # Not gzip.open: the header would carry the time, and equal traces differ in bytes.
             with (
-                path.open("wb") as raw,
-                gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
-                io.TextIOWrapper(packed, encoding="utf-8") as out,
+                path.open("wb") as binary,
+                gzip.GzipFile("", "wb", 6, binary, mtime=0) as compressed,
+                io.TextIOWrapper(compressed, encoding="utf-8") as out,
             ):
                 yield out
         elif path.suffix == ".xz":

@@ -149,9 +149,9 @@ def test_capacity_counts_only_reused_blocks() -> None:
 
 def test_published_numbers_are_compared_and_missing_ones_listed() -> None:
     rows = {r.name: r for r in compare("trace-a", observe(THREE_CONVERSATIONS))}
-    assert rows["ideal block hit ratio"].got == pytest.approx(0.5)
+    assert rows["ideal block hit ratio"].value == pytest.approx(0.5)
     assert rows["ideal block hit ratio"].is_met is False
-    assert rows["first turns, of requests"].got == pytest.approx(0.6)
+    assert rows["first turns, of requests"].value == pytest.approx(0.6)
     assert rows["search, of requests"].got is None
     assert rows["search, of requests"].is_met is None
     with pytest.raises(CanopyError, match="trace-a, trace-b"):

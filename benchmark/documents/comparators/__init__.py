@@ -13,7 +13,7 @@ CLASSES: tuple[type[Selector], ...] = (
     *SERVED.values(),
     *(HighFrequency, Random, ValueNorm, FirstTokens, Epic, Deviation, ProphetKV, Oracle),
 )
-SELECTORS = {one.name: one for one in CLASSES}
+SELECTORS = {selector_class.name: selector_class for selector_class in CLASSES}
 
 
 def make_selector(name: str) -> Selector:

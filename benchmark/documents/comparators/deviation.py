@@ -18,16 +18,16 @@ from canopy_documents.fuse.rows import RowsAttention
 from canopy_documents.fuse.selectors.base import Selector, SelectorInput, top_positions
 from canopy_documents.store.device_copy import to_device
 
-WIDER = 1.5
-"""Rows kept at layer 1, times the budget."""
+EXTRA_ROWS_FACTOR = 1.5
+"""Rows of chunks kept at layer 1, as a multiple of the budget."""
 
 
 @dataclass
 class Filtering(RowsAttention):
     """Drops rows of chunks before layers 1 and 2; the forward ends at layer 2.
 
-    in_chunk: ``[n]`` bool; sizes: rows left after layers 1 and 2; kept: indices of the rows left by
-    the last call, or None. A dropped row's KV stays as it is.
+    in_chunk: ``[n]`` bool; sizes: rows left after layers 1 and 2; kept_rows: indices of the rows that
+    the last call left, or None. A dropped row's KV stays as it is.
     """
 
     in_chunk: torch.Tensor | None = None
@@ -41,10 +41,10 @@ class Filtering(RowsAttention):
         if layer in (1, 2):
             assert self.in_chunk is not None
             _, old = self.cache.read(layer, self.positions)
-            off = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
-            off.masked_fill_(~self.in_chunk[self.positions], float("inf"))
-            self.kept_rows = keep = top_positions(off, self.sizes[layer - 1])
-            self.positions, q, k, v = self.positions[keep], q[keep], k[keep], v[keep]
+            deviation = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
+            deviation.masked_fill_(~self.in_chunk[self.positions], float("inf"))
+            self.kept_rows = kept = top_positions(deviation, self.sizes[layer - 1])
+            self.positions, q, k, v = self.positions[kept], q[kept], k[kept], v[kept]
         return RowsAttention.__call__(self, layer, q, k, v)
 
 
@@ -54,23 +54,23 @@ class Deviation(Selector):
     name = "hkvd"
     reads_cache = True
 
-    def choose(self, context: SelectorInput) -> torch.Tensor:
-        prompt, model, budget = context.prompt, context.model, context.budget
-        inside = prompt.in_chunk()
-        inside[len(inside) - 1] = False
-        exact_rows = int((~inside).sum()) - context.exact_prefix_tokens  # rows that are always kept
-        rows = torch.arange(context.exact_prefix_tokens, len(prompt), device=model.device)
+    def choose(self, inputs: SelectorInput) -> torch.Tensor:
+        prompt, model, budget = inputs.prompt, inputs.model, inputs.budget
+        in_chunk = prompt.in_chunk()
+        in_chunk[len(in_chunk) - 1] = False
+        exact_rows = int((~in_chunk).sum()) - inputs.exact_prefix_tokens  # always kept
+        positions = torch.arange(inputs.exact_prefix_tokens, len(prompt), device=model.device)
         filtering = Filtering(
-            context.cache,
-            rows,
+            inputs.cache,
+            positions,
             model.shape.head_dim**-0.5,
-            last=min(2, model.shape.layers - 1),
-            in_chunk=to_device(inside, model.device),
-            sizes=(exact_rows + int(WIDER * budget), exact_rows + budget),
+            last_layer=min(2, model.shape.layers - 1),
+            in_chunk=to_device(in_chunk, model.device),
+            sizes=(exact_rows + int(EXTRA_ROWS_FACTOR * budget), exact_rows + budget),
         )
         with contextlib.suppress(ForwardEnd):
-            model.forward(prompt.ids[rows], rows, filtering)
-        return filtering.positions[to_device(inside, model.device)[filtering.positions]]
+            model.forward(prompt.ids[positions], positions, filtering)
+        return filtering.positions[to_device(in_chunk, model.device)[filtering.positions]]
 
 
 class Oracle(Selector):
@@ -79,18 +79,19 @@ class Oracle(Selector):
     name = "oracle"
     reads_cache = True
 
-    def choose(self, context: SelectorInput) -> torch.Tensor:
+    def choose(self, inputs: SelectorInput) -> torch.Tensor:
         from canopy_documents.fuse.cache import dense_cache
         from canopy_documents.fuse.rows import prefill
-        from comparators.prophetkv import over_chunks
+        from comparators.prophetkv import top_of_chunks
 
-        model, prompt = context.model, context.prompt
-        exact = dense_cache(model, len(prompt))
-        prefill(model, prompt.ids, exact)
-        every = torch.arange(len(prompt), device=model.device)
+        model, prompt = inputs.model, inputs.prompt
+        full_cache = dense_cache(model, len(prompt))
+        prefill(model, prompt.ids, full_cache)
+        positions = torch.arange(len(prompt), device=model.device)
         score = torch.zeros(len(prompt))
         for layer in range(model.shape.layers):
-            for old, new in zip(context.cache.read(layer, every), exact.read(layer, every)):
-                off = (old.float() - new.float()).flatten(1).norm(dim=1)
-                score += (off / new.float().flatten(1).norm(dim=1).mean()).cpu()
-        return over_chunks(prompt, score, context.budget)
+            tensors = inputs.cache.read(layer, positions), full_cache.read(layer, positions)
+            for old, new in zip(*tensors):
+                deviation = (old.float() - new.float()).flatten(1).norm(dim=1)
+                score += (deviation / new.float().flatten(1).norm(dim=1).mean()).cpu()
+        return top_of_chunks(prompt, score, inputs.budget)

@@ -19,7 +19,7 @@ from comparators.quality import (
     Reference,
     encode_case,
     f1,
-    mean_se,
+    mean_and_error,
     measure,
     reference_of,
     rouge_l,
@@ -51,7 +51,7 @@ class EvaluationPlan:
 
 def evaluate(
     plan: EvaluationPlan,
-    progress: bool = False,
+    show_progress: bool = False,
     on_example: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
@@ -76,29 +76,30 @@ def evaluate(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
-    measured: list[dict[str, Any]] = []
+    measurements: list[dict[str, Any]] = []
     encoders: dict[tuple[int, ...], Encoder] = {}  # the text before the documents is computed once
-    for example in tqdm(examples, unit="example", disable=not progress):
+    for example in tqdm(examples, unit="example", disable=not show_progress):
         case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
-        measured += _measure_example(plan, names, model, tokenizer, case, encoders)
+        measurements += _measure_example(plan, names, model, tokenizer, case, encoders)
         if on_example is not None:
-            on_example(_report(plan, names, measured))
-    return _report(plan, names, measured)
+            on_example(_report(plan, names, measurements))
+    return _report(plan, names, measurements)
 
 
 def _report(
-    plan: EvaluationPlan, names: tuple[str, ...], measured: list[dict[str, Any]]
+    plan: EvaluationPlan, names: tuple[str, ...], measurements: list[dict[str, Any]]
 ) -> dict[str, Any]:
     variants = list(itertools.product(plan.encodings, plan.ratios, names))
-    first = plan.encodings[0]
-    rows = [_row(measured, variant, first) for variant in variants]
+    first_encoding = plan.encodings[0]
+    rows = [_make_row(measurements, variant, first_encoding) for variant in variants]
     by_task = [
-        {"task": kind, **_row([m for m in measured if m["task"] == kind], variant, first)}
-        for kind in dict.fromkeys(m["task"] for m in measured)
+        {"task": task, **_make_row(of_task, variant, first_encoding)}
+        for task in dict.fromkeys(m["task"] for m in measurements)
+        for of_task in [[m for m in measurements if m["task"] == task]]
         for variant in variants
     ]
     settings = {**asdict(plan), "threads": torch.get_num_threads()}
-    return {"rows": rows, "tasks": by_task, "examples": measured, "plan": settings}
+    return {"rows": rows, "tasks": by_task, "examples": measurements, "plan": settings}
 
 
 def _measure_example(
@@ -111,10 +112,10 @@ def _measure_example(
 ) -> list[dict[str, Any]]:
     """Run every variant on one example. Selectors differ only at ratios above 0 and below 1."""
     reference: Reference = reference_of(model, tokenizer, case, plan.answer_tokens)
-    right = contains_answer(reference.text, case.answers)
-    measured = []
-    for how in plan.encodings:
-        chunks = encode_case(model, case, how, encoders)
+    is_right = contains_answer(reference.text, case.answers)
+    measurements = []
+    for encoding in plan.encodings:
+        chunks = encode_case(model, case, encoding, encoders)
         for ratio in plan.ratios:
             shared: dict[str, Any] | None = None
             for name in names:
@@ -126,14 +127,14 @@ def _measure_example(
                     result = measure(*arguments, plan.answer_tokens)
                 shared = result
                 text = result["text"]
-                measured.append(
+                measurements.append(
                     {
                         "selector": name,
-                        "encode": how,
+                        "encode": encoding,
                         "ratio": ratio,
                         "task": case.task,
                         "tokens": len(case.ids),
-                        "full_right": right,
+                        "full_right": is_right,
                         "right": text is not None and contains_answer(text, case.answers),
                         "f1": f1(text, case.answers) if text is not None else None,
                         "rouge_l": rouge_l(text, case.answers) if text is not None else None,
@@ -142,43 +143,43 @@ def _measure_example(
                         **result,
                     }
                 )
-    return measured
+    return measurements
 
 
-def _row(
-    measured: list[dict[str, Any]], variant: tuple[str, float, str], first: str
+def _make_row(
+    measurements: list[dict[str, Any]], variant: tuple[str, float, str], first_encoding: str
 ) -> dict[str, Any]:
-    """Return a row of the table; ``first``: the encoding that others are compared with."""
-    encode, ratio, selector = variant
+    """Return a row of the table; ``first_encoding``: the encoding that others are compared with."""
+    encoding, ratio, selector = variant
 
-    def examples_of(name: str, how: str = encode) -> list[dict[str, Any]]:
-        key = (name, how, ratio)
-        return [m for m in measured if (m["selector"], m["encode"], m["ratio"]) == key]
+    def examples_of(name: str, wanted: str = encoding) -> list[dict[str, Any]]:
+        key = (name, wanted, ratio)
+        return [m for m in measurements if (m["selector"], m["encode"], m["ratio"]) == key]
 
     examples = examples_of(selector)
-    kl, kl_se = mean_se([m["kl"] for m in examples])
-    right = [m for m in examples if m["full_right"] and m["text"] is not None]
+    kl, kl_se = mean_and_error([m["kl"] for m in examples])
+    full_right = [m for m in examples if m["full_right"] and m["text"] is not None]
     row: dict[str, Any] = {
         "selector": selector,
-        "encode": encode,
+        "encode": encoding,
         "ratio": ratio,
         "n": len(examples),
         "kl": kl,
         "kl_se": kl_se,
-        "top1": mean_se([m["top1"] for m in examples])[0],
-        "retained": sum(m["right"] for m in right) / len(right) if right else None,
-        "retained_n": len(right),
+        "top1": mean_and_error([m["top1"] for m in examples])[0],
+        "retained": sum(m["right"] for m in full_right) / len(full_right) if full_right else None,
+        "retained_n": len(full_right),
     }
     for name in ("ttft_s", "ttft_full_s", "tokens", "rows"):
-        row[name] = mean_se([float(m[name]) for m in examples])[0]
+        row[name] = mean_and_error([float(m[name]) for m in examples])[0]
     for name in ("f1", "f1_full", "rouge_l"):
         values = [m[name] for m in examples if m[name] is not None]
-        row[name] = mean_se(values)[0] if values else None
+        row[name] = mean_and_error(values)[0] if values else None
     random_examples = examples_of("random")
     if random_examples and selector != "random":
         pairs = [a["kl"] - b["kl"] for a, b in zip(examples, random_examples)]
-        row["kl_minus_random"], row["kl_minus_random_se"] = mean_se(pairs)
-    if encode != first:
-        pairs = [a["kl"] - b["kl"] for a, b in zip(examples, examples_of(selector, first))]
-        row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_se(pairs)
+        row["kl_minus_random"], row["kl_minus_random_se"] = mean_and_error(pairs)
+    if encoding != first_encoding:
+        pairs = [a["kl"] - b["kl"] for a, b in zip(examples, examples_of(selector, first_encoding))]
+        row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_and_error(pairs)
     return row

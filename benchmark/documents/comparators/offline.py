@@ -55,6 +55,6 @@ class Epic(FirstTokens):
 
     name = "epic"
 
-    def choose(self, context: SelectorInput) -> torch.Tensor:
-        placed = context.prompt.placed
+    def choose(self, inputs: SelectorInput) -> torch.Tensor:
+        placed = inputs.prompt.placed
         return sorted_union([torch.arange(p.start, min(p.start + EPIC_TOKENS, p.end)) for p in placed])

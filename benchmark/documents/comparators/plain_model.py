@@ -100,14 +100,14 @@ class PlainModel(Model):
             attended = attention(i, *self._project(layer, hidden, table))
             if (kept_rows := getattr(attention, "kept_rows", None)) is not None:
                 hidden, table = hidden[kept_rows], table[kept_rows]
-            hidden = plus(
-                hidden, self.whole(F.linear(attended.flatten(1), layer.out)), layer.out_bias
-            )
+            projected = self.whole(F.linear(attended.flatten(1), layer.out))
+            hidden = add_residual(hidden, projected, layer.out_bias)
             gate_up_bias, down_bias = layer.mlp_biases
-            normed = norm(hidden, layer.norm_mid, eps)
+            normed = rms_norm(hidden, layer.norm_mid, eps)
             gate, up = F.linear(normed, layer.gate_up, gate_up_bias).chunk(2, -1)
-            hidden = plus(hidden, self.whole(F.linear(F.silu(gate) * up, layer.down)), down_bias)
-        return norm(hidden, self.norm, eps)
+            down = self.whole(F.linear(F.silu(gate) * up, layer.down))
+            hidden = add_residual(hidden, down, down_bias)
+        return rms_norm(hidden, self.norm, eps)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -126,24 +126,26 @@ class PlainModel(Model):
         self, layer: Layer, hidden: torch.Tensor, table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q, K (both rotated) and V of the rows."""
-        s = self.shape
-        joined = F.linear(norm(hidden, layer.norm_in, s.eps), layer.qkv, layer.qkv_bias)
-        joined = joined.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
-        q, k, v = joined.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
+        shape = self.shape
+        joined = F.linear(rms_norm(hidden, layer.norm_in, shape.eps), layer.qkv, layer.qkv_bias)
+        joined = joined.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        q, k, v = joined.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
         if layer.head_norms is not None:
-            q, k = (norm(x, weight, s.eps) for x, weight in zip((q, k), layer.head_norms))
+            q, k = (rms_norm(x, weight, shape.eps) for x, weight in zip((q, k), layer.head_norms))
             return rotate(q, table), rotate(k, table), v
-        rotated = rotate(joined[:, : s.heads + s.kv_heads], table)
-        return rotated[:, : s.heads], rotated[:, s.heads :], v
+        rotated = rotate(joined[:, : shape.heads + shape.kv_heads], table)
+        return rotated[:, : shape.heads], rotated[:, shape.heads :], v
 
 
-def plus(hidden: torch.Tensor, projected: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def add_residual(
+    hidden: torch.Tensor, projected: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Add a projection to the residual stream; its bias is added once for all ranks."""
     return hidden + (projected if bias is None else projected + bias)
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS norm in fp32, as transformers does it."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
+    x32 = x.float()
+    x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * x32.to(x.dtype)

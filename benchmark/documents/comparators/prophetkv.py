@@ -22,44 +22,44 @@ class ProphetKV(Selector):
     name = "prophetkv"
     reads_cache = True
 
-    def choose(self, context: SelectorInput) -> torch.Tensor:
-        scores = context_attention(context)
-        return over_chunks(context.prompt, scores, context.budget)
+    def choose(self, inputs: SelectorInput) -> torch.Tensor:
+        scores = context_attention(inputs)
+        return top_of_chunks(inputs.prompt, scores, inputs.budget)
 
 
-def context_attention(context: SelectorInput) -> torch.Tensor:
-    """``[prompt]`` attention of the question to what precedes it: a softmax over these keys alone,
+def context_attention(inputs: SelectorInput) -> torch.Tensor:
+    """Return the attention ``[prompt]`` of the question to what precedes it: a softmax over these keys alone,
     the mean over question tokens, heads and layers; 0 for the question itself."""
-    model, prompt, cache = context.model, context.prompt, context.cache
+    model, prompt, cache = inputs.model, inputs.prompt, inputs.cache
     shape, tail_positions = model.shape, prompt.tail_positions()
     end = int(tail_positions[0])
-    score = torch.zeros(len(prompt), device=model.device)
+    attention = torch.zeros(len(prompt), device=model.device)
     if end == 0:
-        return score
-    outside = (~prompt.in_chunk()).nonzero()[:, 0]
-    outside = outside[outside >= context.exact_prefix_tokens]
-    rows = torch.cat([outside, tail_positions]).unique()
-    asking = int((rows < end).sum())  # sorted: from here on the question
+        return attention
+    outside_chunks = (~prompt.in_chunk()).nonzero()[:, 0]
+    outside_chunks = outside_chunks[outside_chunks >= inputs.exact_prefix_tokens]
+    rows = torch.cat([outside_chunks, tail_positions]).unique()
+    question_row = int((rows < end).sum())  # sorted: from here on the question
     ids = to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
-    before = torch.arange(end, device=model.device)
+    earlier = torch.arange(end, device=model.device)
     group, scale = shape.heads // shape.kv_heads, shape.head_dim**-0.5
 
-    def watch(layer: int, q: torch.Tensor, _: torch.Tensor) -> None:
-        keys, _ = cache.read(layer, before)
-        asked = (q[asking:].float() * scale).unflatten(1, (shape.kv_heads, group))
-        weight = torch.einsum("mhgd,nhd->mhgn", asked, keys.float()).softmax(dim=-1)
-        score[:end] += weight.mean(dim=(0, 1, 2)) / shape.layers
+    def add_attention(layer: int, q: torch.Tensor, _: torch.Tensor) -> None:
+        keys, _ = cache.read(layer, earlier)
+        queries = (q[question_row:].float() * scale).unflatten(1, (shape.kv_heads, group))
+        weight = torch.einsum("mhgd,nhd->mhgn", queries, keys.float()).softmax(dim=-1)
+        attention[:end] += weight.mean(dim=(0, 1, 2)) / shape.layers
 
-    row_forward.probe_rows(model, ids, rows, cache, shape.layers - 1, watch)
-    return model.whole(score)
+    row_forward.probe_rows(model, ids, rows, cache, shape.layers - 1, add_attention)
+    return model.whole(attention)
 
 
-def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` best positions of all chunks together by ``score [prompt]``.
+def top_of_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the ``count`` best positions of all chunks together by ``score [prompt]``.
 
     Not the prompt's last token, which is always computed.
     """
-    inside = prompt.in_chunk()
-    inside[len(prompt) - 1] = False
-    return top_allowed(score, inside, count)
+    in_chunk = prompt.in_chunk()
+    in_chunk[len(prompt) - 1] = False
+    return top_allowed(score, in_chunk, count)

@@ -27,7 +27,7 @@ ENCODINGS = ("prefix", "mixed", "standin", "bos", "alone")
 """Heads that a chunk may be encoded behind: the prompt's prefix; that where it comes first and that with
 stand-ins elsewhere; the latter everywhere; the prompt's first token, the BOS of a model that has
 one, as CacheBlend's script does; nothing."""
-FORCED = 16
+FORCED_TOKENS = 16
 """Tokens of the full recompute's own continuation that each variant is forced along; also those of
 an answer by default."""
 
@@ -43,23 +43,24 @@ class Reference:
 
 
 def reference_of(
-    model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED
+    model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED_TOKENS
 ) -> Reference:
     """Return full recompute of the prompt, its greedy continuation, and its text of ``answer_tokens``."""
     ids = torch.tensor(case.ids, device=model.device)
-    cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))
+    cache = dense_cache(model, ids.numel() + max(FORCED_TOKENS, answer_tokens))
     start = time.perf_counter()
-    row = model.logits(row_forward.prefill(model, ids, cache.upto(ids.numel()))[-1:])
-    ttft = time.perf_counter() - start
-    logits, tokens = [row[0]], [int(row.argmax())]
-    for step in range(FORCED - 1):
-        at = ids.numel() + step
+    logits_row = model.logits(row_forward.prefill(model, ids, cache.upto(ids.numel()))[-1:])
+    ttft_s = time.perf_counter() - start
+    logits, tokens = [logits_row[0]], [int(logits_row.argmax())]
+    for step in range(FORCED_TOKENS - 1):
+        position = ids.numel() + step
         last = torch.tensor(tokens[-1:], device=model.device)
-        row = model.logits(row_forward.prefill(model, last, cache.upto(at + 1), at))
-        logits.append(row[0])
-        tokens.append(int(row.argmax()))
-    text = _continue(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
-    return Reference(torch.stack(logits).log_softmax(-1), tokens, text, ttft)
+        hidden = row_forward.prefill(model, last, cache.upto(position + 1), position)
+        logits_row = model.logits(hidden)
+        logits.append(logits_row[0])
+        tokens.append(int(logits_row.argmax()))
+    text = _continue_answer(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
+    return Reference(torch.stack(logits).log_softmax(-1), tokens, text, ttft_s)
 
 
 def prefix_for(case: Case, encoding: str, index: int = 0) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ def measure(
     selector: str,
     ratio: float,
     generate: bool,
-    answer_tokens: int = FORCED,
+    answer_tokens: int = FORCED_TOKENS,
 ) -> dict[str, Any]:
     """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, ``margin``, seconds.
 
@@ -99,35 +100,38 @@ def measure(
     answers; None without a difference.
     """
     prompt = prompt_of_case(case, chunks, model.device)
-    choose = make_selector(selector)
-    if isinstance(choose, OfflineSelector):  # their scores are stored with the chunk: no time of a request
+    chooser = make_selector(selector)
+    if isinstance(chooser, OfflineSelector):  # their scores are stored: no time of a request
         for chunk in chunks:
-            choose.scores(chunk)
+            chooser.scores(chunk)
     n = len(prompt)
-    cache = dense_cache(model, n + max(FORCED, answer_tokens))
+    cache = dense_cache(model, n + max(FORCED_TOKENS, answer_tokens))
     start = time.perf_counter()
-    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
-    seconds = time.perf_counter() - start
-    rows = forced_logprobs(model, cache, fused.logits, reference.tokens, n)
-    true = reference.logprobs
-    kl = divergence(true, rows)
-    agree = (rows.argmax(-1) == true.argmax(-1)).float()
-    difference = first_difference(rows, reference.tokens, tokenizer.eos_token_id)
+    fused = fused_prefill(model, prompt, cache.upto(n), chooser, ratio)
+    ttft_s = time.perf_counter() - start
+    logprobs = forced_logprobs(model, cache, fused.logits, reference.tokens, n)
+    true_logprobs = reference.logprobs
+    kl = divergence(true_logprobs, logprobs)
+    same_top = (logprobs.argmax(-1) == true_logprobs.argmax(-1)).float()
+    difference = first_difference(logprobs, reference.tokens, tokenizer.eos_token_id)
     text, margin = None, None
     if difference is not None:
-        token = int(rows[difference].argmax())
-        margin = float(true[difference, reference.tokens[difference]] - true[difference, token])
+        token = int(logprobs[difference].argmax())
+        true_row = true_logprobs[difference]
+        margin = float(true_row[reference.tokens[difference]] - true_row[token])
     if generate:
         text = reference.text
-        begun = reference.tokens if difference is None else [*reference.tokens[:difference], token]
-        if difference is not None or answer_tokens > FORCED:
-            text = _continue(model, tokenizer, cache, n, begun, answer_tokens)
+        first_tokens = reference.tokens
+        if difference is not None:
+            first_tokens = [*reference.tokens[:difference], token]
+        if difference is not None or answer_tokens > FORCED_TOKENS:
+            text = _continue_answer(model, tokenizer, cache, n, first_tokens, answer_tokens)
     return {
         "kl": kl,
-        "top1": float(agree.mean()),
+        "top1": float(same_top.mean()),
         "text": text,
         "margin": margin,
-        "ttft_s": seconds,
+        "ttft_s": ttft_s,
         "rows": fused.rows.numel(),
     }
 
@@ -147,28 +151,30 @@ def forced_logprobs(
     return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
 
 
-def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
-    """Return the mean KL divergence (nats per token) of log-probabilities ``rows [m, vocab]`` from
-    ``true``."""
-    return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
+def divergence(true_logprobs: torch.Tensor, logprobs: torch.Tensor) -> float:
+    """Return the mean KL divergence (nats per token) of log-probabilities ``logprobs [m, vocab]`` from
+    ``true_logprobs``."""
+    return max(float((true_logprobs.exp() * (true_logprobs - logprobs)).sum(-1).mean()), 0.0)
 
 
-def first_difference(rows: torch.Tensor, tokens: Sequence[int], end: int | None) -> int | None:
-    """Where the greedy tokens of ``rows [m, vocab]`` first differ from ``tokens``, along which they
-    were forced; None where they do not up to the ``end`` token."""
-    for place, (want, got) in enumerate(zip(tokens, rows.argmax(-1).tolist())):
-        if want != got:
-            return place
-        if want == end:
+def first_difference(
+    logprobs: torch.Tensor, tokens: Sequence[int], end_token: int | None
+) -> int | None:
+    """Where the greedy tokens of ``logprobs [m, vocab]`` first differ from ``tokens``, along which they
+    were forced; None where they do not up to the ``end_token``."""
+    for index, (wanted_token, token) in enumerate(zip(tokens, logprobs.argmax(-1).tolist())):
+        if wanted_token != token:
+            return index
+        if wanted_token == end_token:
             return None
     return None
 
 
-def _continue(
-    model: Model, tokenizer: Any, cache: KVCache, n: int, begun: Sequence[int], count: int
+def _continue_answer(
+    model: Model, tokenizer: Any, cache: KVCache, n: int, start: Sequence[int], max_tokens: int
 ) -> str:
-    """Greedy text of at most ``count`` tokens from what was ``begun``, behind n tokens of the cache."""
-    steps = greedy_steps(model, cache, n, begun, count, tokenizer.eos_token_id)
+    """Greedy text of at most ``max_tokens`` tokens that begins with ``start``, behind n tokens of the cache."""
+    steps = greedy_steps(model, cache, n, start, max_tokens, tokenizer.eos_token_id)
     return text_of(tokenizer, row_forward.finish(steps))
 
 
@@ -201,7 +207,7 @@ def rouge_l(text: str, answers: Iterable[str]) -> float:
     return best
 
 
-def mean_se(values: Sequence[float]) -> tuple[float, float]:
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Mean and its standard error (0 for one value)."""
     if not values:
         return math.nan, math.nan

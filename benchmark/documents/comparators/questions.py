@@ -56,7 +56,7 @@ def _example(item: Any, index: int, path: Path) -> Example:
 def _answers(answers: Any) -> tuple[str, ...]:
     """Return all right answers: a text, a list of texts, or WikiMQA's list of lists."""
     if isinstance(answers, list):
-        return tuple(one for item in answers for one in _answers(item))
+        return tuple(answer for item in answers for answer in _answers(item))
     return () if answers is None else (str(answers),)
 
 

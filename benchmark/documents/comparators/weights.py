@@ -60,56 +60,56 @@ def from_transformers(
         eps=config.rms_norm_eps,
     )
 
-    read = set()
+    taken = set()
 
-    def get(name: str) -> torch.Tensor:
-        read.add(name)
+    def take(name: str) -> torch.Tensor:
+        taken.add(name)
         return state[name].detach().to(device)
 
-    def optional(name: str) -> torch.Tensor | None:
-        return get(name) if name in state else None
+    def take_optional(name: str) -> torch.Tensor | None:
+        return take(name) if name in state else None
 
-    def join(prefix: str, *names: str, what: str = "weight") -> torch.Tensor | None:
-        keys = [f"{prefix}.{n}.{what}" for n in names]
-        return torch.cat([get(k) for k in keys]) if keys[0] in state else None
+    def join(prefix: str, *names: str, kind: str = "weight") -> torch.Tensor | None:
+        keys = [f"{prefix}.{n}.{kind}" for n in names]
+        return torch.cat([take(k) for k in keys]) if keys[0] in state else None
 
     def pair(prefix: str, *names: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         first, second = (f"{prefix}.{n}.weight" for n in names)
-        return (get(first), get(second)) if first in state else None
+        return (take(first), take(second)) if first in state else None
 
     layers = []
     for i in range(shape.layers):
-        p = f"model.layers.{i}"
-        qkv = join(f"{p}.self_attn", "q_proj", "k_proj", "v_proj")
-        gate_up = join(f"{p}.mlp", "gate_proj", "up_proj")
+        layer_name = f"model.layers.{i}"
+        qkv = join(f"{layer_name}.self_attn", "q_proj", "k_proj", "v_proj")
+        gate_up = join(f"{layer_name}.mlp", "gate_proj", "up_proj")
         assert qkv is not None
         assert gate_up is not None
         layers.append(
             Layer(
-                norm_in=get(f"{p}.input_layernorm.weight"),
+                norm_in=take(f"{layer_name}.input_layernorm.weight"),
                 qkv=qkv,
-                qkv_bias=join(f"{p}.self_attn", "q_proj", "k_proj", "v_proj", what="bias"),
-                out=get(f"{p}.self_attn.o_proj.weight"),
-                norm_mid=get(f"{p}.post_attention_layernorm.weight"),
+                qkv_bias=join(f"{layer_name}.self_attn", "q_proj", "k_proj", "v_proj", kind="bias"),
+                out=take(f"{layer_name}.self_attn.o_proj.weight"),
+                norm_mid=take(f"{layer_name}.post_attention_layernorm.weight"),
                 gate_up=gate_up,
-                down=get(f"{p}.mlp.down_proj.weight"),
-                head_norms=pair(f"{p}.self_attn", "q_norm", "k_norm"),
-                out_bias=optional(f"{p}.self_attn.o_proj.bias"),
+                down=take(f"{layer_name}.mlp.down_proj.weight"),
+                head_norms=pair(f"{layer_name}.self_attn", "q_norm", "k_norm"),
+                out_bias=take_optional(f"{layer_name}.self_attn.o_proj.bias"),
                 mlp_biases=(
-                    join(f"{p}.mlp", "gate_proj", "up_proj", what="bias"),
-                    optional(f"{p}.mlp.down_proj.bias"),
+                    join(f"{layer_name}.mlp", "gate_proj", "up_proj", kind="bias"),
+                    take_optional(f"{layer_name}.mlp.down_proj.bias"),
                 ),
             )
         )
-    embed = get("model.embed_tokens.weight")
+    embed = take("model.embed_tokens.weight")
     tied = getattr(config, "tie_word_embeddings", False) or "lm_head.weight" not in state
     rope = rope or from_config(config)
     rope = Rope(rope.inv_freq.to(device), rope.scaling)
-    head = embed if tied else get("lm_head.weight")
-    norm = get("model.norm.weight")
-    if left := sorted(set(state) - read - {"lm_head.weight"}):
+    head = embed if tied else take("lm_head.weight")
+    norm = take("model.norm.weight")
+    if unread := sorted(set(state) - taken - {"lm_head.weight"}):
         raise CanopyError(
-            f"the engine does not read {len(left)} tensors of this model, such as {left[0]}; use a "
+            f"the engine does not read {len(unread)} tensors of this model, such as {unread[0]}; use a "
             "model without them"
         )
     return PlainModel(shape, tuple(layers), embed, norm, head, rope, identity, window=window)
@@ -134,13 +134,13 @@ def random_model(
     def ones() -> torch.Tensor:
         return torch.ones(shape.hidden, dtype=dtype, device=device)
 
-    wide, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layers = tuple(
         Layer(
             ones(),
-            normal(wide + 2 * kv, shape.hidden),
+            normal(q_width + 2 * kv_width, shape.hidden),
             None,
-            normal(shape.hidden, wide),
+            normal(shape.hidden, q_width),
             ones(),
             normal(2 * inner, shape.hidden),
             normal(shape.hidden, inner),

@@ -10,7 +10,7 @@ from cachetune import pictures
 from cachetune.arms import QUALITY
 from cachetune.measure import compare
 from cachetune.questions import questions
-from comparators.quality import mean_se
+from comparators.quality import mean_and_error
 
 from question import Question, RunContext
 
@@ -36,10 +36,10 @@ def by_arm(questions: Sequence[Rows]) -> Rows:
         rows = [question[name] for question in questions]
         row: dict[str, Any] = {}
         values = [r["kl"] for r in rows]
-        row["kl"], row["kl_se"] = (round(x, 4) for x in mean_se(values))
+        row["kl"], row["kl_se"] = (round(x, 4) for x in mean_and_error(values))
         row["kl_by_question"] = [round(v, 4) for v in values]
         for field in ("top1", "run", "cpu_s"):
-            row[field] = round(mean_se([r[field] for r in rows])[0], 4)
+            row[field] = round(mean_and_error([r[field] for r in rows])[0], 4)
         row["speedup"] = round(full / sum(r["cpu_s"] for r in rows), 2)
         by_name[name] = row
     return by_name

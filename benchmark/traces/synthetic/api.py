@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from random import Random
 
 from synthetic.blocks import DrawnRequest, GrowingPrompt, SharedPrefix, SharedPrompts
-from synthetic.draw import TOKENS_PER_S, choose, cumulate, draw_tokens
+from synthetic.draw import TOKENS_PER_S, choose_index, cumulate, draw_tokens
 from synthetic.presets import ApiLoad
 
-_SLOWEST_S = 60.0
+_MAX_MEAN_GAP_S = 60.0
 """No job waits longer than this between two requests, on average (assumption)."""
 _RUN_IN_S = 3600.0
 """Seconds before the trace at which jobs start, so that some are running at its beginning."""
@@ -51,8 +51,8 @@ class _Reply:
 class ApiSource:
     """Draws the jobs of a load; iterate it once."""
 
-    def __init__(self, load: ApiLoad, seconds: float, rng: Random, ids: itertools.count) -> None:
-        self.load, self.seconds, self.rng, self.ids = load, seconds, rng, ids
+    def __init__(self, load: ApiLoad, trace_s: float, rng: Random, ids: itertools.count) -> None:
+        self.load, self.trace_s, self.rng, self.ids = load, trace_s, rng, ids
         self._tenant_steps = cumulate([(i + 1) ** -load.tenant_skew for i in range(load.tenants)])
         self._prompts = [
             SharedPrompts(
@@ -66,51 +66,51 @@ class ApiSource:
 
     def __iter__(self) -> Iterator[DrawnRequest]:
         load, rng = self.load, self.rng
-        spread = load.job_requests.sigma
-        mean_requests = load.job_requests.median * math.exp(spread * spread / 2.0)
+        sigma = load.job_requests.sigma
+        mean_requests = load.job_requests.median * math.exp(sigma * sigma / 2.0)
         jobs_per_s = load.requests_per_s / mean_requests
-        start = -_RUN_IN_S + rng.expovariate(jobs_per_s)
-        while start < self.seconds:
-            yield from self._serve_until(start)
-            self._push(start, self._draw())
-            start += rng.expovariate(jobs_per_s)
-        yield from self._serve_until(self.seconds)
+        start_s = -_RUN_IN_S + rng.expovariate(jobs_per_s)
+        while start_s < self.trace_s:
+            yield from self._draw_until(start_s)
+            self._schedule(start_s, self._draw_job())
+            start_s += rng.expovariate(jobs_per_s)
+        yield from self._draw_until(self.trace_s)
 
     def _prompt_tokens(self, tenant: int) -> int:
         load = self.load
-        head = tenant < load.head_tenant_share * load.tenants
-        return draw_tokens(self.rng, load.head_prompt if head else load.prompt)
+        is_head = tenant < load.head_tenant_share * load.tenants
+        return draw_tokens(self.rng, load.head_prompt if is_head else load.prompt)
 
-    def _push(self, time_s: float, item: _Job | _Reply) -> None:
+    def _schedule(self, time_s: float, item: _Job | _Reply) -> None:
         heapq.heappush(self._running, (time_s, next(self._order), item))
 
-    def _serve_until(self, end_s: float) -> Iterator[DrawnRequest]:
+    def _draw_until(self, end_s: float) -> Iterator[DrawnRequest]:
         while self._running and self._running[0][0] < end_s:
             time_s, _, item = heapq.heappop(self._running)
-            request = self._answer(time_s, item) if isinstance(item, _Reply) else None
+            request = self._draw_reply_request(time_s, item) if isinstance(item, _Reply) else None
             if isinstance(item, _Job):
-                request = self._send(time_s, item)
+                request = self._draw_job_request(time_s, item)
             if request is not None and time_s >= 0.0:
                 yield request
 
-    def _draw(self) -> _Job:
+    def _draw_job(self) -> _Job:
         load, rng = self.load, self.rng
-        tenant = choose(rng, self._tenant_steps)
+        tenant = choose_index(rng, self._tenant_steps)
         prompts = self._prompts[tenant]
         if rng.random() < load.fresh_prompt_share:
             prompts = SharedPrompts(self.ids, [self._prompt_tokens(tenant)])
         shared = rng.choice(prompts)
-        speed = load.job_requests_per_s
-        per_s = speed.median * math.exp(rng.gauss(0.0, speed.sigma))
+        rate = load.job_requests_per_s
+        per_s = rate.median * math.exp(rng.gauss(0.0, rate.sigma))
         return _Job(
-            tenant, shared, draw_tokens(rng, load.job_requests), min(1.0 / per_s, _SLOWEST_S)
+            tenant, shared, draw_tokens(rng, load.job_requests), min(1.0 / per_s, _MAX_MEAN_GAP_S)
         )
 
-    def _send(self, time_s: float, job: _Job) -> DrawnRequest:
+    def _draw_job_request(self, time_s: float, job: _Job) -> DrawnRequest:
         load, rng = self.load, self.rng
         job.requests_left -= 1
         if job.requests_left > 0:
-            self._push(time_s + rng.expovariate(1.0 / job.mean_gap_s), job)
+            self._schedule(time_s + rng.expovariate(1.0 / job.mean_gap_s), job)
         if job.payload is not None and rng.random() < load.repeat_share:
             prompt = GrowingPrompt(self.ids, job.payload)
         else:
@@ -118,26 +118,26 @@ class ApiSource:
             prompt.extend(draw_tokens(rng, load.payload))
             job.payload = prompt.as_shared()
         prompt.extend(draw_tokens(rng, load.question))
-        output = draw_tokens(rng, load.output)
+        output_tokens = draw_tokens(rng, load.output)
         conversation = next(self._conversations)
-        reply_s = time_s + output / TOKENS_PER_S + rng.expovariate(0.2)
-        replies = rng.random() < load.multi_turn_ratio and reply_s < self.seconds
+        reply_s = time_s + output_tokens / TOKENS_PER_S + rng.expovariate(0.2)
+        has_reply = rng.random() < load.multi_turn_ratio and reply_s < self.trace_s
         request = DrawnRequest(
-            time_s, prompt.tokens, output, prompt.blocks(), "api", 1, conversation, job.tenant,
-            replies,
+            time_s, prompt.tokens, output_tokens, prompt.blocks(), "api", 1, conversation, job.tenant,
+            has_reply,
         )  # fmt: skip
-        if replies:
-            prompt.extend(output)
+        if has_reply:
+            prompt.extend(output_tokens)
             # A conversation begun before the trace enters it with its reply.
             turn = 2 if time_s >= 0.0 else 1
-            self._push(reply_s, _Reply(conversation, prompt, job.tenant, turn))
+            self._schedule(reply_s, _Reply(conversation, prompt, job.tenant, turn))
         return request
 
-    def _answer(self, time_s: float, reply: _Reply) -> DrawnRequest:
+    def _draw_reply_request(self, time_s: float, reply: _Reply) -> DrawnRequest:
         prompt = reply.prompt
         prompt.extend(draw_tokens(self.rng, self.load.question))
-        output = draw_tokens(self.rng, self.load.output)
+        output_tokens = draw_tokens(self.rng, self.load.output)
         return DrawnRequest(
-            time_s, prompt.tokens, output, prompt.blocks(), "api", reply.turn,
+            time_s, prompt.tokens, output_tokens, prompt.blocks(), "api", reply.turn,
             reply.conversation, reply.tenant, False,
         )  # fmt: skip

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from random import Random
 
 from synthetic.blocks import DrawnRequest, GrowingPrompt, SharedPrompts
-from synthetic.draw import TOKENS_PER_S, choose, cumulate, draw_tokens
-from synthetic.presets import LONGEST_CONVERSATION, ChatKind, ChatLoad
+from synthetic.draw import TOKENS_PER_S, choose_index, cumulate, draw_tokens
+from synthetic.presets import MAX_TURNS, ChatKind, ChatLoad
 
 _THINNING = 5.0
 """Candidate conversations per accepted one; none lasts longer than 4/5 of the trace."""
 
-_LOST = 1.02
+_LOST_TURNS_FACTOR = 1.02
 """Makes up for the later turns of conversations too long for the trace (calibrated: a day)."""
 
 
@@ -38,43 +38,43 @@ def continue_probability(kind: ChatKind, tail: tuple[float, float], turn: int) -
         return 1.0 - a / (turn + b)
     later_turns = _later_turns(a, b)
     mean_turns = 1.0 / (1.0 - kind.multi_turn_ratio)
-    return _LOST * (mean_turns - 1.0) / later_turns
+    return _LOST_TURNS_FACTOR * (mean_turns - 1.0) / later_turns
 
 
 @functools.cache
 def _later_turns(a: float, b: float) -> float:
     """Mean number of turns after the first of the conversations that have any."""
-    mean, alive = 0.0, 1.0
-    for turn in range(2, LONGEST_CONVERSATION + 1):
-        mean += alive
-        alive *= 1.0 - a / (turn + b)
+    mean, surviving_share = 0.0, 1.0
+    for turn in range(2, MAX_TURNS + 1):
+        mean += surviving_share
+        surviving_share *= 1.0 - a / (turn + b)
     return mean
 
 
 class _Turn:
-    __slots__ = ("added", "output", "time_s")
+    __slots__ = ("added_tokens", "output_tokens", "time_s")
 
-    def __init__(self, time_s: float, added: int, output: int) -> None:
-        self.time_s, self.added, self.output = time_s, added, output
+    def __init__(self, time_s: float, added_tokens: int, output_tokens: int) -> None:
+        self.time_s, self.added_tokens, self.output_tokens = time_s, added_tokens, output_tokens
 
 
 class _Conversation:
     """The rest of a conversation, and its prompt so far."""
 
-    __slots__ = ("kind", "name", "prompt", "turn", "turns", "user")
+    __slots__ = ("kind", "name", "prompt", "turns", "turns_drawn", "user")
 
     def __init__(
         self, name: int, user: int, kind: ChatKind, prompt: GrowingPrompt, turns: list[_Turn]
     ) -> None:
         self.name, self.user, self.kind, self.prompt, self.turns = name, user, kind, prompt, turns
-        self.turn = 0
+        self.turns_drawn = 0
 
 
 class ChatSource:
     """Draws the conversations of a load; iterate it once."""
 
-    def __init__(self, load: ChatLoad, seconds: float, rng: Random, ids: itertools.count) -> None:
-        self.load, self.seconds, self.rng, self.ids = load, seconds, rng, ids
+    def __init__(self, load: ChatLoad, trace_s: float, rng: Random, ids: itertools.count) -> None:
+        self.load, self.trace_s, self.rng, self.ids = load, trace_s, rng, ids
         self.prompts = SharedPrompts(
             ids, [draw_tokens(rng, load.prompt_tokens) for _ in range(load.prompt_count)]
         )
@@ -94,78 +94,79 @@ class ChatSource:
         )
         running: list[tuple[float, int, _Conversation]] = []
         names = itertools.count()
-        start = rng.expovariate(starts_per_s * _THINNING)
-        while start < self.seconds:
-            while running and running[0][0] <= start:
-                yield self._serve(running)
-            if (conversation := self._draw(start, names)) is not None:
-                heapq.heappush(running, (start, conversation.name, conversation))
-            start += rng.expovariate(starts_per_s * _THINNING)
+        start_s = rng.expovariate(starts_per_s * _THINNING)
+        while start_s < self.trace_s:
+            while running and running[0][0] <= start_s:
+                yield self._draw_next_request(running)
+            if (conversation := self._draw_conversation(start_s, names)) is not None:
+                heapq.heappush(running, (start_s, conversation.name, conversation))
+            start_s += rng.expovariate(starts_per_s * _THINNING)
         while running:
-            yield self._serve(running)
+            yield self._draw_next_request(running)
 
-    def _draw(self, start: float, names: itertools.count) -> _Conversation | None:
-        """A conversation from ``start`` on, or ``None`` if it is thinned out.
+    def _draw_conversation(self, start_s: float, names: itertools.count) -> _Conversation | None:
+        """A conversation from ``start_s`` on, or ``None`` if it is thinned out.
 
         Accepting one that lasts D with the probability (S / (S - D)) / 5 leaves the mix of
         conversations as it would be in an endless trace, although none may pass the end S.
         """
         load, rng = self.load, self.rng
-        kind = load.kinds[choose(rng, self._kind_steps)]
-        turns = self._turns(kind, start)
-        lasts = turns[-1].time_s - start
-        room = self.seconds - lasts
-        if room * _THINNING < self.seconds or start > room:
+        kind = load.kinds[choose_index(rng, self._kind_steps)]
+        turns = self._draw_turns(kind, start_s)
+        duration_s = turns[-1].time_s - start_s
+        latest_start_s = self.trace_s - duration_s
+        if latest_start_s * _THINNING < self.trace_s or start_s > latest_start_s:
             return None
-        if rng.random() * _THINNING * room >= self.seconds:
+        if rng.random() * _THINNING * latest_start_s >= self.trace_s:
             return None
         shared = None
         if rng.random() < load.shared_prompt_share:
-            shared = self.prompts[choose(rng, self._prompt_steps)]
-        user = choose(rng, self._user_steps)
+            shared = self.prompts[choose_index(rng, self._prompt_steps)]
+        user = choose_index(rng, self._user_steps)
         return _Conversation(next(names), user, kind, GrowingPrompt(self.ids, shared), turns)
 
-    def _turns(self, kind: ChatKind, start: float) -> list[_Turn]:
+    def _draw_turns(self, kind: ChatKind, start_s: float) -> list[_Turn]:
         load, rng = self.load, self.rng
-        count = 1
-        while count < LONGEST_CONVERSATION and rng.random() < continue_probability(
-            kind, load.tail, count
+        turn_count = 1
+        while turn_count < MAX_TURNS and rng.random() < continue_probability(
+            kind, load.tail, turn_count
         ):
-            count += 1
-        scale = math.exp(rng.gauss(0.0, load.session_sigma)) * count**-load.length_decay
-        pause = load.away_s if rng.random() < load.away_share else kind.think_s
-        first = draw_tokens(rng, kind.first)
+            turn_count += 1
+        length_factor = math.exp(rng.gauss(0.0, load.session_sigma)) * turn_count**-load.length_decay
+        pause_s = load.away_s if rng.random() < load.away_share else kind.think_s
+        first_tokens = draw_tokens(rng, kind.first_tokens)
         if rng.random() < load.long_first_share:
-            first = round(first * rng.uniform(1.5, 5.0))
-        output = max(1, round(first * kind.output_share))
-        document = draw_tokens(rng, kind.document) if kind.document else 0
-        turns = [_Turn(start, first + document, output)]
-        for turn in range(1, count):
-            time_s = turns[-1].time_s + turns[-1].output / TOKENS_PER_S
-            slower = load.slow_factor if turn >= load.slow_from else 1.0
-            added = max(2, round(draw_tokens(rng, kind.later) * scale))
-            output = max(1, round(added * kind.output_share))
-            turns.append(_Turn(time_s + rng.expovariate(1.0 / (slower * pause)), added, output))
+            first_tokens = round(first_tokens * rng.uniform(1.5, 5.0))
+        output_tokens = max(1, round(first_tokens * kind.output_share))
+        document_tokens = draw_tokens(rng, kind.document_tokens) if kind.document_tokens else 0
+        turns = [_Turn(start_s, first_tokens + document_tokens, output_tokens)]
+        for turn in range(1, turn_count):
+            time_s = turns[-1].time_s + turns[-1].output_tokens / TOKENS_PER_S
+            pause_factor = load.slow_factor if turn >= load.slow_from_turn else 1.0
+            added_tokens = max(2, round(draw_tokens(rng, kind.later_tokens) * length_factor))
+            output_tokens = max(1, round(added_tokens * kind.output_share))
+            time_s += rng.expovariate(1.0 / (pause_factor * pause_s))
+            turns.append(_Turn(time_s, added_tokens, output_tokens))
         return turns
 
-    def _serve(self, running: list[tuple[float, int, _Conversation]]) -> DrawnRequest:
+    def _draw_next_request(self, running: list[tuple[float, int, _Conversation]]) -> DrawnRequest:
         time_s, _, conversation = heapq.heappop(running)
-        turn = conversation.turns[conversation.turn]
-        conversation.turn += 1
+        turn = conversation.turns[conversation.turns_drawn]
+        conversation.turns_drawn += 1
         # This prompt contains the last turn's output; the next prompt contains this turn's.
         prompt = conversation.prompt
-        asked = turn.added - turn.output
-        if prompt.tokens + asked > self.load.context_tokens:
+        asked_tokens = turn.added_tokens - turn.output_tokens
+        if prompt.tokens + asked_tokens > self.load.context_tokens:
             prompt.drop_oldest(self.load.context_tokens // 4)
-        prompt.extend(asked)
+        prompt.extend(asked_tokens)
         request = DrawnRequest(
-            time_s, prompt.tokens, turn.output, prompt.blocks(), conversation.kind.name,
-            conversation.turn, conversation.name, conversation.user, conversation.turn < len(conversation.turns),
+            time_s, prompt.tokens, turn.output_tokens, prompt.blocks(), conversation.kind.name,
+            conversation.turns_drawn, conversation.name, conversation.user, conversation.turns_drawn < len(conversation.turns),
         )  # fmt: skip
-        prompt.extend(turn.output)
-        if conversation.turn < len(conversation.turns):
+        prompt.extend(turn.output_tokens)
+        if conversation.turns_drawn < len(conversation.turns):
             heapq.heappush(
                 running,
-                (conversation.turns[conversation.turn].time_s, conversation.name, conversation),
+                (conversation.turns[conversation.turns_drawn].time_s, conversation.name, conversation),
             )
         return request

@@ -20,11 +20,11 @@ def draw_tokens(rng: Random, tokens: LogNormal) -> int:
 
 
 def cumulate(weights: Sequence[float]) -> list[float]:
-    """Running sums of ``weights``, scaled to end at 1; for ``choose``."""
+    """Running sums of ``weights``, scaled to end at 1; for ``choose_index``."""
     total = sum(weights)
     return [w / total for w in itertools.accumulate(weights)]
 
 
-def choose(rng: Random, steps: Sequence[float]) -> int:
+def choose_index(rng: Random, cumulative_weights: Sequence[float]) -> int:
     """An index drawn with the weights that ``cumulate`` took."""
-    return min(bisect_right(steps, rng.random()), len(steps) - 1)
+    return min(bisect_right(cumulative_weights, rng.random()), len(cumulative_weights) - 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from sglang_canopy.errors import CanopyError
 
 BLOCK_TOKENS = 16
-LONGEST_CONVERSATION = 232
+MAX_TURNS = 232
 """Turns of the longest session of trace A (Section 3.3)."""
 
 
@@ -36,11 +36,11 @@ class ChatKind:
     """Share of this type's requests that are not a first turn (Figure 5)."""
     think_s: float
     """Mean pause between an answer and the next prompt of an attentive user."""
-    first: LogNormal
+    first_tokens: LogNormal
     """Prompt and output of a first turn together, without the document."""
-    later: LogNormal
+    later_tokens: LogNormal
     """Tokens that a later turn adds, prompt and output together."""
-    document: LogNormal | None = None
+    document_tokens: LogNormal | None = None
     """Tokens of a file or of search results in the first prompt, unique to the session."""
     output_share: float = 0.42
     """Output tokens among those that a turn adds."""
@@ -70,7 +70,7 @@ class ChatLoad:
     """Share of conversations that start with one of the applications' system prompts."""
     prompt_count: int
     prompt_tokens: LogNormal
-    slow_from: int = LONGEST_CONVERSATION
+    slow_from_turn: int = MAX_TURNS
     """From this turn on pauses are ``slow_factor`` times as long: users multitask in long conversations."""
     slow_factor: float = 1.0
     tail: tuple[float, float] = (2.75, 3.3)
@@ -150,7 +150,7 @@ _TRACE_A = ChatLoad(
     away_s=0.0,
     # calibrated on a day: 80 % of the reuses within 10 minutes while the P90 lifespan of a block is
     # 612 s, so that long pauses belong to few blocks, each reused often (Sections 3.4, 3.5)
-    slow_from=11,
+    slow_from_turn=11,
     slow_factor=35.0,
     context_tokens=26_000,  # calibrated: P99 of the multi-turn lengths (Section 3.5)
     shared_prompt_share=0.28,  # under 30 % of single-turn requests are reusable (Figure 13)
