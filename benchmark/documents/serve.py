@@ -169,9 +169,8 @@ class DocumentClient:
         sampling = {"temperature": 0.7, "max_new_tokens": SAMPLE_TOKENS, "ignore_eos": True, "n": n}
         sampling["custom_params"] = {"canopy_document_bounds": prompt.bounds}
         cpu_start_s, start_s = self.cpu_s(), time.perf_counter()
-        with self.post(
-            "/generate", {"input_ids": prompt.ids, "sampling_params": sampling}
-        ) as answer:
+        body = {"input_ids": prompt.ids, "sampling_params": sampling}
+        with self.post("/generate", body) as answer:
             assert len(json.loads(answer.read())) == n
         return time.perf_counter() - start_s, self.cpu_s() - cpu_start_s
 

@@ -44,9 +44,8 @@ class TimedTree:
         core = SGLANG_CORES.get(name)
         self.name = name
         self.is_canopy = core is None
-        self.tree = LiveTree(
-            tokens, name if self.is_canopy else "lru", page_size=page_size, core=core
-        )
+        policy = name if self.is_canopy else "lru"
+        self.tree = LiveTree(tokens, policy, page_size=page_size, core=core)
         self.now_s = 0.0
 
     def time_conversation(self, tokens: array, turn_tokens: int) -> dict[int, dict[str, float]]:

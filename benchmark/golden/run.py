@@ -42,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument(
-        "--check", action="store_true", help="compare with rows.json; write nothing"
+        "--check", action="store_true", help="compare with rows.json, write nothing"
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
     args = parser.parse_args()

@@ -87,12 +87,7 @@ def make_bodies() -> list[dict[str, Any]]:
 
 def make_body(messages: list[dict[str, str]], **hints: Any) -> dict[str, Any]:
     """Return the body of a request."""
-    fields = {
-        "model": "m",
-        "messages": list(messages),
-        "max_tokens": ANSWER_TOKENS,
-        "temperature": 0,
-    }
+    fields = {"model": "m", "messages": [*messages], "max_tokens": ANSWER_TOKENS, "temperature": 0}
     return fields | ({"custom_params": hints} if hints else {})
 
 

@@ -18,7 +18,7 @@ class TaskWork:
     flops: float
     bytes: float
 
-    def seconds(self, peak: dict) -> float:
+    def roofline_s(self, peak: dict) -> float:
         """Return the roofline time under measured ``flop_per_second`` and ``bytes_per_second``."""
         return max(self.flops / peak["flop_per_second"], self.bytes / peak["bytes_per_second"])
 
@@ -30,44 +30,42 @@ class Bench:
         self.smoke = smoke
         self.device = "cpu" if smoke else "cuda"
 
-    def time(self, work: Callable[[], object], repeats: int = 10) -> float:
+    def median_s(self, work: Callable[[], object], repeats: int = 10) -> float:
         if self.smoke:
-            begin = time.perf_counter()
+            start_s = time.perf_counter()
             work()
-            return time.perf_counter() - begin
+            return time.perf_counter() - start_s
         for _ in range(3):
             work()
-        laps = []
+        times_s = []
         for _ in range(repeats):
-            a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            a.record()
+            start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start_event.record()
             work()
-            b.record()
+            end_event.record()
             torch.cuda.synchronize()
-            laps.append(a.elapsed_time(b) / 1e3)
-        return statistics.median(laps)
+            times_s.append(start_event.elapsed_time(end_event) / 1e3)
+        return statistics.median(times_s)
 
     def random(self, *size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(*size, device=self.device, dtype=torch.float32).to(dtype)
 
 
-def measure_peaks(b: Bench) -> dict:
+def measure_peaks(bench: Bench) -> dict:
     """Bytes/s of a large copy (read plus write) and FLOP/s of a large bf16 product."""
-    n = 1 << (16 if b.smoke else 29)
-    x = b.random(n)
-    y = torch.empty_like(x)
-    copy = b.time(lambda: y.copy_(x))
-    del y, x
-    m = 256 if b.smoke else 8192
-    p, q = b.random(m, m), b.random(m, m)
-    return {
-        "bytes_per_second": 2 * n * 2 / copy,
-        "flop_per_second": 2 * m**3 / b.time(lambda: p @ q),
-    }
+    numbers = 1 << (16 if bench.smoke else 29)
+    source = bench.random(numbers)
+    target = torch.empty_like(source)
+    copy_s = bench.median_s(lambda: target.copy_(source))
+    del target, source
+    side = 256 if bench.smoke else 8192
+    left, right = bench.random(side, side), bench.random(side, side)
+    product_s = bench.median_s(lambda: left @ right)
+    return {"bytes_per_second": 4 * numbers / copy_s, "flop_per_second": 2 * side**3 / product_s}
 
 
-def table(length: int, dim: int, device: str) -> torch.Tensor:
-    """cos and sin of every position."""
+def cos_sin_table(length: int, dim: int, device: str) -> torch.Tensor:
+    """Return cos and sin of every position below ``length``."""
     steps = torch.arange(0, dim, 2, device=device) / dim
     angle = torch.arange(length, device=device)[:, None] * 10000.0**-steps
     return torch.cat([angle.cos(), angle.sin()], -1)
@@ -75,4 +73,4 @@ def table(length: int, dim: int, device: str) -> torch.Tensor:
 
 def compare_to_peak(name: str, seconds: float, minimum_cost: TaskWork, peak: dict) -> dict:
     """Return a measured time, also as a multiple of the roofline of its task's least work."""
-    return {f"{name}_s": seconds, f"{name}_times_floor": seconds / minimum_cost.seconds(peak)}
+    return {f"{name}_s": seconds, f"{name}_times_floor": seconds / minimum_cost.roofline_s(peak)}

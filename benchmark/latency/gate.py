@@ -29,8 +29,8 @@ from canopy_lab.trace.record import TraceRequest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from result_file import write
 
-OUT = Path(__file__).parent / "results" / "gate_regimes.json"
-BLOCK = 64
+RESULT_FILE = Path(__file__).parent / "results" / "gate_regimes.json"
+BLOCK_TOKENS = 64
 AUTO = {"schedule_policy": "bounded-shortest", "device_policy": "wa"}
 
 
@@ -57,29 +57,30 @@ REGIMES = (
 )
 
 
-def trace(regime: GateRegime) -> Iterator[TraceRequest]:
+def make_trace(regime: GateRegime) -> Iterator[TraceRequest]:
     """Yield the requests, session by session."""
-    draw, blocks = random.Random(regime.seed), itertools.count(1)
-    agents = int(regime.ratio * regime.fit)
-    for session in range(agents + regime.people):
-        agent = session < agents
-        turns = draw.randint(7, 9)
-        time = draw.uniform(0.0, 2.0 if agent else 200.0)
-        median, sigma, longest = (regime.pause_s, 0.6, 20.0) if agent else (60.0, 0.6, 300.0)
-        end = regime.context * draw.uniform(1 / 1.3, 1.3) if agent else draw.uniform(1e3, 4e3)
-        tokens, path = int(end / 2), list[int]()
+    rng, blocks = random.Random(regime.seed), itertools.count(1)
+    agent_count = int(regime.ratio * regime.fit)
+    for session in range(agent_count + regime.people):
+        is_agent = session < agent_count
+        turns = rng.randint(7, 9)
+        time_s = rng.uniform(0.0, 2.0 if is_agent else 200.0)
+        median_s, cap_s = (regime.pause_s, 20.0) if is_agent else (60.0, 300.0)
+        length = regime.context * rng.uniform(1 / 1.3, 1.3) if is_agent else rng.uniform(1e3, 4e3)
+        tokens, path = int(length / 2), list[int]()
         for turn in range(turns):
-            path += itertools.islice(blocks, max(0, -(-tokens // BLOCK) - len(path)))
-            think = min(longest, draw.lognormvariate(math.log(median), sigma)) if turn else None
-            time += think or 0.0
-            output = draw.randint(30, 60)
-            name = f"{'agent' if agent else 'person'} {session}"
-            tools = "-tools" + "-after-tool" * (turn > 0) if agent and regime.people else ""
+            missing = max(0, -(-tokens // BLOCK_TOKENS) - len(path))
+            path += itertools.islice(blocks, missing)
+            think_s = min(cap_s, rng.lognormvariate(math.log(median_s), 0.6)) if turn else None
+            time_s += think_s or 0.0
+            output = rng.randint(30, 60)
+            name = f"{'agent' if is_agent else 'person'} {session}"
+            tools = "-tools" + "-after-tool" * (turn > 0) if is_agent and regime.people else ""
             yield TraceRequest(
-                *(time, tokens, output, tuple(path), BLOCK, f"chat{tools}"),
-                *(turn + 1, name, "end", name, think),
+                *(time_s, tokens, output, tuple(path), BLOCK_TOKENS, f"chat{tools}"),
+                *(turn + 1, name, "end", name, think_s),
             )
-            tokens += int(end / turns / (1 if agent else 2))
+            tokens += int(length / turns / (1 if is_agent else 2))
 
 
 class Unlabelled(Workload):
@@ -87,32 +88,32 @@ class Unlabelled(Workload):
 
     def request(self, index: int) -> Any:
         request, *rest = super().request(index)
-        plain = request.copy(stop="end", tenant=None, conversation=None)
-        return (plain, *rest)
+        unlabelled = request.copy(stop="end", tenant=None, conversation=None)
+        return (unlabelled, *rest)
 
 
-def run(regime: GateRegime, gate: str) -> dict[str, Any]:
+def run_arm(regime: GateRegime, gate: str) -> dict[str, Any]:
     """Return the result of one arm."""
     gates = list[Footprint]()
 
-    def watched(*arguments: Any, **settings: Any) -> Footprint:
+    def make_watched(*arguments: Any, **settings: Any) -> Footprint:
         gates.append(Footprint(*arguments, **settings))
         return gates[-1]
 
-    SESSION_GATES["watched"] = watched
-    requests = sorted(trace(regime), key=lambda request: request.time_s)
+    SESSION_GATES["watched"] = make_watched
+    requests = sorted(make_trace(regime), key=lambda request: request.time_s)
     workload = Unlabelled(requests, logged_times=True)
-    device = int(regime.fit * regime.context)
-    config = SystemConfig(device_tokens=device, session_gate=gate, **AUTO)  # type: ignore[arg-type]
+    pool = int(regime.fit * regime.context)
+    config = SystemConfig(device_tokens=pool, session_gate=gate, **AUTO)  # type: ignore[arg-type]
     profile = load_profile("qwen2.5-7b-h100")
     result = simulate_system(workload, config, profile, arrivals=ClosedLoop(workload))
-    agent = np.array([request.user.startswith("agent") for request in requests])  # type: ignore[union-attr]
-    ends = result.due_s + result.e2e_s
+    agents = np.array([request.user.startswith("agent") for request in requests])  # type: ignore[union-attr]
+    end_s = result.due_s + result.e2e_s
     row = {
-        "agents_s": float(ends[agent].max()),
+        "agents_s": float(end_s[agents].max()),
         "hits": result.token_hit_ratio,
-        "agents_ttft_s": spread(result.ttft_s[agent]),
-        "people_ttft_s": spread(result.ttft_s[~agent]) if regime.people else None,
+        "agents_ttft_s": mean_and_p99(result.ttft_s[agents]),
+        "people_ttft_s": mean_and_p99(result.ttft_s[~agents]) if regime.people else None,
     }
     if gates:
         stats = gates[-1].gate.stats()
@@ -120,7 +121,7 @@ def run(regime: GateRegime, gate: str) -> dict[str, Any]:
     return row
 
 
-def spread(values: Any) -> dict[str, float]:
+def mean_and_p99(values: Any) -> dict[str, float]:
     return {"mean": float(values.mean()), "p99": float(np.percentile(values, 99))}
 
 
@@ -128,11 +129,11 @@ def main() -> None:
     rows = []
     seeds = [int(word) for word in sys.argv[1:]] or [1, 2, 3]
     for regime in (replace(r, seed=seed) for seed in seeds for r in REGIMES):
-        without, gated = run(regime, "none"), run(regime, "watched")
-        ratio = gated["agents_s"] / without["agents_s"]
-        rows.append({**asdict(regime), "ratio_s": ratio, "auto": without, "auto and gate": gated})
-        print(regime, f"{ratio:.3f}", gated, without, flush=True)
-    write(OUT, {"kind": "simulated", "rows": rows})
+        ungated, gated = run_arm(regime, "none"), run_arm(regime, "watched")
+        ratio = gated["agents_s"] / ungated["agents_s"]
+        rows.append({**asdict(regime), "ratio_s": ratio, "auto": ungated, "auto and gate": gated})
+        print(regime, f"{ratio:.3f}", gated, ungated, flush=True)
+    write(RESULT_FILE, {"kind": "simulated", "rows": rows})
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from sglang_canopy.schedule.cost import AnswerCost, Prefill, PrefillCost, Server
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from result_file import write
 
-OUT = Path(__file__).parent / "results" / "overtaking.json"
-SECONDS = 300.0
+RESULT_FILE = Path(__file__).parent / "results" / "overtaking.json"
+SIMULATED_S = 300.0
 STEP_TOKENS = 2048
 
 
@@ -33,22 +33,22 @@ STEP_TOKENS = 2048
 class QueuedRequest:
     """A request. Times in seconds."""
 
-    prompt: int
-    answer: int
+    prompt_tokens: int
+    answer_tokens: int
     """Tokens that are generated."""
-    reserved: int
+    reserved_tokens: int
     """Tokens that SGLang reserves for the answer."""
-    arrival: float
+    arrival_s: float
     client: int = 0
-    admitted: float = math.inf
-    oldest_since: float = math.inf
+    admitted_s: float = math.inf
+    oldest_since_s: float = math.inf
     """Time at which no older request waited."""
     tokens_left: int = 0
     """Tokens still to generate."""
 
     @property
-    def kv(self) -> int:
-        return self.prompt + self.reserved
+    def kv_tokens(self) -> int:
+        return self.prompt_tokens + self.reserved_tokens
 
 
 Order = Callable[[list[QueuedRequest], float], list[QueuedRequest]]
@@ -60,46 +60,46 @@ class QueuingServer:
 
     order: Order
     places: int = 8
-    pool: int = 1 << 16
+    pool_tokens: int = 1 << 16
     token_s: float = 2e-4
     step_s: float = 0.03
-    took: Callable[[Sequence[QueuedRequest]], None] = lambda _jobs: None
-    ended: Callable[[QueuedRequest], None] = lambda _job: None
-    now: float = 0.0
+    on_admit: Callable[[Sequence[QueuedRequest]], None] = lambda _jobs: None
+    on_end: Callable[[QueuedRequest], None] = lambda _job: None
+    now_s: float = 0.0
     waiting: list[QueuedRequest] = field(default_factory=list)
     running: list[QueuedRequest] = field(default_factory=list)
     admitted: list[QueuedRequest] = field(default_factory=list)
 
     def step(self) -> list[QueuedRequest]:
         """Prefill the requests that may be admitted, else decode a token; return finished jobs."""
-        if self.waiting and self.waiting[0].oldest_since == math.inf:
-            self.waiting[0].oldest_since = self.now
+        if self.waiting and self.waiting[0].oldest_since_s == math.inf:
+            self.waiting[0].oldest_since_s = self.now_s
         batch: list[QueuedRequest] = []
-        for job in self.order(list(self.waiting), self.now):
+        for job in self.order(list(self.waiting), self.now_s):
             admitted_jobs = [*self.running, *batch]
             full = (
                 len(admitted_jobs) >= self.places
-                or sum(one.kv for one in admitted_jobs) + job.kv > self.pool
+                or sum(one.kv_tokens for one in admitted_jobs) + job.kv_tokens > self.pool_tokens
             )
-            if full or sum(one.prompt for one in batch) + job.prompt > STEP_TOKENS:
+            if full or sum(one.prompt_tokens for one in batch) + job.prompt_tokens > STEP_TOKENS:
                 break
             batch.append(job)
         if batch:
-            self.took(batch)
+            self.on_admit(batch)
             self.waiting = [job for job in self.waiting if job not in batch]
             for job in batch:
-                job.admitted, job.tokens_left = self.now, job.answer
-            self.now += self.token_s * sum(job.prompt for job in batch)
+                job.admitted_s, job.tokens_left = self.now_s, job.answer_tokens
+            self.now_s += self.token_s * sum(job.prompt_tokens for job in batch)
             self.running += batch
             self.admitted += batch
             return []
-        self.now += self.step_s
+        self.now_s += self.step_s
         for job in self.running:
             job.tokens_left -= 1
         finished = [job for job in self.running if job.tokens_left <= 0]
         self.running = [job for job in self.running if job.tokens_left > 0]
         for job in finished:
-            self.ended(job)
+            self.on_end(job)
         return finished
 
 
@@ -108,22 +108,22 @@ class Bounded:
 
     def __init__(self, server: QueuingServer) -> None:
         self._server = server
-        self.adopts = True
+        self.adopts_answers = True
         """Whether the price of answers follows those that finished."""
         prefill = PrefillCost(STEP_TOKENS)
         prefill.adopt((0.0, server.token_s, 0.0, 0.0))
-        self.answers = AnswerCost(server.places, server.pool)
+        self.answers = AnswerCost(server.places, server.pool_tokens)
         self.answers.adopt(server.step_s)
         self.cost = ServerCost(prefill, self.answers)
         self.order = BoundedShortest(self.cost)
         self._arranged: Arranged[QueuedRequest] = Arranged(self.order, self)
         server.order = lambda queue, _now: self._arranged.arrange(queue)
-        server.took, server.ended = self._arranged.admit, self._record_end
+        server.on_admit, server.on_end = self._arranged.admit, self._record_end
 
     def _record_end(self, job: QueuedRequest) -> None:
         self._arranged.forget(job)
-        if self.adopts:
-            self.answers.record_answer(job.reserved, job.answer)
+        if self.adopts_answers:
+            self.answers.record_answer(job.reserved_tokens, job.answer_tokens)
             self.answers.adopt(self._server.step_s)
 
     def budget_s(self, job: QueuedRequest) -> float:
@@ -140,13 +140,13 @@ class Bounded:
         """Do nothing: no prompt has a prefix."""
 
     def prefill(self, job: QueuedRequest, look_up: bool) -> Prefill:
-        return Prefill(job.prompt, reserved=job.reserved)
+        return Prefill(job.prompt_tokens, reserved=job.reserved_tokens)
 
     def step_tokens(self) -> int:
         return STEP_TOKENS
 
     def time_s(self) -> float:
-        return self._server.now
+        return self._server.now_s
 
 
 def first_come(queue: list[QueuedRequest], _now: float) -> list[QueuedRequest]:
@@ -155,54 +155,56 @@ def first_come(queue: list[QueuedRequest], _now: float) -> list[QueuedRequest]:
 
 def shortest(queue: list[QueuedRequest], _now: float) -> list[QueuedRequest]:
     """SGLang's ``shortest-prefill-first``."""
-    return sorted(queue, key=lambda job: job.prompt)
+    return sorted(queue, key=lambda job: job.prompt_tokens)
 
 
 SETUPS: dict[str, dict[str, int]] = {
     "8 places, answers of 60 tokens": {},
     "2 places": {"places": 2},
-    "8 places, answers of 600 tokens": {"answer": 600},
-    "KV of 4,000 tokens, 64 places": {"places": 64, "pool": 4_000},
+    "8 places, answers of 600 tokens": {"answer_tokens": 600},
+    "KV of 4,000 tokens, 64 places": {"places": 64, "pool_tokens": 4_000},
 }
 FCFS, SHORTEST, OURS = "fcfs", "shortest-prefill-first", "bounded-shortest"
-SHORT, LONG = 40, 900
+SHORT_TOKENS, LONG_TOKENS = 40, 900
 """Tokens of a prompt."""
 
 
-def run(arm: str, places: int = 8, pool: int = 1 << 16, answer: int = 60) -> list[dict[str, Any]]:
+def run_order(
+    arm: str, places: int = 8, pool_tokens: int = 1 << 16, answer_tokens: int = 60
+) -> list[dict[str, Any]]:
     """Serve 24 clients with short prompts and two with long ones; return a row for each kind."""
-    server = QueuingServer(shortest if arm == SHORTEST else first_come, places, pool)
+    server = QueuingServer(shortest if arm == SHORTEST else first_come, places, pool_tokens)
     bounded = Bounded(server) if arm == OURS else None
-    draw, budgets = random.Random(1), dict[QueuedRequest, float]()
+    rng, budgets_s = random.Random(1), dict[QueuedRequest, float]()
 
     def send(client: int) -> None:
-        tokens = draw.randint(answer // 2, answer * 3 // 2)
-        prompt = LONG if client >= 24 else SHORT
-        job = QueuedRequest(prompt, tokens, 2 * answer, server.now, client)
+        tokens = rng.randint(answer_tokens // 2, answer_tokens * 3 // 2)
+        prompt = LONG_TOKENS if client >= 24 else SHORT_TOKENS
+        job = QueuedRequest(prompt, tokens, 2 * answer_tokens, server.now_s, client)
         server.waiting.append(job)
         if bounded is not None:
-            budgets[job] = bounded.budget_s(job)
+            budgets_s[job] = bounded.budget_s(job)
 
     for client in range(26):
         send(client)
-    while server.now < SECONDS:
+    while server.now_s < SIMULATED_S:
         for job in server.step():
             send(job.client)
     rows = []
-    for prompt in (SHORT, LONG):
-        jobs = [job for job in (*server.admitted, *server.waiting) if job.prompt == prompt]
-        waits = [min(job.admitted, server.now) - job.arrival for job in jobs]
-        passed = overtaken_s(server, jobs)
+    for prompt in (SHORT_TOKENS, LONG_TOKENS):
+        jobs = [job for job in (*server.admitted, *server.waiting) if job.prompt_tokens == prompt]
+        waits = [min(job.admitted_s, server.now_s) - job.arrival_s for job in jobs]
+        overtaken = overtaken_s(server, jobs)
         rows.append(
             {
                 "prompt tokens": prompt,
                 "order": arm,
-                "served": sum(job.admitted <= server.now for job in jobs),
+                "served": sum(job.admitted_s <= server.now_s for job in jobs),
                 "median wait, s": statistics.median(waits),
                 "longest wait, s": max(waits),
-                "overtaken as the oldest, s": max(passed.values(), default=0.0),
+                "overtaken as the oldest, s": max(overtaken.values(), default=0.0),
                 "part of its bound": max(
-                    (passed[job] / budgets[job] for job in passed), default=0.0
+                    (overtaken[job] / budgets_s[job] for job in overtaken), default=0.0
                 )
                 if bounded
                 else "",
@@ -212,18 +214,19 @@ def run(arm: str, places: int = 8, pool: int = 1 << 16, answer: int = 60) -> lis
 
 
 def overtaken_s(server: QueuingServer, jobs: Sequence[QueuedRequest]) -> dict[QueuedRequest, float]:
-    """Return how long each request was overtaken by the clock since it was the oldest."""
+    """Return for how long each request was overtaken since it was the oldest, in seconds."""
     return {
         job: max(
             (
-                one.admitted - job.oldest_since
-                for one in server.admitted
-                if one.arrival > job.arrival and job.oldest_since <= one.admitted < job.admitted
+                overtaker.admitted_s - job.oldest_since_s
+                for overtaker in server.admitted
+                if overtaker.arrival_s > job.arrival_s
+                and job.oldest_since_s <= overtaker.admitted_s < job.admitted_s
             ),
             default=0.0,
         )
         for job in jobs
-        if job.oldest_since < math.inf
+        if job.oldest_since_s < math.inf
     }
 
 
@@ -232,9 +235,9 @@ def main() -> None:
         {"set-up": name} | row
         for name, setup in SETUPS.items()
         for arm in (FCFS, SHORTEST, OURS)
-        for row in run(arm, **setup)
+        for row in run_order(arm, **setup)
     ]
-    write(OUT, {"kind": "simulated", "rows": rows})
+    write(RESULT_FILE, {"kind": "simulated", "rows": rows})
 
 
 if __name__ == "__main__":

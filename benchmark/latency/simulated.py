@@ -29,7 +29,7 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
 from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 from canopy_lab.trace.record import TraceRequest
-from latency.arms import ARMS, UNSEEN, SystemArm
+from latency.arms import ARMS, UNSEEN_WORKLOADS, SystemArm
 from question import Question, RunContext
 
 REQUESTS = 2000
@@ -41,12 +41,9 @@ BLOCK_TOKENS = 64
 """Block size of a mix, which is that of the agents' traces."""
 LOADS = (0.6, 0.8, 0.95, 1.1)
 SEEDS = (0, 1, 2)
-UNSEEN_WINDOWS = {
-    "unseen-conversation": ("conversation", 3000),
-    "unseen-synthetic": ("synthetic", 2500),
-}
+UNSEEN_WINDOWS = dict(zip(UNSEEN_WORKLOADS, (("conversation", 3000), ("synthetic", 2500))))
 """Workload -> Mooncake's trace and its first request."""
-WORKLOADS = ("conversation", "synthetic", "agentic", "pauses", "mix", *UNSEEN)
+WORKLOADS = ("conversation", "synthetic", "agentic", "pauses", "mix", *UNSEEN_WORKLOADS)
 DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
 """Profile -> tokens that about 55 GB of KV hold."""
 
@@ -63,88 +60,88 @@ class ProcessRuns:
     workload: str
     profile: str
     seed: int
-    host: float
+    host_ratio: float
 
     @property
     def key(self) -> str:
-        return f"{self.workload}-{self.profile}-{self.seed}-host{self.host:g}"
+        return f"{self.workload}-{self.profile}-{self.seed}-host{self.host_ratio:g}"
 
     @property
     def arms(self) -> list[SystemArm]:
-        return [a for a in ARMS if a.host == self.host and self.workload in a.workloads]
+        return [a for a in ARMS if a.host_ratio == self.host_ratio and self.workload in a.workloads]
 
 
-def parts() -> list[ProcessRuns]:
+def process_runs() -> list[ProcessRuns]:
     """Return all runs, every workload before the next seed."""
-    hosts = sorted({arm.host for arm in ARMS})
+    hosts = sorted({arm.host_ratio for arm in ARMS})
     return [
         ProcessRuns(workload, profile, seed, host)
         for seed, host, profile, workload in itertools.product(
             SEEDS, hosts, DEVICE_TOKENS, WORKLOADS
         )
-        if workload not in UNSEEN or seed == host == 0
+        if workload not in UNSEEN_WORKLOADS or seed == host == 0
     ]
 
 
-def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> list[TraceRequest]:
-    """The requests of one seed; of agents no request of more than ``longest`` tokens, and none of
+def trace_of(workload: str, seed: int, data: Path, limit: int | None = None) -> list[TraceRequest]:
+    """The requests of one seed; of agents no request of more than ``limit`` tokens, and none of
     its session after it."""
     if workload == "agentic":
-        return list(itertools.islice(agents(SESSIONS, seed, data, longest), REQUESTS))
+        return list(itertools.islice(agents(SESSIONS, seed, data, limit), REQUESTS))
     if workload == "synthetic":
         requests = mooncake(data, "synthetic", REQUESTS)
-        return requests if seed == 0 else shuffled(requests, seed)
-    if workload in UNSEEN:
+        return requests if seed == 0 else exchange_starts(requests, seed)
+    if workload in UNSEEN_WORKLOADS:
         name, first = UNSEEN_WINDOWS[workload]
         return mooncake(data, name, REQUESTS, first)
     if workload == "mix":
-        chat = conversation(seed, REQUESTS // 2, data)
-        return merge_by_time(chat, agents(SESSIONS_OF_MIX, seed, data, longest))[:REQUESTS]
-    requests = conversation(seed, REQUESTS, data)
+        chat = conversation_window(seed, REQUESTS // 2, data)
+        return merge_by_time(chat, agents(SESSIONS_OF_MIX, seed, data, limit))[:REQUESTS]
+    requests = conversation_window(seed, REQUESTS, data)
     return with_pauses(requests, PAUSE_FACTOR) if workload == "pauses" else requests
 
 
-def agents(sessions: int, seed: int, data: Path, longest: int | None) -> Iterator[TraceRequest]:
+def agents(sessions: int, seed: int, data: Path, limit: int | None) -> Iterator[TraceRequest]:
     requests = overlay_agents(data, sessions, 3600.0, seed)
-    return iter(requests) if longest is None else up_to(requests, longest)
+    return iter(requests) if limit is None else drop_longer(requests, limit)
 
 
-def conversation(seed: int, requests: int, data: Path) -> list[TraceRequest]:
-    return mooncake(data, "conversation", requests, 1400 * seed)
+def conversation_window(seed: int, count: int, data: Path) -> list[TraceRequest]:
+    return mooncake(data, "conversation", count, 1400 * seed)
 
 
-def up_to(requests: Iterable[TraceRequest], longest: int) -> Iterator[TraceRequest]:
-    """Yield the requests of each session before its first request with more than ``longest`` tokens."""
-    excess: set[str | None] = set()
+def drop_longer(requests: Iterable[TraceRequest], limit: int) -> Iterator[TraceRequest]:
+    """Yield the requests of each session before its first request with more than ``limit`` tokens."""
+    dropped_users: set[str | None] = set()
     for request in requests:
-        if request.input_tokens + request.output_tokens > longest:
-            excess.add(request.user)
-        if request.user not in excess:
+        if request.input_tokens + request.output_tokens > limit:
+            dropped_users.add(request.user)
+        if request.user not in dropped_users:
             yield request
 
 
-def shuffled(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
+def exchange_starts(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
     """Exchange the start times of conversations; gaps between turns stay."""
     starts: dict[str | None, float] = {}
     for request in requests:
         starts.setdefault(request.conversation, request.time_s)
-    others = list(starts.values())
-    random.Random(seed).shuffle(others)
-    moved = dict(zip(starts, others, strict=True))
+    start_times = list(starts.values())
+    random.Random(seed).shuffle(start_times)
+    new_starts = dict(zip(starts, start_times, strict=True))
     exchanged = [
-        replace(r, time_s=r.time_s - starts[r.conversation] + moved[r.conversation])
+        replace(r, time_s=r.time_s - starts[r.conversation] + new_starts[r.conversation])
         for r in requests
     ]
     return sorted(exchanged, key=lambda r: r.time_s)
 
 
-def with_pauses(requests: Sequence[TraceRequest], times: float) -> list[TraceRequest]:
-    """The same conversations, begun when they were, with ``times`` as long between turns."""
+def with_pauses(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
+    """The same conversations, begun when they were, with gaps ``factor`` times as long."""
     starts: dict[str | None, float] = {}
     moved = []
     for request in requests:
         start = starts.setdefault(request.conversation, request.time_s)
-        moved.append(replace(request, time_s=start + times * (request.time_s - start)))
+        moved.append(replace(request, time_s=start + factor * (request.time_s - start)))
     return sorted(moved, key=lambda r: r.time_s)
 
 
@@ -152,44 +149,44 @@ def merge_by_time(
     chat: Sequence[TraceRequest], agents: Iterable[TraceRequest]
 ) -> list[TraceRequest]:
     """Both, by time. Agents' sessions begin within the time of the chat; their gaps stay."""
-    working = list(agents)
+    agent_requests = list(agents)
     starts: dict[str | None, float] = {}
-    for request in working:
+    for request in agent_requests:
         starts.setdefault(request.user, request.time_s)
     first, last = min(starts.values()), max(starts.values())
     shrink = (chat[-1].time_s - chat[0].time_s) / max(last - first, 1e-9)
-    first_id = 1 + max(block for request in working for block in request.blocks)
-    moved = [
+    first_id = 1 + max(block for request in agent_requests for block in request.blocks)
+    moved_agents = [
         replace(r, time_s=r.time_s - starts[r.user] + shrink * (starts[r.user] - first))
-        for r in working
+        for r in agent_requests
     ]
-    talking = [
+    moved_chat = [
         replace(_in_blocks(r, first_id), time_s=r.time_s - chat[0].time_s, user=r.conversation)
         for r in chat
     ]
-    return sorted([*talking, *moved], key=lambda r: r.time_s)
+    return sorted([*moved_chat, *moved_agents], key=lambda r: r.time_s)
 
 
 def _in_blocks(request: TraceRequest, first_id: int) -> TraceRequest:
     """Return the request in blocks of ``BLOCK_TOKENS``, with ids from ``first_id`` on."""
     parts = request.block_tokens // BLOCK_TOKENS
     blocks = [first_id + block * parts + part for block in request.blocks for part in range(parts)]
-    whole = -(-request.input_tokens // BLOCK_TOKENS)
-    return replace(request, blocks=tuple(blocks[:whole]), block_tokens=BLOCK_TOKENS)
+    full_blocks = -(-request.input_tokens // BLOCK_TOKENS)
+    return replace(request, blocks=tuple(blocks[:full_blocks]), block_tokens=BLOCK_TOKENS)
 
 
-def config(arm: SystemArm, part: ProcessRuns, kv_bytes: int) -> SystemConfig:
+def make_config(arm: SystemArm, work: ProcessRuns, kv_bytes: int) -> SystemConfig:
     """Return an arm's configuration."""
     settings: dict[str, Any] = {
-        "device_tokens": DEVICE_TOKENS[part.profile],
+        "device_tokens": DEVICE_TOKENS[work.profile],
         "fixed_outputs": True,  # as in replays and in all previous runs
         **arm.settings,
     }
-    if arm.host:
-        profile = load_profile(part.profile)
+    if arm.host_ratio:
+        profile = load_profile(work.profile)
         assert profile.host is not None
         settings["host"] = TierSpec(
-            arm.host * settings["device_tokens"] * kv_bytes,
+            arm.host_ratio * settings["device_tokens"] * kv_bytes,
             profile.host.read_bytes_per_s,
             profile.host.write_bytes_per_s,
             policy=settings.get("device_policy", "lru"),
@@ -198,27 +195,28 @@ def config(arm: SystemArm, part: ProcessRuns, kv_bytes: int) -> SystemConfig:
     return SystemConfig(**settings)
 
 
-def run(context: RunContext, part: ProcessRuns) -> dict[str, Any]:
+def run_process(context: RunContext, work: ProcessRuns) -> dict[str, Any]:
     """Return the saturation, and the figures of every arm at every load."""
-    requests = trace(part.workload, part.seed, context.data, MAX_REQUEST_TOKENS.get(part.profile))
-    workload = Workload(CompactTrace(requests), seed=part.seed)
-    profile = load_profile(part.profile)
-    loop = "closed" if part.workload == "agentic" else "turns-wait"
+    limit = MAX_REQUEST_TOKENS.get(work.profile)
+    requests = trace_of(work.workload, work.seed, context.data, limit)
+    workload = Workload(CompactTrace(requests), seed=work.seed)
+    profile = load_profile(work.profile)
+    loop = "closed" if work.workload == "agentic" else "turns-wait"
 
     def system(arm: SystemArm) -> LoadedSystem:
-        configuration = config(arm, part, profile.kv_bytes_per_token)
+        configuration = make_config(arm, work, profile.kv_bytes_per_token)
         return LoadedSystem(workload, configuration, profile, loop=loop, logged_times=True)
 
-    saturation = system(part.arms[0]).saturation(part.seed)
+    saturation = system(work.arms[0]).saturation(work.seed)
     runs = {
-        f"{arm.key}@{load:g}": figures(system(arm).run_at(load * saturation, part.seed))
-        for arm, load in itertools.product(part.arms, LOADS)
+        f"{arm.key}@{load:g}": stored_figures(system(arm).run_at(load * saturation, work.seed))
+        for arm, load in itertools.product(work.arms, LOADS)
     }
     length = {"requests": REQUESTS, "sessions": SESSIONS}
     return {"length": length, "saturation": saturation, "runs": runs}
 
 
-def figures(run: LoadRun) -> dict[str, float]:
+def stored_figures(run: LoadRun) -> dict[str, float]:
     """Return the stored figures of a run, four digits each."""
     latency, system = run.latency, run.system
     values = {
@@ -239,6 +237,6 @@ def figures(run: LoadRun) -> dict[str, float]:
 
 
 QUESTIONS = tuple(
-    Question(f"simulated/{part.key}", "TTFT by arm and load", partial(run, part=part), 5)
-    for part in parts()
+    Question(f"simulated/{work.key}", "TTFT by arm and load", partial(run_process, work=work), 5)
+    for work in process_runs()
 )

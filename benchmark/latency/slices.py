@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from canopy_lab.trace.materialise import PlannedJob
 
-T = TypeVar("T")
+ArmT = TypeVar("ArmT")
 
 
 def due_times(part: Sequence[PlannedJob], rate: float, seed: int) -> list[float]:
@@ -19,20 +19,20 @@ def due_times(part: Sequence[PlannedJob], rate: float, seed: int) -> list[float]
     shortest step of the slice.
     """
     stamps = [planned.request.time_s for planned in part]
-    steps = [later - t for t, later in itertools.pairwise(stamps) if later > t]
-    if not steps:  # one stamp for all: a Poisson process instead
-        draw = random.Random(seed)
-        return list(itertools.accumulate(draw.expovariate(rate) for _ in part))
-    spread: list[float] = []
+    steps_s = [later - t for t, later in itertools.pairwise(stamps) if later > t]
+    if not steps_s:  # one stamp for all: a Poisson process instead
+        rng = random.Random(seed)
+        return list(itertools.accumulate(rng.expovariate(rate) for _ in part))
+    spread_s: list[float] = []
     for time_s, group in itertools.groupby(stamps):
-        count = len(list(group))
-        step = next((t for t in stamps if t > time_s), time_s + min(steps)) - time_s
-        spread += [time_s + step * i / count for i in range(count)]
-    span = (stamps[-1] + min(steps)) - stamps[0]
-    return [(t - stamps[0]) / span * len(part) / rate for t in spread]
+        group_size = len(list(group))
+        step_s = next((t for t in stamps if t > time_s), time_s + min(steps_s)) - time_s
+        spread_s += [time_s + step_s * i / group_size for i in range(group_size)]
+    span_s = (stamps[-1] + min(steps_s)) - stamps[0]
+    return [(t - stamps[0]) / span_s * len(part) / rate for t in spread_s]
 
 
-def balanced(planned: Sequence[PlannedJob], slices: int) -> list[Sequence[PlannedJob]]:
+def cut_evenly(planned: Sequence[PlannedJob], slices: int) -> list[Sequence[PlannedJob]]:
     """Cut ``planned`` into ``slices`` slices with about equal prompt tokens, none of them empty.
 
     The bootstrap draws slices with equal weight; a slice a hundred times as long as the others would
@@ -43,9 +43,9 @@ def balanced(planned: Sequence[PlannedJob], slices: int) -> list[Sequence[Planne
     ends = list(itertools.accumulate(p.prompt_tokens for p in planned))
     cuts = [0]
     for number in range(1, slices):
-        wanted = ends[-1] * number / slices
-        least, most = cuts[-1] + 1, len(planned) - (slices - number)
-        cuts.append(min(range(least, most + 1), key=lambda i: abs(ends[i - 1] - wanted)))
+        target = ends[-1] * number / slices
+        first_cut, last_cut = cuts[-1] + 1, len(planned) - (slices - number)
+        cuts.append(min(range(first_cut, last_cut + 1), key=lambda i: abs(ends[i - 1] - target)))
     return [planned[a:b] for a, b in itertools.pairwise([*cuts, len(planned)])]
 
 
@@ -58,7 +58,7 @@ def rate_of(parts: Sequence[Sequence[PlannedJob]], load: float, tokens_a_second:
     return load * tokens_a_second * len(prompts) / sum(prompts)
 
 
-def turn(arms: Sequence[T], number: int) -> list[T]:
+def arm_order(arms: Sequence[ArmT], number: int) -> list[ArmT]:
     """Return the order of the arms in slice ``number``: each is first in turn, forwards and back."""
     first = number % len(arms)
     order = [*arms[first:], *arms[:first]]

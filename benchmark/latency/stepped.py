@@ -26,12 +26,13 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from paired import Result, compare, figures
-from slices import balanced, due_times, rate_of, turn
+from paired import ResultFile, compare, figures
+from slices import arm_order, cut_evenly, due_times, rate_of
 
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, middle_tokens
@@ -40,7 +41,7 @@ TICK_S = 1.0
 """Seconds between two messages with the time."""
 IDLE_S = 0.01
 """Sleep of a scheduler without work, s."""
-WARM_REQUESTS, KV_TOKENS, COMMON = 60, 16_384, ("--chunked-prefill-size", "128")
+WARM_UP_REQUESTS, KV_TOKENS, COMMON_ARGUMENTS = 60, 16_384, ("--chunked-prefill-size", "128")
 SCALE_LENGTHS = Fraction(1, 64)
 FILES = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}
 
@@ -49,13 +50,13 @@ class SkippingClock:
     """CPU seconds of this process plus skipped seconds."""
 
     def __init__(self) -> None:
-        self.skipped = 0.0
+        self.skipped_s = 0.0
 
     def __call__(self) -> float:
-        return time.process_time() + self.skipped
+        return time.process_time() + self.skipped_s
 
-    def wait_until(self, then: float) -> None:
-        self.skipped += max(0.0, then - self())
+    def wait_until(self, time_s: float) -> None:
+        self.skipped_s += max(0.0, time_s - self())
 
 
 class ArmScheduler:
@@ -70,79 +71,90 @@ class ArmScheduler:
         self._engine = SteppedScheduler(model, arguments, KV_TOKENS)
         self._scheduler = self._engine.scheduler
 
-    def serve(self, part: Sequence[Any], due: Sequence[float]) -> dict[str, Any]:
-        """Every request of ``part``, prompt, tokens to generate and stamp, when it is due."""
+    def serve(self, slice_requests: Sequence[Any], due_s: Sequence[float]) -> dict[str, Any]:
+        """Every request of ``slice_requests``, prompt, tokens to generate and stamp, when it is due."""
         from sglang_canopy.server.scheduler.admission import admission_of
 
-        began, clock = self.clock(), self.clock
-        todo = list(zip(due, part, strict=True))
-        todo.reverse()
-        open_: list[Any] = []
+        start_s, clock = self.clock(), self.clock
+        pending = list(zip(due_s, slice_requests, strict=True))
+        pending.reverse()
+        open_requests: list[OpenRequest] = []
         rows: list[dict[str, Any]] = []
-        last_tick_s, area = 0.0, 0.0
-        while todo or open_:
-            now = clock() - began
-            if not open_ and todo:
-                clock.wait_until(began + todo[-1][0])
-                now = clock() - began
-            while todo and todo[-1][0] <= now:
-                then, (ids, new, stamp) = todo.pop()
-                req = self._engine.feed(ids, new, time_s=began + then, stamp=stamp)
-                open_.append((then, len(ids), req, [None]))
-            if now - last_tick_s >= TICK_S:
-                last_tick_s = now
-                self._broadcast_time(began + now)
+        last_tick_s, waiting_area = 0.0, 0.0
+        while pending or open_requests:
+            now_s = clock() - start_s
+            if not open_requests and pending:
+                clock.wait_until(start_s + pending[-1][0])
+                now_s = clock() - start_s
+            while pending and pending[-1][0] <= now_s:
+                request_due_s, (ids, new_tokens, stamp) = pending.pop()
+                time_s = start_s + request_due_s
+                req = self._engine.feed(ids, new_tokens, time_s=time_s, stamp=stamp)
+                open_requests.append(OpenRequest(request_due_s, len(ids), req))
+            if now_s - last_tick_s >= TICK_S:
+                last_tick_s = now_s
+                self._broadcast_time(start_s + now_s)
             waiting = len(self._scheduler.waiting_queue)
             self._step()
-            area += waiting * (clock() - began - now)
-            open_ = [one for one in open_ if not record_if_done(one, clock() - began, rows)]
-        seconds = clock() - began
+            waiting_area += waiting * (clock() - start_s - now_s)
+            step_end_s = clock() - start_s
+            open_requests = [r for r in open_requests if not record_if_done(r, step_end_s, rows)]
+        seconds = clock() - start_s
         admission = admission_of(self._scheduler)
         core = getattr(self._scheduler.tree_cache, "tree_core", None)
         return {
             "rows": rows,
             "seconds": seconds,
-            "waiting": area / seconds,
-            "gate": None if admission is None else stats(admission.gate),
-            "whatif": None if admission is None else stats(core.live.meter),
+            "waiting": waiting_area / seconds,
+            "gate": None if admission is None else stats_of(admission.gate),
+            "whatif": None if admission is None else stats_of(core.live.meter),
         }
 
     def _step(self) -> None:
         """Make a step. Time passes if the gate holds all waiting requests."""
         self._engine.step()
         if self._scheduler.last_batch is None:
-            self.clock.skipped += IDLE_S
+            self.clock.skipped_s += IDLE_S
 
-    def _broadcast_time(self, now: float) -> None:
+    def _broadcast_time(self, time_s: float) -> None:
         from sglang_canopy.server.scheduler.admission import take_time
 
-        take_time(self._scheduler, [repr(now)])
+        take_time(self._scheduler, [repr(time_s)])
 
 
-def stats(part: Any) -> Any:
+def stats_of(part: Any) -> Any:
     """Return the counts of a gate or a meter; ``None`` without one."""
     return None if part is None else part.stats()
 
 
-def record_if_done(waiting: tuple[Any, ...], now: float, rows: list[dict[str, Any]]) -> bool:
-    """Whether it is answered; then it is in ``rows``."""
-    then, tokens, req, first = waiting
-    if first[0] is None and len(req.output_ids):
-        first[0] = now - then
-    if not req.finished():
+@dataclass(slots=True)
+class OpenRequest:
+    """A request without a whole answer; its due time is in seconds from the slice's start."""
+
+    due_s: float
+    prompt_tokens: int
+    req: Any
+    ttft_s: float | None = None
+
+
+def record_if_done(request: OpenRequest, now_s: float, rows: list[dict[str, Any]]) -> bool:
+    """Return whether the request is answered; if so, it is added to ``rows``."""
+    if request.ttft_s is None and len(request.req.output_ids):
+        request.ttft_s = now_s - request.due_s
+    if not request.req.finished():
         return False
     rows.append(
         {
-            "ttft_s": first[0],
-            "done_s": now - then,
-            "prompt_tokens": tokens,
-            "cached_tokens": req.cached_tokens,
+            "ttft_s": request.ttft_s,
+            "done_s": now_s - request.due_s,
+            "prompt_tokens": request.prompt_tokens,
+            "cached_tokens": request.req.cached_tokens,
         }
     )
     return True
 
 
-def work(pipe: Any, model: Path, arguments: list[str]) -> None:
+def run_arm_process(pipe: Any, model: Path, arguments: list[str]) -> None:
     """A process of one arm."""
     import torch
 
@@ -161,33 +173,33 @@ class ArmProcess:
     def __init__(self, text: str) -> None:
         self.name, _, arguments = text.partition("=")
         self.arguments = shlex.split(arguments)
-        self.slices: list[list[dict[str, Any]]] = []
-        self.seconds: list[float] = []
-        self.waiting: list[float] = []
-        self.activated: int | None = None
+        self.slice_rows: list[list[dict[str, Any]]] = []
+        self.slice_seconds: list[float] = []
+        self.mean_waiting: list[float] = []
+        self.gate_activations: int | None = None
         self.whatif: dict[str, Any] | None = None
 
-    def start(self, args: argparse.Namespace, work: Callable[..., None] = work) -> None:
+    def start(self, args: argparse.Namespace, run: Callable[..., None] = run_arm_process) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        given = (theirs, args.model, [*COMMON, *self.arguments])
-        self.process = context.Process(target=work, args=given, daemon=True)
+        self._pipe, child_pipe = context.Pipe()
+        process_arguments = (child_pipe, args.model, [*COMMON_ARGUMENTS, *self.arguments])
+        self.process = context.Process(target=run, args=process_arguments, daemon=True)
         self.process.start()
 
-    def ready(self) -> None:
+    def wait_until_ready(self) -> None:
         assert self._pipe.recv() == "ready"
 
-    def serve(self, part: Any, due: Sequence[float]) -> dict[str, Any]:
-        self._pipe.send((part, due))
+    def serve(self, part: Any, due_s: Sequence[float]) -> dict[str, Any]:
+        self._pipe.send((part, due_s))
         answer: dict[str, Any] = self._pipe.recv()
         return answer
 
 
-def run(args: argparse.Namespace, arms: list[ArmProcess], result: Result) -> None:
+def run_loads(args: argparse.Namespace, arms: list[ArmProcess], result: ResultFile) -> None:
     """Every load, slice by slice."""
-    wanted = WARM_REQUESTS + args.slices * args.slice_requests
+    request_count = WARM_UP_REQUESTS + args.slices * args.slice_requests
     trace = open_trace(args.data / f"mooncake/{FILES[args.trace]}.jsonl", "mooncake")
-    requests = list(itertools.islice(trace, args.skip, args.skip + wanted))
+    requests = list(itertools.islice(trace, args.skip, args.skip + request_count))
     materialiser = Materialiser(requests, middle_tokens(1 << 15), SCALE_LENGTHS)
     for load in args.loads:
         if not result.is_measured(load):
@@ -203,55 +215,48 @@ def run_load(
     """Return the result of one load."""
 
     def prompts(part: Sequence[Any]) -> list[Any]:
-        return [
-            (
-                list(tokens.prompt(p)),
-                max(1, p.output_tokens),
-                {"category": "chat", "turn": p.request.turn},
-            )
-            for p in part
-        ]
+        stamps = [{"category": "chat", "turn": p.request.turn} for p in part]
+        lengths = [max(1, p.output_tokens) for p in part]
+        return list(zip([list(tokens.prompt(p)) for p in part], lengths, stamps))
 
-    warm, remaining = tokens.planned[:WARM_REQUESTS], tokens.planned[WARM_REQUESTS:]
-    half = len(warm) // 2
+    warm_up, remaining = tokens.planned[:WARM_UP_REQUESTS], tokens.planned[WARM_UP_REQUESTS:]
+    half = len(warm_up) // 2
     saturation_tokens_s: dict[str, float] = {}
     for arm in arms:
-        arm.slices, arm.seconds, arm.waiting = [], [], []
-        arm.serve(prompts(warm[:half]), [0.0] * half)
-        seconds = arm.serve(prompts(warm[half:]), [0.0] * (len(warm) - half))["seconds"]
-        saturation_tokens_s[arm.name] = sum(p.prompt_tokens for p in warm[half:]) / seconds
-    parts = balanced(remaining, args.slices)
+        arm.slice_rows, arm.slice_seconds, arm.mean_waiting = [], [], []
+        arm.serve(prompts(warm_up[:half]), [0.0] * half)
+        seconds = arm.serve(prompts(warm_up[half:]), [0.0] * (len(warm_up) - half))["seconds"]
+        saturation_tokens_s[arm.name] = sum(p.prompt_tokens for p in warm_up[half:]) / seconds
+    parts = cut_evenly(remaining, args.slices)
     rate = rate_of(parts, load, sum(saturation_tokens_s.values()) / len(saturation_tokens_s))
     for number, part in enumerate(parts):
-        asked, due = prompts(part), due_times(part, rate, seed=number)
-        for arm in turn(arms, number):
-            result = arm.serve(asked, due)
-            arm.slices.append(result["rows"])
-            arm.seconds.append(result["seconds"])
-            arm.waiting.append(result["waiting"])
+        slice_prompts, due_s = prompts(part), due_times(part, rate, seed=number)
+        for arm in arm_order(arms, number):
+            result = arm.serve(slice_prompts, due_s)
+            arm.slice_rows.append(result["rows"])
+            arm.slice_seconds.append(result["seconds"])
+            arm.mean_waiting.append(result["waiting"])
             arm.whatif = result["whatif"]
             if result["gate"] is not None:
-                arm.activated = result["gate"]["times_activated"]
-        means = ", ".join(f"{a.name} {figures(a.slices[-1:])['mean']:.2f} s" for a in arms)
+                arm.gate_activations = result["gate"]["times_activated"]
+        means = ", ".join(f"{a.name} {figures(a.slice_rows[-1:])['mean']:.2f} s" for a in arms)
         print(f"{load:.0%}, slice {number + 1}: {means}", file=sys.stderr, flush=True)
-    base = arms[0]
+    base_arm = arms[0]
     return {
         "load": load,
         "requests_a_second": rate,
         "saturation_tokens_a_second": saturation_tokens_s,
         "slices": len(parts),
         "requests": sum(map(len, parts)),
-        "seconds": {arm.name: sum(arm.seconds) for arm in arms},
-        "waiting": {arm.name: round(sum(arm.waiting) / len(arm.waiting), 1) for arm in arms},
-        "activated": {arm.name: arm.activated for arm in arms if arm.activated is not None},
+        "seconds": {arm.name: sum(arm.slice_seconds) for arm in arms},
+        "waiting": {a.name: round(sum(a.mean_waiting) / len(a.mean_waiting), 1) for a in arms},
+        "activated": {a.name: a.gate_activations for a in arms if a.gate_activations is not None},
         "whatif": {arm.name: arm.whatif for arm in arms if arm.whatif},
-        "figures": {arm.name: figures(arm.slices) for arm in arms},
-        "changes": {arm.name: compare(base.slices, arm.slices, 1) for arm in arms[1:]},
+        "figures": {arm.name: figures(arm.slice_rows) for arm in arms},
+        "changes": {arm.name: compare(base_arm.slices, arm.slice_rows, 1) for arm in arms[1:]},
         "rows": {
-            arm.name: [
-                [[round(r["ttft_s"], 4), r["prompt_tokens"]] for r in part] for part in arm.slices
-            ]
-            for arm in arms
+            a.name: [[[round(r["ttft_s"], 4), r["prompt_tokens"]] for r in s] for s in a.slice_rows]
+            for a in arms
         },
     }
 
@@ -272,14 +277,14 @@ def main() -> None:
     add("--slice-requests", type=int, default=250)
     add("--skip", type=int, default=0, help="requests of the trace to leave out")
     args = parser.parse_args()
-    names = ("trace", "slices", "slice_requests", "skip")
+    setting_names = ("trace", "slices", "slice_requests", "skip")
     setup = {"arms": {arm.name: shlex.join(arm.arguments) for arm in args.arms}}
-    setup |= {name: getattr(args, name) for name in names} | {"model": args.model.name}
+    setup |= {name: getattr(args, name) for name in setting_names} | {"model": args.model.name}
     random.seed(1)
     for arm in args.arms:
         arm.start(args)
-        arm.ready()
-    run(args, args.arms, Result(args.out, setup))
+        arm.wait_until_ready()
+    run_loads(args, args.arms, ResultFile(args.out, setup))
     for arm in args.arms:
         arm.process.kill()
 

@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmark" / "security")]
 
-from hook_clocks import TREE, clocked_start  # noqa: E402
-from hostile_soak import longest, share  # noqa: E402
+from hook_clocks import TREE_PREFIX, clocked_start  # noqa: E402
+from hostile_soak import longest_call_s, thread_share  # noqa: E402
 
 from launch_server import cpu_arguments, free_port, post, serving  # noqa: E402
 from support.small_models import change_config  # noqa: E402
@@ -32,7 +32,7 @@ from tiny_model import write_tiny_model  # noqa: E402
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 RESULTS = Path(__file__).parent / "results" / "long_prompts.json"
-PAGE, CONVERSATIONS, RATE, BLOCKS = 64, 8, 20, (500, 1000)
+PAGE_TOKENS, CONVERSATION_COUNT, REQUESTS_PER_S, PROMPT_BLOCKS = 64, 8, 20, (500, 1000)
 ARMS = {
     "wa": ("--radix-eviction", "wa"),
     "wa, order and gate": (
@@ -42,66 +42,62 @@ ARMS = {
 }
 
 
-def ask(url: str, prompt: list[int]) -> int:
+def send_prompt(url: str, prompt: list[int]) -> int:
     """Send a prompt; return its cached tokens."""
     sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
     answer = post(f"{url}/generate", {"input_ids": prompt, "sampling_params": sampling})
     return int(answer["meta_info"]["cached_tokens"])
 
 
-def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
-    draw = random.Random(1)
+def measure_arm(name: str, seconds: int, folder: Path) -> dict[str, Any]:
+    rng = random.Random(1)
     conversations = [
-        [draw.randrange(1000, 40000) for _ in range(PAGE * draw.randint(*BLOCKS) + 1)]
-        for _ in range(CONVERSATIONS)
+        [rng.randrange(1000, 40000) for _ in range(PAGE_TOKENS * rng.randint(*PROMPT_BLOCKS) + 1)]
+        for _ in range(CONVERSATION_COUNT)
     ]
-    tokens = 2 * CONVERSATIONS * PAGE * BLOCKS[1]
+    tokens = 2 * CONVERSATION_COUNT * PAGE_TOKENS * PROMPT_BLOCKS[1]
     arguments = cpu_arguments(folder / "model", kv_tokens=tokens, dtype="float32")
-    arguments += ["--load-format", "dummy", "--page-size", str(PAGE), *ARMS[name]]
-    arguments += [
-        "--context-length",
-        str(PAGE * BLOCKS[1] + 4096),
-        "--chunked-prefill-size",
-        "2048",
-    ]
-    clocks, longer = folder / "clocks.json", {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    arguments += ["--load-format", "dummy", "--page-size", str(PAGE_TOKENS), *ARMS[name]]
+    context_tokens = PAGE_TOKENS * PROMPT_BLOCKS[1] + 4096
+    arguments += ["--context-length", str(context_tokens), "--chunked-prefill-size", "2048"]
+    clocks, environment = folder / "clocks.json", {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
     with serving(
-        arguments, log=folder / "server.log", port=free_port(), environment=longer,
+        arguments, log=folder / "server.log", port=free_port(), environment=environment,
         start=clocked_start(clocks),
     ) as server:  # fmt: skip
         for conversation in conversations:
-            ask(server.url, conversation)
+            send_prompt(server.url, conversation)
         time.sleep(1.5)  # the scheduler writes its clocks once a second
         start_times, start = json.loads(clocks.read_text()), time.monotonic()
-        with concurrent.futures.ThreadPoolExecutor(CONVERSATIONS) as pool:
+        with concurrent.futures.ThreadPoolExecutor(CONVERSATION_COUNT) as pool:
             answers = []
-            for number in range(RATE * seconds):
-                time.sleep(max(0.0, start + number / RATE - time.monotonic()))
-                conversation = conversations[number % CONVERSATIONS]
-                conversation.append(draw.randrange(1000, 40000))
-                answer = pool.submit(ask, server.url, list(conversation))
+            for number in range(REQUESTS_PER_S * seconds):
+                time.sleep(max(0.0, start + number / REQUESTS_PER_S - time.monotonic()))
+                conversation = conversations[number % CONVERSATION_COUNT]
+                conversation.append(rng.randrange(1000, 40000))
+                answer = pool.submit(send_prompt, server.url, list(conversation))
                 answers.append((len(conversation), answer))
-            cached = sum(answer.result() for _, answer in answers)
-        took = time.monotonic() - start
+            cached_tokens = sum(answer.result() for _, answer in answers)
+        took_s = time.monotonic() - start
         time.sleep(1.5)
         end_times = json.loads(clocks.read_text())
-    spent = {
+    hook_s = {
         key: row["seconds"] - start_times["hooks"].get(key, {"seconds": 0.0})["seconds"]
         for key, row in end_times["hooks"].items()
     }
-    timed = {"hooks": {key: {"seconds": s} for key, s in spent.items()}, "thread_s": took}
+    timed = {"hooks": {key: {"seconds": s} for key, s in hook_s.items()}, "thread_s": took_s}
     return {
         "requests": len(answers),
-        "seconds": round(took, 1),
-        "rate": round(len(answers) / took, 2),
-        "cached": round(cached / sum(length for length, _ in answers), 4),
-        "thread": round((end_times["thread_s"] - start_times["thread_s"]) / took, 4),
-        "hooks": share(timed),
-        "tree": share(timed, TREE),
-        "longest_ms": round(1e3 * longest(end_times), 2),
+        "seconds": round(took_s, 1),
+        "rate": round(len(answers) / took_s, 2),
+        "cached": round(cached_tokens / sum(length for length, _ in answers), 4),
+        "thread": round((end_times["thread_s"] - start_times["thread_s"]) / took_s, 4),
+        "hooks": thread_share(timed),
+        "tree": thread_share(timed, TREE_PREFIX),
+        "longest_ms": round(1e3 * longest_call_s(end_times), 2),
         "by_hook": {
-            key: round(value / took, 5)
-            for key, value in sorted(spent.items(), key=lambda pair: -pair[1])[:12]
+            key: round(value / took_s, 5)
+            for key, value in sorted(hook_s.items(), key=lambda pair: -pair[1])[:12]
         },
     }
 
@@ -119,7 +115,7 @@ def main() -> None:
             Path(folder) / "model", **dict.fromkeys(counts, 1), hidden_size=32, intermediate_size=64
         )
         for name in ARMS:
-            rows[name] = run(name, args.seconds, Path(folder))
+            rows[name] = measure_arm(name, args.seconds, Path(folder))
             print(name, json.dumps(rows[name], indent=1), flush=True)
     args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from canopy_lab.sim.model import ModelShape
 from canopy_lab.sim.system.engine_profile import PUBLISHED, Bandwidth, EngineProfile
 
-_PREFILL = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_CONTEXT = (0, 1024, 4096, 16384, 65536, 131072)
-_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_PREFILL_TOKENS = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_CONTEXT_TOKENS = (0, 1024, 4096, 16384, 65536, 131072)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Device:
     """Published peak figures of one accelerator, and of its host link."""
 
     name: str
-    flops: float
+    flops_per_s: float
     """Dense BF16 FLOP/s."""
     bytes_per_s: float
     """Device memory."""
@@ -57,25 +57,26 @@ def roofline_profile(
     sources: tuple[str, ...] = (),
 ) -> EngineProfile:
     """A profile of ``model`` on ``device`` from figures alone."""
-    compute_s, attention_s = (device.flops * EFFICIENCY[n] for n in ("compute", "attention"))
-    memory_s = device.bytes_per_s * EFFICIENCY["memory"]
-    kv = shape.kv_bytes_per_token()
-    weights_s = weight_bytes / memory_s
+    compute_flops_per_s = device.flops_per_s * EFFICIENCY["compute"]
+    attention_flops_per_s = device.flops_per_s * EFFICIENCY["attention"]
+    memory_bytes_per_s = device.bytes_per_s * EFFICIENCY["memory"]
+    kv_bytes = shape.kv_bytes_per_token()
+    weights_s = weight_bytes / memory_bytes_per_s
 
-    def linear(tokens: float) -> float:
-        compute = flops_per_token(shape) * tokens / compute_s
-        return max(compute, weights_s) + STEP_S
+    def linear_s(tokens: float) -> float:
+        arithmetic_s = flops_per_token(shape) * tokens / compute_flops_per_s
+        return max(arithmetic_s, weights_s) + STEP_S
 
-    def attention(new: float, context: float) -> float:
+    def scores_s(new: float, context: float) -> float:
         pairs = new * context + new * (new + 1) / 2
         flops = 4 * shape.layers * shape.heads * shape.head_dim * pairs
-        read_s = kv * (context + new) / memory_s
-        return max(flops / attention_s, read_s)
+        read_s = kv_bytes * (context + new) / memory_bytes_per_s
+        return max(flops / attention_flops_per_s, read_s)
 
-    def decode(batch: float, context: float) -> float:
-        return linear(batch) + kv * batch * context / memory_s
+    def decode_s(batch: float, context: float) -> float:
+        return linear_s(batch) + kv_bytes * batch * context / memory_bytes_per_s
 
-    host = device.host_bytes_per_s * EFFICIENCY["host"]
+    host_bytes_per_s = device.host_bytes_per_s * EFFICIENCY["host"]
     return EngineProfile(
         name=name,
         model=model,
@@ -83,17 +84,17 @@ def roofline_profile(
         date=date,
         source=PUBLISHED,
         sources=(*device.sources, *sources),
-        kv_bytes_per_token=kv,
+        kv_bytes_per_token=kv_bytes,
         layers=shape.layers,
-        prefill_tokens=_PREFILL,
-        prefill_linear_s=tuple(linear(n) for n in _PREFILL),
-        attention_new_tokens=_PREFILL,
-        attention_context_tokens=_CONTEXT,
-        attention_s=tuple(tuple(attention(n, c) for c in _CONTEXT) for n in _PREFILL),
-        decode_batch=_BATCH,
-        decode_context_tokens=_CONTEXT,
-        decode_step_s=tuple(tuple(decode(b, c) for c in _CONTEXT) for b in _BATCH),
-        host=Bandwidth(host, host),
+        prefill_tokens=_PREFILL_TOKENS,
+        prefill_linear_s=tuple(linear_s(n) for n in _PREFILL_TOKENS),
+        attention_new_tokens=_PREFILL_TOKENS,
+        attention_context_tokens=_CONTEXT_TOKENS,
+        attention_s=tuple(tuple(scores_s(n, c) for c in _CONTEXT_TOKENS) for n in _PREFILL_TOKENS),
+        decode_batch=_BATCH_SIZES,
+        decode_context_tokens=_CONTEXT_TOKENS,
+        decode_step_s=tuple(tuple(decode_s(b, c) for c in _CONTEXT_TOKENS) for b in _BATCH_SIZES),
+        host=Bandwidth(host_bytes_per_s, host_bytes_per_s),
         disk=None,
         notes={"efficiency": {**EFFICIENCY, "step_overhead_s": STEP_S}},
     )

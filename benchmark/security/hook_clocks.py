@@ -4,8 +4,8 @@
 
 The arguments are those of ``sglang.launch_server``. Each second the scheduler writes to ``FILE`` one
 row per hook (``hooks``) and the thread's CPU time (``thread_s``). SGLang functions called from a hook
-do not count. Rows under ``TREE`` are whole calls of Canopy's tree, including the work of SGLang's
-tree. Background encoding of documents has a row under ``COMPUTED``.
+do not count. Rows under ``TREE_PREFIX`` are whole calls of Canopy's tree, including the work of SGLang's
+tree. Background encoding of documents has a row under ``COMPUTED_PREFIX``.
 """
 
 from __future__ import annotations
@@ -21,71 +21,71 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TREE = "radix."
-COMPUTED = "computed."
-VARIABLE = "CANOPY_HOOK_CLOCKS"
-_SCHEDULERS = ("managers.schedule", "mem_cache.unified_radix_cache.", "mem_cache.common.")
+TREE_PREFIX = "radix."
+COMPUTED_PREFIX = "computed."
+FILE_VARIABLE = "CANOPY_HOOK_CLOCKS"
+_SCHEDULER_MODULES = ("managers.schedule", "mem_cache.unified_radix_cache.", "mem_cache.common.")
 
-rows: dict[str, dict[str, float]] = {}
+clock_rows: dict[str, dict[str, float]] = {}
 computed_s = 0.0
 """CPU time of all computation, subtracted from the hooks around it."""
 
 
-def _add(name: str, begin: float, not_ours: float = 0.0) -> float:
-    end = time.thread_time()
-    row = rows.setdefault(name, {"calls": 0, "seconds": 0.0, "longest_s": 0.0})
+def _record_call(name: str, start_s: float, excluded_s: float = 0.0) -> float:
+    end_s = time.thread_time()
+    row = clock_rows.setdefault(name, {"calls": 0, "seconds": 0.0, "longest_s": 0.0})
     row["calls"] += 1
-    row["seconds"] += end - begin - not_ours
-    row["longest_s"] = max(row["longest_s"], end - begin - not_ours)
-    row["thread_s"] = end
-    return end - begin
+    row["seconds"] += end_s - start_s - excluded_s
+    row["longest_s"] = max(row["longest_s"], end_s - start_s - excluded_s)
+    row["thread_s"] = end_s
+    return end_s - start_s
 
 
 @functools.cache  # a hook is in place if SGLang holds this very object
-def time_hook(name: str, hook: Callable[..., Any], around: bool = False) -> Callable[..., Any]:
-    """Wrap ``hook`` to add its CPU time to ``rows[name]``.
+def time_hook(name: str, hook: Callable[..., Any], is_around: bool = False) -> Callable[..., Any]:
+    """Wrap ``hook`` to add its CPU time to ``clock_rows[name]``.
 
-    ``around``: the first argument is SGLang's function, whose time is subtracted.
+    ``is_around``: the first argument is SGLang's function, whose time is subtracted.
     """
 
     @functools.wraps(hook)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def timed_call(*args: Any, **kwargs: Any) -> Any:
         sglang_s = 0.0
-        if around:
+        if is_around:
             original = args[0]
 
             def count_original(*args: Any, **keywords: Any) -> Any:
                 nonlocal sglang_s
-                began = time.thread_time()
+                original_start_s = time.thread_time()
                 try:
                     return original(*args, **keywords)
                 finally:
-                    sglang_s += time.thread_time() - began
+                    sglang_s += time.thread_time() - original_start_s
 
             args = (count_original, *args[1:])
-        before, begin = computed_s, time.thread_time()
+        computed_before_s, start_s = computed_s, time.thread_time()
         try:
             return hook(*args, **kwargs)
         finally:
-            _add(name, begin, sglang_s + computed_s - before)
+            _record_call(name, start_s, sglang_s + computed_s - computed_before_s)
 
-    return call
+    return timed_call
 
 
-def _computation(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _time_computation(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed_call(*args: Any, **kwargs: Any) -> Any:
         global computed_s
-        begin = time.thread_time()
+        start_s = time.thread_time()
         try:
-            return work(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
-            computed_s += _add(COMPUTED + name, begin)
+            computed_s += _record_call(COMPUTED_PREFIX + name, start_s)
 
-    return call
+    return timed_call
 
 
-def report() -> dict[str, Any]:
-    hooks = {name: dict(row) for name, row in list(rows.items())}
+def make_report() -> dict[str, Any]:
+    hooks = {name: dict(row) for name, row in list(clock_rows.items())}
     return {"thread_s": max((r["thread_s"] for r in hooks.values()), default=0.0), "hooks": hooks}
 
 
@@ -95,28 +95,28 @@ def wrap_hooks() -> None:
 
     original = Hook.__init__
 
-    def init(
+    def timed_init(
         self: Hook,
         target: str,
         kind: str,
         hook: Callable[..., Any],
-        *positional: Any,
+        *more: Any,
         **keywords: Any,
     ) -> None:
         name = target.removeprefix("sglang.srt.")
         if name.endswith("default_radix_cache_factory"):
             hook = _time_building(hook)
-        elif name.startswith(_SCHEDULERS) and not name.endswith("__init__"):
+        elif name.startswith(_SCHEDULER_MODULES) and not name.endswith("__init__"):
             hook = time_hook(name.removeprefix("managers."), hook, kind == "around")
-        original(self, target, kind, hook, *positional, **keywords)
+        original(self, target, kind, hook, *more, **keywords)
 
-    Hook.__init__ = init  # type: ignore[assignment,method-assign]
+    Hook.__init__ = timed_init  # type: ignore[assignment,method-assign]
 
 
 def _time_building(build: Callable[..., Any]) -> Callable[..., Any]:
     """Time the tree and background work, and begin to write, in the process that builds the cache."""
 
-    def call(original: Any, ctx: Any) -> Any:
+    def timed_call(original: Any, ctx: Any) -> Any:
         from canopy_documents.server.engine import DocumentEngine
         from sglang_canopy.radix.cache import CanopyRadixCache
         from sglang_canopy.radix.core import CanopyTreeCore
@@ -127,13 +127,14 @@ def _time_building(build: Callable[..., Any]) -> Callable[..., Any]:
             (CanopyTreeCore, "_insert_walk_step"),
             (CanopyRadixCache, "_evict_components"),
         ):
-            setattr(owner, name, time_hook(TREE + name.strip("_"), getattr(owner, name)))
-        idle = _computation("documents when idle", DocumentEngine.work_when_idle)
+            setattr(owner, name, time_hook(TREE_PREFIX + name.strip("_"), getattr(owner, name)))
+        idle = _time_computation("documents when idle", DocumentEngine.work_when_idle)
         DocumentEngine.work_when_idle = idle  # type: ignore[method-assign]
-        threading.Thread(target=_write, args=(Path(os.environ[VARIABLE]),), daemon=True).start()
+        path = Path(os.environ[FILE_VARIABLE])
+        threading.Thread(target=_write_reports, args=(path,), daemon=True).start()
         return build(original, ctx)
 
-    return call
+    return timed_call
 
 
 def clocked_start(clocks: Path) -> Callable[..., subprocess.Popen[bytes]]:
@@ -145,19 +146,19 @@ def clocked_start(clocks: Path) -> Callable[..., subprocess.Popen[bytes]]:
     return start
 
 
-def _write(path: Path) -> None:
+def _write_reports(path: Path) -> None:
     while True:
         time.sleep(1.0)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(report()))
-        part.replace(path)
+        partial_file = path.with_suffix(".part")
+        partial_file.write_text(json.dumps(make_report()))
+        partial_file.replace(path)
 
 
 if __name__ in ("__main__", "__mp_main__"):
     wrap_hooks()  # SGLang's schedulers are spawned, and import this file again
 
 if __name__ == "__main__":
-    os.environ[VARIABLE] = sys.argv.pop(1)
+    os.environ[FILE_VARIABLE] = sys.argv.pop(1)
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

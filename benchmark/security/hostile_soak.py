@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hook_clocks import COMPUTED, TREE, clocked_start
+from hook_clocks import COMPUTED_PREFIX, TREE_PREFIX, clocked_start
 from tenants import Honest, Hostile
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -53,12 +53,12 @@ from launch_server import cpu_arguments, free_port, serving
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 POLICY = "wa"
-POINT = 0.01
+MAX_LOSS = 0.01
 SAMPLE_S = 2.0
-GROWTH = 0.03
+MAX_GROWTH_SHARE = 0.03
 """Tolerated growth of memory, as a share: allocators fluctuate."""
-GROWTH_MB = 24.0
-CALL_S, SHARE = 0.05, 0.02
+MAX_GROWTH_MB = 24.0
+MAX_CALL_S, MAX_HOOK_SHARE = 0.05, 0.02
 """The longest call of a hook, and the share of the scheduler's thread that all of them may take."""
 
 
@@ -66,7 +66,7 @@ class MemorySampler:
     """Samples a server's resident memory in a thread of its own."""
 
     def __init__(self, pid: int) -> None:
-        self.series_mb: list[float] = []
+        self.resident_mb: list[float] = []
         self._pid = pid
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -76,48 +76,48 @@ class MemorySampler:
         self._stop.set()
         self._thread.join()
 
-    def flat(self) -> bool:
+    def is_flat(self) -> bool:
         """Whether the last third's median is about that of the middle third."""
-        third = len(self.series_mb) // 3
+        third = len(self.resident_mb) // 3
         if not third:
             return True
-        middle = statistics.median(self.series_mb[third : 2 * third])
-        last = statistics.median(self.series_mb[-third:])
-        return last <= middle * (1 + GROWTH) + GROWTH_MB
+        middle = statistics.median(self.resident_mb[third : 2 * third])
+        last = statistics.median(self.resident_mb[-third:])
+        return last <= middle * (1 + MAX_GROWTH_SHARE) + MAX_GROWTH_MB
 
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLE_S):
-            total = 0
+            total_bytes = 0
             try:
-                leader = psutil.Process(self._pid)
-                family = [leader, *leader.children(recursive=True)]
+                server_process = psutil.Process(self._pid)
+                processes = [server_process, *server_process.children(recursive=True)]
             except psutil.NoSuchProcess:
                 return
-            for process in family:
+            for process in processes:
                 try:
-                    total += process.memory_info().rss
+                    total_bytes += process.memory_info().rss
                 except psutil.NoSuchProcess:
                     continue
-            self.series_mb.append(round(total / 2**20, 1))
+            self.resident_mb.append(round(total_bytes / 2**20, 1))
 
 
-def run(name: str, options: argparse.Namespace, folder: Path, steps: int | None) -> dict[str, Any]:
+def run_one(name: str, args: argparse.Namespace, folder: Path, steps: int | None) -> dict[str, Any]:
     """One of the three runs, on a server of its own. ``steps``: ``None`` for ``--minutes``."""
-    honest = Honest(options.pool)
-    hostile = None if name == "alone" else Hostile(honest, lies=name == "hostile")
-    pool = options.pool // 2 if name == "alone" else options.pool
-    model = options.model or folder / "model"
-    arguments = cpu_arguments(model, kv_tokens=pool, dtype="float32")
-    arguments += [] if options.model else ["--load-format", "dummy"]
+    honest = Honest(args.pool)
+    hostile = None if name == "alone" else Hostile(honest, tells_lies=name == "hostile")
+    pool_tokens = args.pool // 2 if name == "alone" else args.pool
+    model = args.model or folder / "model"
+    arguments = cpu_arguments(model, kv_tokens=pool_tokens, dtype="float32")
+    arguments += [] if args.model else ["--load-format", "dummy"]
     arguments += ["--radix-eviction", POLICY, "--canopy-documents", "memory_mb=32"]
     log = folder / f"{name}.log"
     clocks = folder / f"{name}.clocks.json"
     start = clocked_start(clocks)
     with serving(arguments, log=log, port=free_port(), describe=name, start=start) as server:
         memory = MemorySampler(server.process.pid)
-        if hostile is not None and hostile.lies:
+        if hostile is not None and hostile.tells_lies:
             hostile.start(server.url)
-        end = time.monotonic() + 60 * options.minutes
+        end = time.monotonic() + 60 * args.minutes
         step = 0
         while step < steps if steps is not None else time.monotonic() < end:
             honest.step(server.url, step)
@@ -127,62 +127,62 @@ def run(name: str, options: argparse.Namespace, folder: Path, steps: int | None)
         if hostile is not None:
             hostile.stop()
         memory.stop()
-        scheduler = json.loads(clocks.read_text())
-        text = server.log_text()
+        clocks_report = json.loads(clocks.read_text())
+        log_text = server.log_text()
     return {
         "steps": step,
-        "warm_up_steps": honest.warm_up,
-        "pool_tokens": pool,
+        "warm_up_steps": honest.warm_up_steps,
+        "pool_tokens": pool_tokens,
         "hit_rate": round(honest.hit_rate, 4),
         "honest_errors": honest.errors[:5],
         "hostile_sent": {} if hostile is None else hostile.requests_by_kind,
         "faults": [] if hostile is None else sorted(set(hostile.faults))[:20],
-        "tracebacks": text.count("Traceback"),
-        "rss_mb": memory.series_mb,
-        "memory_flat": memory.flat(),
-        "hooks_share": share(scheduler),
-        "tree_share": share(scheduler, TREE),
-        "computed_share": share(scheduler, COMPUTED),
-        "longest_s": longest(scheduler),
-        "scheduler": scheduler,
+        "tracebacks": log_text.count("Traceback"),
+        "rss_mb": memory.resident_mb,
+        "memory_flat": memory.is_flat(),
+        "hooks_share": thread_share(clocks_report),
+        "tree_share": thread_share(clocks_report, TREE_PREFIX),
+        "computed_share": thread_share(clocks_report, COMPUTED_PREFIX),
+        "longest_s": longest_call_s(clocks_report),
+        "scheduler": clocks_report,
     }
 
 
-def share(scheduler: dict[str, Any], prefix: str = "") -> float:
+def thread_share(clocks_report: dict[str, Any], prefix: str = "") -> float:
     """Of the scheduler's thread: the rows under ``prefix``; without one, our hooks."""
-    apart = (TREE, COMPUTED)
+    other_prefixes = (TREE_PREFIX, COMPUTED_PREFIX)
     seconds = sum(
         row["seconds"]
-        for name, row in scheduler["hooks"].items()
-        if (name.startswith(prefix) if prefix else not name.startswith(apart))
+        for name, row in clocks_report["hooks"].items()
+        if (name.startswith(prefix) if prefix else not name.startswith(other_prefixes))
     )
-    return round(seconds / scheduler["thread_s"], 4)
+    return round(seconds / clocks_report["thread_s"], 4)
 
 
-def longest(scheduler: dict[str, Any]) -> float:
+def longest_call_s(clocks_report: dict[str, Any]) -> float:
     """Seconds of the longest call of a hook or of our tree."""
-    hooks = scheduler["hooks"].items()
-    times = [row["longest_s"] for name, row in hooks if not name.startswith(COMPUTED)]
+    hooks = clocks_report["hooks"].items()
+    times = [row["longest_s"] for name, row in hooks if not name.startswith(COMPUTED_PREFIX)]
     return round(max(times), 4)
 
 
-def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
+def judge(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
     """Return each claim, and whether it holds."""
-    hit = {name: result["hit_rate"] for name, result in runs.items()}
-    counted = all(result["steps"] > 2 * result["warm_up_steps"] for result in runs.values())
+    rates = {name: result["hit_rate"] for name, result in runs.items()}
+    enough_steps = all(result["steps"] > 2 * result["warm_up_steps"] for result in runs.values())
     return {
-        "enough steps to tell": counted,
-        "within a point of alone": hit["hostile"] >= hit["alone"] - POINT,
-        "nothing gained by lying": hit["hostile"] >= hit["truthful"] - POINT,
+        "enough steps to tell": enough_steps,
+        "within a point of alone": rates["hostile"] >= rates["alone"] - MAX_LOSS,
+        "nothing gained by lying": rates["hostile"] >= rates["truthful"] - MAX_LOSS,
         "nothing readable, nothing refused wrongly": not any(
             result["faults"] or result["honest_errors"] or not result["documents_unchanged"]
             for result in runs.values()
         ),
         "no traceback": not any(result["tracebacks"] for result in runs.values()),
         "memory flat": runs["hostile"]["memory_flat"],
-        "no hook's call over 50 ms": all(result["longest_s"] <= CALL_S for result in runs.values()),
+        "no hook's call over 50 ms": all(r["longest_s"] <= MAX_CALL_S for r in runs.values()),
         "hooks within 2 % of the scheduler's thread": all(
-            result["hooks_share"] <= SHARE for result in runs.values()
+            result["hooks_share"] <= MAX_HOOK_SHARE for result in runs.values()
         ),
     }
 
@@ -203,18 +203,18 @@ def main() -> int:
         runs: dict[str, dict[str, Any]] = {}
         steps = None
         for name in ("hostile", "truthful", "alone"):
-            runs[name] = run(name, options, folder, steps)
+            runs[name] = run_one(name, options, folder, steps)
             steps = runs[name]["steps"]
             if options.json:  # a run takes minutes: keep the results of earlier runs
-                write(options.json, {"policy": POLICY, "runs": runs})
-    result = {"policy": POLICY, "verdict": verdict(runs), "runs": runs}
+                write_result(options.json, {"policy": POLICY, "runs": runs})
+    result = {"policy": POLICY, "verdict": judge(runs), "runs": runs}
     print(json.dumps(result, indent=1))
     if options.json:
-        write(options.json, result)
+        write_result(options.json, result)
     return 0 if all(result["verdict"].values()) else 1
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
+def write_result(path: Path, result: dict[str, Any]) -> None:
     """Write what a page may show; all of it is printed."""
     runs = {
         name: {key: run[key] for key in run if key not in ("rss_mb", "scheduler")}

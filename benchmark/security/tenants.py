@@ -13,18 +13,18 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 HONEST, HOSTILE = "honest-tenant", "hostile-tenant"
-WORKING_SET = 0.4
+WORKING_SET_SHARE = 0.4
 """Tokens that the honest tenant sends in one round of its conversations, as a share of the pool."""
-SYSTEM, TURN, TURNS = 96, 48, 6
+SYSTEM_TOKENS, TURN_TOKENS, TURNS = 96, 48, 6
 """Tokens of the shared system prompt, of a turn, and turns of a conversation."""
 PAUSE_S = 0.02
 """Pause between two requests of a flooding thread."""
-DOCUMENT, JUNK = 64, 16
-"""Tokens of an honest and of a hostile document. Registering one computes it, and that is traffic
+DOCUMENT_TOKENS = 64
+"""Tokens of a document of the honest tenant. Registering one computes it, and that is traffic
 beyond the prompts: kept small, so that both tenants still send about equally much."""
 
 
@@ -49,21 +49,29 @@ def generate(
     sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
     if custom:
         sampling["custom_params"] = custom
-    asked = {"input_ids": prompt, "sampling_params": sampling, "extra_key": tenant, **body}
-    status, text = call(url, "POST", "/generate", asked)
+    request_body = {"input_ids": prompt, "sampling_params": sampling, "extra_key": tenant, **body}
+    status, text = call(url, "POST", "/generate", request_body)
     return status, json.loads(text) if status == 200 else text
 
 
-def tokens(count: int, seed: object) -> list[int]:
-    draw = random.Random(str(seed))
-    return [draw.randrange(1000, 20_000) for _ in range(count)]
+def make_tokens(count: int, seed: object) -> list[int]:
+    rng = random.Random(str(seed))
+    return [rng.randrange(1000, 20_000) for _ in range(count)]
+
+
+class StepPrompt(NamedTuple):
+    """The honest tenant's request in a step."""
+
+    conversation: str
+    turn: int
+    tokens: list[int]
 
 
 @dataclass(slots=True)
 class Honest:
     """Conversations in rotation, each restarted after ``TURNS``, with true labels."""
 
-    pool: int
+    pool_tokens: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
     errors: list[str] = field(default_factory=list)
@@ -71,34 +79,34 @@ class Honest:
 
     @property
     def conversations(self) -> int:
-        average = SYSTEM + TURN * (TURNS + 1) // 2
-        return max(2, int(WORKING_SET * self.pool / average))
+        average_tokens = SYSTEM_TOKENS + TURN_TOKENS * (TURNS + 1) // 2
+        return max(2, int(WORKING_SET_SHARE * self.pool_tokens / average_tokens))
 
     @property
-    def warm_up(self) -> int:
+    def warm_up_steps(self) -> int:
         """Steps until every conversation has been through all of its turns once."""
         return self.conversations * TURNS
 
-    def prompt(self, step: int) -> tuple[str, int, list[int]]:
-        """Conversation, turn and tokens of a step."""
+    def prompt(self, step: int) -> StepPrompt:
         slot = step % self.conversations
         rounds = step // self.conversations + slot  # they do not all restart at once
         name, turn = f"honest-{slot}-{rounds // TURNS}", rounds % TURNS + 1
-        return name, turn, tokens(SYSTEM, "system") + tokens(TURN * TURNS, name)[: TURN * turn]
+        own = make_tokens(TURN_TOKENS * TURNS, name)[: TURN_TOKENS * turn]
+        return StepPrompt(name, turn, make_tokens(SYSTEM_TOKENS, "system") + own)
 
     def step(self, url: str, step: int) -> None:
         """Send a step's request; count its tokens once everything is warm."""
         name, turn, prompt = self.prompt(step)
-        said = {"canopy_category": "chat", "canopy_turn": turn, "canopy_conversation": name}
-        status, answer = generate(url, prompt, HONEST, said)
+        hints = {"canopy_category": "chat", "canopy_turn": turn, "canopy_conversation": name}
+        status, answer = generate(url, prompt, HONEST, hints)
         if status != 200:
             self.errors.append(f"step {step}: {status} {answer[:200]}")
-        elif step >= self.warm_up:
+        elif step >= self.warm_up_steps:
             self.prompt_tokens += answer["meta_info"]["prompt_tokens"]
             self.cached_tokens += answer["meta_info"]["cached_tokens"]
 
-    def document(self, i: int) -> list[int]:
-        return tokens(DOCUMENT, f"the honest tenant's document {i}")
+    def make_document(self, i: int) -> list[int]:
+        return make_tokens(DOCUMENT_TOKENS, f"the honest tenant's document {i}")
 
     @property
     def hit_rate(self) -> float:
@@ -107,10 +115,10 @@ class Honest:
 
 @dataclass(slots=True)
 class Hostile:
-    """Sends the same number of tokens as the honest tenant; with ``lies``, also runs all attacks."""
+    """Sends the same number of tokens as the honest tenant; with ``tells_lies``, also runs all attacks."""
 
     honest: Honest
-    lies: bool
+    tells_lies: bool
     requests_by_kind: dict[str, int] = field(default_factory=dict)
     """Requests of each kind."""
     faults: list[str] = field(default_factory=list)
@@ -121,17 +129,17 @@ class Hostile:
     def step(self, url: str, step: int) -> None:
         """Send a prompt of the honest prompt's length: mostly new tokens, at times an old prompt (a
         conversation with the hint that it is over continues), at times the honest tenant's prompt."""
-        name, _, theirs = self.honest.prompt(step)
+        name, _, honest_prompt = self.honest.prompt(step)
         if step % 20 == 0:
-            self._pry(url, step, theirs)
+            self._probe(url, step, honest_prompt)
             return
-        again = step - 5 if step % 10 == 9 else step
-        prompt = tokens(len(self.honest.prompt(again)[2]), f"flood {again}")
-        said = self._lie(step, name) if self.lies else None
-        status, answer = generate(url, prompt, HOSTILE, said)
-        self._note("prompts", status, answer)
+        past_step = step - 5 if step % 10 == 9 else step
+        prompt = make_tokens(len(self.honest.prompt(past_step).tokens), f"flood {past_step}")
+        hints = self._false_hints(step, name) if self.tells_lies else None
+        status, answer = generate(url, prompt, HOSTILE, hints)
+        self._count_answer("prompts", status, answer)
 
-    def _lie(self, step: int, conversation: str) -> dict[str, Any]:
+    def _false_hints(self, step: int, conversation: str) -> dict[str, Any]:
         hints: dict[str, Any] = {
             "canopy_category": f"invented-{step}",
             "canopy_turn": 1 + step % 1000,
@@ -145,26 +153,27 @@ class Hostile:
             {**hints, "canopy_over": True} if step % 10 == 4 else {**hints, "canopy_return_in_s": 1}
         )
 
-    def _pry(self, url: str, step: int, honest_prompt: list[int]) -> None:
+    def _probe(self, url: str, step: int, honest_prompt: list[int]) -> None:
         """Send the honest tenant's prompt and document from an unused namespace: any reuse is a leak."""
         salt = f"probe-{step}"
         status, answer = generate(url, honest_prompt, HOSTILE, cache_salt=salt)
-        self._note("probes", status, answer)
+        self._count_answer("probes", status, answer)
         if status == 200 and answer["meta_info"]["cached_tokens"]:
             self.faults.append(f"step {step}: reused the honest tenant's KV: {answer['meta_info']}")
         document = self.honest.document(step % 3)
-        prompt = [*tokens(20, salt), *document, *tokens(10, salt)]
+        prompt = [*make_tokens(20, salt), *document, *make_tokens(10, salt)]
         bounds = {"canopy_document_bounds": [20, 20 + len(document)]}
         status, answer = generate(url, prompt, HOSTILE, bounds, cache_salt=salt)
-        self._note("probes", status, answer)
+        self._count_answer("probes", status, answer)
         report = answer["meta_info"].get("canopy_documents") if status == 200 else None
         if report and report[0] and report[0].get("fused"):
             self.faults.append(f"step {step}: reused the honest tenant's document: {report[0]}")
 
     def start(self, url: str) -> None:
         """Flood every route of Canopy's until ``stop``."""
-        for work in (self._hints, self._documents, self._send_malformed, self._readings):
-            thread = threading.Thread(target=self._repeat, args=(work, url), daemon=True)
+        attacks = (self._send_hints, self._delete_documents, self._send_malformed, self._read)
+        for attack in attacks:
+            thread = threading.Thread(target=self._repeat, args=(attack, url), daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -173,56 +182,56 @@ class Hostile:
         for thread in self._threads:
             thread.join(150)
 
-    def _repeat(self, work: Callable[[str, int], None], url: str) -> None:
-        for i in itertools.count():
+    def _repeat(self, attack: Callable[[str, int], None], url: str) -> None:
+        for count in itertools.count():
             if self._stop.wait(PAUSE_S):
                 return
             try:
-                work(url, i)
+                attack(url, count)
             except (OSError, http.client.HTTPException) as error:
                 # The server closes the connection on endless bodies; elsewhere this is a fault.
-                if work != self._send_malformed:
-                    self.faults.append(f"{work.__name__} {i}: {error!r}")
+                if attack != self._send_malformed:
+                    self.faults.append(f"{attack.__name__} {count}: {error!r}")
 
-    def _hints(self, url: str, i: int) -> None:
+    def _send_hints(self, url: str, i: int) -> None:
         name = f"honest-{i % self.honest.conversations}-{i // 500}" if i % 2 else f"invented-{i}"
         hint = {"conversation": name, "extra_key": HOSTILE, "over": bool(i % 3), "keep_s": 3600}
-        self._note("hints", *call(url, "POST", "/canopy/hint", hint))
+        self._count_answer("hints", *call(url, "POST", "/canopy/hint", hint))
 
-    def _documents(self, url: str, i: int) -> None:
+    def _delete_documents(self, url: str, i: int) -> None:
         """Delete the documents of its own tenant and of one that does not exist."""
         name = HOSTILE if i % 2 else f"invented-{i}"
-        self._note("documents", *call(url, "DELETE", f"/canopy/documents?extra_key={name}"))
+        self._count_answer("documents", *call(url, "DELETE", f"/canopy/documents?extra_key={name}"))
 
     def _send_malformed(self, url: str, i: int) -> None:
         method, path, body = MALFORMED[i % len(MALFORMED)]
         status, text = call(url, method, path, body() if callable(body) else body)
-        self._note("malformed", status, text)
+        self._count_answer("malformed", status, text)
         if status == 200:
             self.faults.append(f"{path} took malformed body {i % len(MALFORMED)}: {text[:200]}")
 
-    def _readings(self, url: str, i: int) -> None:
+    def _read(self, url: str, i: int) -> None:
         path = ("/canopy/status", "/server_info", "/metrics")[i % 3]
         status, text = call(url, "GET", path)
-        self._note("readings", status, text)
+        self._count_answer("readings", status, text)
         for secret in (HONEST, "honest-0-"):
             if secret in text:
                 self.faults.append(f"{path} shows {secret} of the honest tenant")
 
-    def _note(self, kind: str, status: int, text: Any) -> None:
+    def _count_answer(self, kind: str, status: int, text: Any) -> None:
         self.requests_by_kind[kind] = self.requests_by_kind.get(kind, 0) + 1
-        if (status >= 500 and "canopy" not in str(text)) or status >= 500:
+        if status >= 500:
             self.faults.append(f"{kind}: status {status}: {str(text)[:200]}")
 
 
-def _endless() -> Iterator[bytes]:
+def _endless_body() -> Iterator[bytes]:
     """A body of no stated length, four times as long as any route takes."""
     for _ in range(1024):
         yield b" " * (1 << 16)
 
 
-def _body_with(**custom: Any) -> dict[str, Any]:
-    return {"text": "x", "sampling_params": {"max_new_tokens": 1, "custom_params": custom}}
+def _body_with(**custom_params: Any) -> dict[str, Any]:
+    return {"text": "x", "sampling_params": {"max_new_tokens": 1, "custom_params": custom_params}}
 
 
 MALFORMED: tuple[tuple[str, str, Any], ...] = (
@@ -232,7 +241,7 @@ MALFORMED: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/canopy/hint", b'{"conversation": "a", "keep_s": 1' + b"0" * 400 + b"}"),
     ("POST", "/canopy/hint", {"conversation": "a", "over": True, "tenant": HONEST}),
     ("POST", "/canopy/hint", b'{"a": "' + b"x" * (1 << 20) + b'"}'),
-    ("POST", "/canopy/hint", _endless),
+    ("POST", "/canopy/hint", _endless_body),
     ("DELETE", "/canopy/documents?extra_key=a&extra_key=b", None),
     ("POST", "/generate", _body_with(canopy={"time": 1e308, "hints": "["})),
     ("POST", "/generate", _body_with(canopy_keep_s=1e400)),

@@ -33,24 +33,24 @@ from launch_server import ServerProcess, cpu_arguments, free_port, post, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
-PAGE = 16
+PAGE_TOKENS = 16
 TIERS = ("device", "host", "storage")
 DEVICE_TOKENS, HOST_RATIO, DISK_GB = 1024, 1.5, 8.0
-KILLS, SAMPLE = 3, 20
+KILL_COUNT, PROMPTS_AFTER_KILL = 3, 20
 """Kills under load, and prompts that are asked after each."""
 SessionPrompt = dict[str, Any]
 
 
-def prompts(count: int, seed: int, turns: int = 5) -> list[SessionPrompt]:
+def make_prompts(count: int, seed: int, turns: int = 5) -> list[SessionPrompt]:
     """Conversations of ``turns`` turns, the turns of all of them mixed; a third share a head."""
-    draw = random.Random(seed)
-    shared_head = [draw.randrange(100, 40_000) for _ in range(96)]
+    rng = random.Random(seed)
+    shared_head = [rng.randrange(100, 40_000) for _ in range(96)]
     conversations: list[list[SessionPrompt]] = []
     for number in range(-(-count // turns)):
         tokens = list(shared_head) if number % 3 == 0 else []
         conversation = []
         for turn in range(1, turns + 1):
-            tokens = tokens + [draw.randrange(100, 40_000) for _ in range(draw.randrange(30, 80))]
+            tokens = tokens + [rng.randrange(100, 40_000) for _ in range(rng.randrange(30, 80))]
             labels = {
                 "canopy_category": ("chat", "agent", "batch")[number % 3],
                 "canopy_turn": turn,
@@ -58,14 +58,14 @@ def prompts(count: int, seed: int, turns: int = 5) -> list[SessionPrompt]:
             }
             conversation.append({"tokens": tokens, "labels": labels})
         conversations.append(conversation)
-    turns_mixed = []
+    mixed_prompts = []
     while any(conversations):
-        conversation = draw.choice([t for t in conversations if t])
-        turns_mixed.append(conversation.pop(0))
-    return turns_mixed[:count]
+        conversation = rng.choice([t for t in conversations if t])
+        mixed_prompts.append(conversation.pop(0))
+    return mixed_prompts[:count]
 
 
-def ask(url: str, prompt: SessionPrompt, tokens: int) -> tuple[list[int], Counter[str]]:
+def send(url: str, prompt: SessionPrompt, tokens: int) -> tuple[list[int], Counter[str]]:
     """The answer's token ids, and the prompt's cached tokens by tier."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     body = {
@@ -77,13 +77,13 @@ def ask(url: str, prompt: SessionPrompt, tokens: int) -> tuple[list[int], Counte
     return answer["output_ids"], Counter({tier: details.get(tier, 0) for tier in TIERS})
 
 
-def ask_all(
-    url: str, prompts: Sequence[SessionPrompt], tokens: int, label: str, at_once: int = 2
+def send_all(
+    url: str, prompts: Sequence[SessionPrompt], tokens: int, label: str, concurrency: int = 2
 ) -> tuple[list[list[int]], Counter[str]]:
     hits: Counter[str] = Counter()
-    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+    with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
         answers = list(
-            tqdm(pool.map(lambda p: ask(url, p, tokens), prompts), desc=label, total=len(prompts))
+            tqdm(pool.map(lambda p: send(url, p, tokens), prompts), desc=label, total=len(prompts))
         )
     for _, by_tier in answers:
         hits += by_tier
@@ -103,10 +103,10 @@ class ServedSetup:
         write_policy: str = "write_through",
     ) -> None:
         self.base_arguments = cpu_arguments(model, kv_tokens=DEVICE_TOKENS, dtype="float32")
-        self.base_arguments += ["--page-size", str(PAGE)]
+        self.base_arguments += ["--page-size", str(PAGE_TOKENS)]
         if not (model / "model.safetensors").exists():
             self.base_arguments += ["--load-format", "dummy"]
-        storage: dict[str, Any] = {"prefetch_threshold": PAGE}
+        storage: dict[str, Any] = {"prefetch_threshold": PAGE_TOKENS}
         if backend == "canopy":
             storage |= {"path": str(folder), "capacity_gb": DISK_GB}
         self.tier_arguments = [
@@ -146,7 +146,7 @@ def flush_memory(url: str) -> None:
         time.sleep(0.2)
 
 
-def ask_stored(
+def send_stored(
     url: str, prompts: Sequence[SessionPrompt], tokens: int, expected: list[list[int]]
 ) -> Any:
     """Send prompts with empty memory each time; return hits on disk and wrong answers."""
@@ -157,10 +157,10 @@ def ask_stored(
     by_prompt = {id(prompt): ids for prompt, ids in zip(prompts, expected)}
     for prompt in tqdm(last_turns.values(), desc="after the restart"):
         flush_memory(url)
-        ids, hit_tokens = ask(url, prompt, tokens)
+        ids, hit_tokens = send(url, prompt, tokens)
         wrong += ids != by_prompt[id(prompt)]
         hits += hit_tokens["storage"]
-        page_tokens += (len(prompt["tokens"]) - 1) // PAGE * PAGE
+        page_tokens += (len(prompt["tokens"]) - 1) // PAGE_TOKENS * PAGE_TOKENS
     return {"asked": len(last_turns), "tokens": page_tokens, "from_storage": hits, "wrong": wrong}
 
 
@@ -169,19 +169,20 @@ def kill_under_load(
     prompts: Sequence[SessionPrompt],
     tokens: int,
     after_s: float,
-    draw: random.Random,
+    rng: random.Random,
 ) -> int:
     """Kill every process of ``server`` while it works. Returns its earlier answers."""
-    stop, answer_count = threading.Event(), [0]
+    stop, answer_count = threading.Event(), 0
 
-    def load() -> None:
-        rng = random.Random(draw.random())
+    def send_load() -> None:
+        nonlocal answer_count
+        thread_rng = random.Random(rng.random())
         while not stop.is_set():
             with contextlib.suppress(OSError, ValueError):
-                ask(server.url, rng.choice(prompts), tokens)
-                answer_count[0] += 1
+                send(server.url, thread_rng.choice(prompts), tokens)
+                answer_count += 1
 
-    threads = [threading.Thread(target=load, daemon=True) for _ in range(3)]
+    threads = [threading.Thread(target=send_load, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     time.sleep(after_s)
@@ -189,22 +190,22 @@ def kill_under_load(
     stop.set()
     for thread in threads:
         thread.join(30)
-    return answer_count[0]
+    return answer_count
 
 
-def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
+def run_all(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
     turns = prompts(arguments.prompts, arguments.seed)
-    tokens, draw = arguments.tokens, random.Random(arguments.seed)
+    tokens, rng = arguments.tokens, random.Random(arguments.seed)
     setup = ServedSetup(folder, logs, arguments.model, arguments.backend, arguments.policy)
     with setup.server("--disable-radix-cache") as server:
-        expected, no_hits = ask_all(server.url, turns, tokens, "no cache")
+        expected, no_hits = send_all(server.url, turns, tokens, "no cache")
     assert not +no_hits, no_hits
     result: dict[str, Any] = {"prompts": len(turns), "backend": arguments.backend}
     with setup.server(*setup.tier_arguments) as server:
-        first_ids, hits = ask_all(server.url, turns, tokens, "three tiers")
+        first_ids, hits = send_all(server.url, turns, tokens, "three tiers")
         order = list(range(len(turns)))
-        draw.shuffle(order)
-        last_ids, last_hits = ask_all(server.url, [turns[i] for i in order], tokens, "and again")
+        rng.shuffle(order)
+        last_ids, last_hits = send_all(server.url, [turns[i] for i in order], tokens, "and again")
         flush_memory(server.url)
         log = server.log_text()
     result["hits"] = {tier: (hits + last_hits)[tier] for tier in TIERS}
@@ -213,15 +214,15 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
     result["wrong"] += sum(last_ids[k] != expected[i] for k, i in enumerate(order))
     result["tracebacks"] = log.count("Traceback")
     with setup.server(*setup.tier_arguments) as server:
-        result["restart"] = ask_stored(server.url, turns, tokens, expected)
+        result["restart"] = send_stored(server.url, turns, tokens, expected)
     result["kills"] = []
-    sample = draw.sample(range(len(turns)), min(SAMPLE, len(turns)))
-    for _ in range(KILLS):
-        after_s = draw.uniform(1.0, 5.0)
+    sample = rng.sample(range(len(turns)), min(PROMPTS_AFTER_KILL, len(turns)))
+    for _ in range(KILL_COUNT):
+        after_s = rng.uniform(1.0, 5.0)
         with setup.server(*setup.tier_arguments) as server:
-            answers_before = kill_under_load(server, turns, tokens, after_s, draw)
+            answers_before = kill_under_load(server, turns, tokens, after_s, rng)
         with setup.server(*setup.tier_arguments) as server:
-            ids, hits = ask_all(server.url, [turns[i] for i in sample], tokens, "after a kill")
+            ids, hits = send_all(server.url, [turns[i] for i in sample], tokens, "after a kill")
         wrong = sum(a != expected[i] for a, i in zip(ids, sample))
         result["kills"].append(
             {
@@ -236,7 +237,7 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
     return result
 
 
-def passed(result: dict[str, Any]) -> bool:
+def has_passed(result: dict[str, Any]) -> bool:
     restart = result["restart"]
     return (
         not result["wrong"]
@@ -260,9 +261,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "disk"
         folder.mkdir(mode=0o700)
-        result = run(arguments, folder, Path(scratch))
+        result = run_all(arguments, folder, Path(scratch))
     print(json.dumps(result, indent=2))
-    return 0 if passed(result) else 1
+    return 0 if has_passed(result) else 1
 
 
 if __name__ == "__main__":

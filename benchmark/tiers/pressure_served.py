@@ -29,9 +29,9 @@ sys.path.append(str(Path(__file__).resolve().parent))
 import live
 from launch_server import with_plugin
 
-DELAY = "CANOPY_BENCHMARK_DISK_DELAY_S"
-PLUGIN = "slow_disk"
-TOKENS = 16
+DELAY_VARIABLE = "CANOPY_BENCHMARK_DISK_DELAY_S"
+PLUGIN_NAME = "slow_disk"
+ANSWER_TOKENS = 16
 """Of each answer."""
 
 
@@ -39,7 +39,7 @@ def install() -> None:
     """The plugin: delay each read and write of Canopy's disk tier."""
     from sglang_canopy.storage.backend import CanopyStorage
 
-    delay_s = float(os.environ[DELAY])
+    delay_s = float(os.environ[DELAY_VARIABLE])
     read, write = CanopyStorage._read, CanopyStorage._write
 
     def slow_read(*arguments: Any) -> Any:
@@ -53,31 +53,31 @@ def install() -> None:
     CanopyStorage._read, CanopyStorage._write = slow_read, slow_write  # type: ignore[method-assign]
 
 
-def environment(folder: Path, slow_s: float) -> dict[str, str]:
+def slow_disk_environment(folder: Path, slow_s: float) -> dict[str, str]:
     here = Path(__file__)
     return {
-        **with_plugin(folder, PLUGIN, f"{here.stem}:install", here.parent),
-        "SGLANG_PLUGINS": f"canopy,canopy_replay,{PLUGIN}",
-        DELAY: str(slow_s),
+        **with_plugin(folder, PLUGIN_NAME, f"{here.stem}:install", here.parent),
+        "SGLANG_PLUGINS": f"canopy,canopy_replay,{PLUGIN_NAME}",
+        DELAY_VARIABLE: str(slow_s),
     }
 
 
-def play(
+def send_until_over(
     url: str,
     prompts: Sequence[live.SessionPrompt],
     uncached_answers: Sequence[list[int]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Send prompts until the time is over. Returns counts, and tokens found by tier."""
-    ends = time.monotonic() + 60 * options.minutes
+    end_s = time.monotonic() + 60 * options.minutes
     hits, counts, lock = Counter[str](), Counter[str](), threading.Lock()
 
-    def client(number: int) -> None:
-        draw = random.Random(options.seed + number)
-        while time.monotonic() < ends:
-            index = draw.randrange(len(prompts))
+    def run_client(number: int) -> None:
+        rng = random.Random(options.seed + number)
+        while time.monotonic() < end_s:
+            index = rng.randrange(len(prompts))
             try:
-                ids, by_tier = live.ask(url, prompts[index], TOKENS)
+                ids, by_tier = live.send(url, prompts[index], ANSWER_TOKENS)
             except OSError:
                 with lock:
                     counts["failed"] += 1
@@ -88,9 +88,9 @@ def play(
                 counts["wrong"] += ids != uncached_answers[index]
 
     with concurrent.futures.ThreadPoolExecutor(options.clients) as pool:
-        list(pool.map(client, range(options.clients)))
-    named = {name: counts[name] for name in ("answers", "failed", "wrong")}
-    return {**named, "hits": {tier: hits[tier] for tier in live.TIERS}}
+        list(pool.map(run_client, range(options.clients)))
+    answer_counts = {name: counts[name] for name in ("answers", "failed", "wrong")}
+    return {**answer_counts, "hits": {tier: hits[tier] for tier in live.TIERS}}
 
 
 def main() -> int:
@@ -102,23 +102,23 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    prompts = live.prompts(options.prompts, options.seed)
+    prompts = live.make_prompts(options.prompts, options.seed)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "disk"
         folder.mkdir(mode=0o700)
         setup = live.ServedSetup(folder, Path(scratch), policy="auto", write_policy="write_back")
         with setup.server("--disable-radix-cache") as server:
-            uncached_answers, _ = live.ask_all(server.url, prompts, TOKENS, "no cache")
-        setup.environment |= environment(Path(scratch), options.slow_s)
+            uncached_answers, _ = live.send_all(server.url, prompts, ANSWER_TOKENS, "no cache")
+        setup.environment |= slow_disk_environment(Path(scratch), options.slow_s)
         with setup.server(*setup.tier_arguments) as server:
-            row = play(server.url, prompts, uncached_answers, options)
+            row = send_until_over(server.url, prompts, uncached_answers, options)
             live.flush_memory(server.url)
             time.sleep(10)  # SGLang checks the memory of an idle server
             with urllib.request.urlopen(f"{server.url}/canopy/status", timeout=30) as answer:
                 row["storage_holds"] = json.load(answer)["ranks"][0]["storage_holds"]
             log = server.log_text()
-    for name, words in {"tracebacks": "Traceback", "out_of_memory": "out of memory"}.items():
-        row[name] = log.count(words)
+    for name, text in {"tracebacks": "Traceback", "out_of_memory": "out of memory"}.items():
+        row[name] = log.count(text)
     row |= {name: value for name, value in vars(options).items() if name != "out"}
     options.out.write_text(json.dumps({"kind": "served over HTTP", "rows": [row]}, indent=1) + "\n")
     print(json.dumps(row, indent=1))

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--archive",
         required=True,
         metavar="PATH",
-        help="tar archive, folder or file of conversations",
+        help="archive, folder or file of conversations",
     )
     add("--conversations", type=int, required=True, metavar="N", help="how many")
     add(
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=float,
         required=True,
         metavar="S",
-        help="they start within so many seconds",
+        help="they start within S seconds",
     )
     add("--seed", type=int, default=0, metavar="K", help="of which conversations, and when")
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken conversations")
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--output",
         required=True,
         metavar="OUT",
-        help="JSON lines (.jsonl, .jsonl.gz, .jsonl.xz)",
+        help=".jsonl, .jsonl.gz or .jsonl.xz",
     )
     try:
         return write_overlay(parser.parse_args(argv))

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out",
         type=Path,
         required=True,
-        help="Bailian's format (.jsonl, .jsonl.gz, .jsonl.xz)",
+        help="Bailian's format: .jsonl, .jsonl.gz, .xz",
     )
     args = parser.parse_args(argv)
     try:

@@ -28,7 +28,7 @@ def planned_of(stamps: list[float], prompts: list[int] | None = None) -> list[Pl
 def test_slices_have_about_as_many_prompt_tokens_each(prompts: list[int], count: int) -> None:
     count = min(count, len(prompts))
     planned = planned_of([float(i) for i in range(len(prompts))], prompts)
-    cut = slices.balanced(planned, count)
+    cut = slices.cut_evenly(planned, count)
     assert [p for s in cut for p in s] == planned
     assert len(cut) == count
     assert all(cut)
@@ -115,9 +115,9 @@ def test_hits_differ_in_points() -> None:
 
 
 def test_each_arm_is_first_equally_often() -> None:
-    firsts = [slices.turn("abc", number)[0] for number in range(6)]
+    firsts = [slices.arm_order("abc", number)[0] for number in range(6)]
     assert sorted(firsts) == list("aabbcc")
-    pairs = {(a, b) for n in range(6) for t in [slices.turn("abc", n)]
+    pairs = {(a, b) for n in range(6) for t in [slices.arm_order("abc", n)]
              for a, b in itertools.pairwise(t)}  # fmt: skip
     assert len(pairs) == 6, "who comes before whom changes too"
 
@@ -125,10 +125,10 @@ def test_each_arm_is_first_equally_often() -> None:
 def test_results_are_saved_after_each_load_and_resumed_with_the_same_arguments(tmp_path: Path):
     file, arguments, loads = tmp_path / "result.json", {"arms": {"a": ["--x"]}, "slices": 10}, []
     for load in (0.95, 0.7):
-        result = paired.Result(file, arguments)
+        result = paired.ResultFile(file, arguments)
         assert (result.is_measured(0.95), result.is_measured(0.7)) == (bool(loads), False)
         result.add({"load": load, "figures": {}})
         loads.append(load)
         assert [row["load"] for row in json.loads(file.read_text())["loads"]] == loads
     with pytest.raises(SystemExit, match="other arguments"):
-        paired.Result(file, {"arms": 2})
+        paired.ResultFile(file, {"arms": 2})

@@ -152,7 +152,7 @@ def test_published_numbers_are_compared_and_missing_ones_listed() -> None:
     assert rows["ideal block hit ratio"].value == pytest.approx(0.5)
     assert rows["ideal block hit ratio"].is_met is False
     assert rows["first turns, of requests"].value == pytest.approx(0.6)
-    assert rows["search, of requests"].got is None
+    assert rows["search, of requests"].value is None
     assert rows["search, of requests"].is_met is None
     with pytest.raises(CanopyError, match="trace-a, trace-b"):
         compare("trace-z", observe(THREE_CONVERSATIONS))

@@ -56,9 +56,9 @@ def test_arms_are_compared_on_the_same_questions():
 
 
 def test_questions_hold_their_answers(data_dir):
-    from cachetune.questions import questions
+    from cachetune.questions import read_questions
 
-    for example in questions(data_dir, "musique", 5):
+    for example in read_questions(data_dir, "musique", 5):
         text = " ".join(example.documents).lower()
         assert any(answer.lower() in text for answer in example.answers)
         assert len(example.documents) == 6

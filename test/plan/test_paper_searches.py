@@ -29,9 +29,9 @@ def test_cost_regret_shows_a_loss_that_the_dominated_volume_hides(search):
     grid = [row(1.0 + 0.25 * i, 110.0 - 10 * i / 36) for i in range(37)]
     grid += [row(40.0, 200.0)]  # much worse in every objective
     judge = search.Judge.from_rows(grid, grid)
-    of_grid, first_row = judge.measures(grid), judge.measures(grid[:1])
+    of_grid, first_row = judge.measure(grid), judge.measure(grid[:1])
     assert (of_grid["of_grid"], of_grid["regret"], of_grid["unmet"]) == (1.0, 0.0, 0.0)
     assert first_row["of_grid"] > 0.85
     assert first_row["unmet"] == 0.0
     assert first_row["regret"] == pytest.approx(0.07, abs=0.03)
-    assert judge.measures(grid[36:37])["unmet"] > 0.5
+    assert judge.measure(grid[36:37])["unmet"] > 0.5

@@ -101,7 +101,7 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
         answer = draw.randint(1, longest_answer)
         reserved = answer if predicted else 1
         prompt = draw.choice([10, 20, 400])
-        server.waiting.append(overtaking.QueuedRequest(prompt, answer, reserved, server.now))
+        server.waiting.append(overtaking.QueuedRequest(prompt, answer, reserved, server.now_s))
 
     def work_s(job: overtaking.QueuedRequest) -> float:
         share = max(1 / places, (job.prompt + job.answer) / pool)

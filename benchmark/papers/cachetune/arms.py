@@ -21,20 +21,20 @@ class ReuseArm:
 
     selector: str
     ratio: float = RATIO
-    encode: str = "bos"
+    encoding: str = "bos"
 
     @property
     def name(self) -> str:
-        what = "no recompute" if self.ratio == 0 else self.selector
-        share = "" if self.ratio in (0, RATIO) else f" r={self.ratio:g}"
-        return f"{what}{share}, {self.encode}"
+        selector = "no recompute" if self.ratio == 0 else self.selector
+        ratio_text = "" if self.ratio in (0, RATIO) else f" r={self.ratio:g}"
+        return f"{selector}{ratio_text}, {self.encoding}"
 
-    def make(self) -> Selector:
+    def make_selector(self) -> Selector:
         """Return the selector."""
         return SELECTORS[self.selector]()
 
 
-NAMES = (
+SELECTOR_NAMES = (
     "frequency",
     "high-frequency",
     "random",
@@ -47,11 +47,11 @@ NAMES = (
 """The paper's selector, its controls (Figure 10), CacheBlend, EPIC with 16 tokens a chunk, as many
 first tokens as the others have, ProphetKV, ours."""
 
-QUALITY = (
-    *(ReuseArm("random", 0.0, how) for how in (*ENCODINGS, "prefix")),
-    *(ReuseArm(name, encode=how) for how in ENCODINGS for name in NAMES),
-    *(ReuseArm("frequency", r, how) for how in ENCODINGS for r in RATIOS if r != RATIO),
-    ReuseArm("question", encode="prefix"),
+QUALITY_ARMS = (
+    *(ReuseArm("random", 0.0, encoding) for encoding in (*ENCODINGS, "prefix")),
+    *(ReuseArm(name, encoding=encoding) for encoding in ENCODINGS for name in SELECTOR_NAMES),
+    *(ReuseArm("frequency", r, encoding) for encoding in ENCODINGS for r in RATIOS if r != RATIO),
+    ReuseArm("question", encoding="prefix"),
 )
 """Figures 7, 9 and 10 behind BOS and behind nothing; an arm encoded behind the system text, this
 project's default."""

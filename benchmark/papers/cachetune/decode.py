@@ -17,7 +17,7 @@ from canopy_documents.fuse.model import Model
 
 @dataclass
 class SideBySide:
-    """Looks like one ``KVCache``. Rows i*m to (i+1)*m of a batch, m = ``len(at)``, belong to ``caches[i]``."""
+    """Looks like one ``KVCache``. Rows i*m to (i+1)*m of a batch, m = ``len(positions)``, belong to ``caches[i]``."""
 
     caches: Sequence[KVCache]
     positions: torch.Tensor
@@ -25,19 +25,20 @@ class SideBySide:
 
     def write(self, layer: int, _: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         m = len(self.positions)
-        for cache, own_k, own_v in zip(self.caches, k.split(m), v.split(m)):
-            cache.write(layer, self.positions, own_k, own_v)
+        for cache, cache_k, cache_v in zip(self.caches, k.split(m), v.split(m)):
+            cache.write(layer, self.positions, cache_k, cache_v)
 
     def attend(self, layer: int, q: torch.Tensor, _: torch.Tensor, scale: float) -> torch.Tensor:
         """``q [caches * m, heads, d]`` -> the same shape; each row over its own KV."""
-        parts = zip(self.caches, q.split(len(self.positions)))
-        return torch.cat([cache.attend(layer, own, self.positions, scale) for cache, own in parts])
+        at = self.positions
+        parts = zip(self.caches, q.split(len(at)))
+        return torch.cat([cache.attend(layer, own_q, at, scale) for cache, own_q in parts])
 
 
 def side_by_side(
     model: Model, caches: Sequence[KVCache], positions: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Run ``ids [caches, m]`` at positions ``at [m]``; logits ``[caches, m, vocab]``."""
+    """Run ``ids [caches, m]`` at ``positions [m]``; logits ``[caches, m, vocab]``."""
     step = SideBySide(caches, positions)
     hidden = row_forward.run_rows(model, ids.flatten(), positions.repeat(len(caches)), step)  # type: ignore[arg-type]
     return model.logits(hidden).unflatten(0, ids.shape)

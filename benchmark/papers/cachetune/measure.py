@@ -25,7 +25,7 @@ from question import ROOT
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 CHUNK_TOKENS = 160
-FORCED = 16
+FORCED_TOKENS = 16
 """Tokens of full recompute's own answer along which KL is measured."""
 
 
@@ -45,7 +45,7 @@ def case_of(example: Example, documents: int = 6, chunk_tokens: int = CHUNK_TOKE
     return tokenise(load_model()[1], example, documents, chunk_tokens)
 
 
-def compare(example: Example, arms: Sequence[ReuseArm]) -> dict[str, dict[str, Any]]:
+def compare_arms(example: Example, arms: Sequence[ReuseArm]) -> dict[str, dict[str, Any]]:
     """By arm's name (``full`` first): ``cpu_s`` of its prefill, ``run`` (rows computed, as a share of the
     prompt), ``kl`` in nats a token and ``top1``. CPU seconds are one thread's; a score that needs the
     chunk alone is made before the clock starts, since it is stored with the chunk.
@@ -53,49 +53,52 @@ def compare(example: Example, arms: Sequence[ReuseArm]) -> dict[str, dict[str, A
     model, _ = load_model()
     case = case_of(example)
     ids = torch.tensor(case.ids)
-    n, room = len(case.ids), len(case.ids) + FORCED
-    caches = [dense_cache(model, room)]
+    n, cache_tokens = len(case.ids), len(case.ids) + FORCED_TOKENS
+    caches = [dense_cache(model, cache_tokens)]
     start = time.process_time()
-    first = model.logits(row_forward.prefill(model, ids, caches[0].upto(n))[-1:])[0]
+    full_logits = model.logits(row_forward.prefill(model, ids, caches[0].upto(n))[-1:])[0]
     rows: dict[str, dict[str, Any]] = {"full": {"cpu_s": time.process_time() - start, "run": 1.0}}
-    firsts = [first]
+    first_logits = [full_logits]
     chunks: dict[str, list[Any]] = {}
     for arm in arms:
-        if arm.encode not in chunks:
-            encoder = Encoder(model, prefix_for(case, arm.encode))
-            chunks[arm.encode] = [encoder.encode(d) for d in case.documents]
-        prompt, selector = prompt_of_case(case, chunks[arm.encode], model.device), arm.make()
+        if arm.encoding not in chunks:
+            encoder = Encoder(model, prefix_for(case, arm.encoding))
+            chunks[arm.encoding] = [encoder.encode(d) for d in case.documents]
+        selector = arm.make_selector()
+        prompt = prompt_of_case(case, chunks[arm.encoding], model.device)
         if isinstance(selector, OfflineSelector):
-            for chunk in chunks[arm.encode]:
+            for chunk in chunks[arm.encoding]:
                 selector.scores(chunk)
-        caches.append(dense_cache(model, room))
+        caches.append(dense_cache(model, cache_tokens))
         start = time.process_time()
         fused = fused_prefill(model, prompt, caches[-1].upto(n), selector, arm.ratio)
         rows[arm.name] = {"cpu_s": time.process_time() - start, "run": fused.rows.numel() / n}
-        firsts.append(fused.logits)
-    _closeness(model, caches, n, firsts, rows)
+        first_logits.append(fused.logits)
+    _add_closeness(model, caches, n, first_logits, rows)
     return rows
 
 
-def _closeness(
+def _add_closeness(
     model: Model,
     caches: Sequence[KVCache],
     n: int,
-    firsts: Sequence[torch.Tensor],
+    first_logits: Sequence[torch.Tensor],
     rows: dict[str, dict[str, Any]],
 ) -> None:
-    """KL and agreement along the first ``FORCED`` tokens of full recompute's (the first's) answer."""
-    reference, tokens = [firsts[0]], [int(firsts[0].argmax())]
-    for position in range(n, n + FORCED - 1):
+    """Add KL and agreement to the rows: along the answer of full recompute, which is the first."""
+    full_logits, tokens = [first_logits[0]], [int(first_logits[0].argmax())]
+    for position in range(n, n + FORCED_TOKENS - 1):
         last = torch.tensor([tokens[-1:]])
-        reference.append(side_by_side(model, caches[:1], torch.tensor([position]), last)[0, 0])
-        tokens.append(int(reference[-1].argmax()))
-    true, forced = torch.stack(reference).log_softmax(-1), torch.tensor(tokens)
-    position = torch.arange(n, n + FORCED - 1)
-    ids = forced[:-1].expand(len(caches), -1)
-    for part in range(0, len(caches), 8):  # all logits at once would take half a gigabyte
-        rest = side_by_side(model, caches[part : part + 8], position, ids[part : part + 8])
-        for row, first, logits in zip(list(rows.values())[part:], firsts[part:], rest):
-            got = torch.cat([first[None], logits]).log_softmax(-1)
-            row["kl"] = max(0.0, float((true.exp() * (true - got)).sum(-1).mean()))
-            row["top1"] = float((got.argmax(-1) == forced).float().mean())
+        full_logits.append(side_by_side(model, caches[:1], torch.tensor([position]), last)[0, 0])
+        tokens.append(int(full_logits[-1].argmax()))
+    true, forced_tokens = torch.stack(full_logits).log_softmax(-1), torch.tensor(tokens)
+    position = torch.arange(n, n + FORCED_TOKENS - 1)
+    ids = forced_tokens[:-1].expand(len(caches), -1)
+    for start in range(0, len(caches), 8):  # all logits at once would take half a gigabyte
+        batch = slice(start, start + 8)
+        later_logits = side_by_side(model, caches[batch], position, ids[batch])
+        arms = zip(list(rows.values())[batch], first_logits[batch], later_logits)
+        for row, first_row, arm_logits in arms:
+            logprobs = torch.cat([first_row[None], arm_logits]).log_softmax(-1)
+            row["kl"] = max(0.0, float((true.exp() * (true - logprobs)).sum(-1).mean()))
+            row["top1"] = float((logprobs.argmax(-1) == forced_tokens).float().mean())

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 Rows = dict[str, dict[str, Any]]
-LABELS = {
+LABELS_BY_SELECTOR = {
     "frequency": "low frequencies (paper)",
     "high-frequency": "high frequencies",
     "hkvd": "CacheBlend",
@@ -20,22 +20,22 @@ LABELS = {
     "prophetkv": "ProphetKV",
     "question": "question (default here)",
 }
-OURS, PAPER, OTHER = "#0f766e", "#b45309", "#94a3b8"
+OUR_COLOUR, PAPER_COLOUR, OTHER_COLOUR = "#0f766e", "#b45309", "#94a3b8"
 
 
-def label(name: str) -> str:
+def label_of(name: str) -> str:
     """Return an arm's label, without its encoding, which the position in the figure shows."""
-    kind = name.rsplit(", ", 1)[0]
-    for key, text in LABELS.items():
-        if kind == key or kind.startswith(f"{key} "):
-            return text + kind[len(key) :]
-    return kind
+    arm = name.rsplit(", ", 1)[0]
+    for key, label in LABELS_BY_SELECTOR.items():
+        if arm == key or arm.startswith(f"{key} "):
+            return label + arm[len(key) :]
+    return arm
 
 
-def colour(name: str) -> str:
+def colour_of(name: str) -> str:
     if name.startswith("question"):
-        return OURS
-    return PAPER if "frequency" in name else OTHER
+        return OUR_COLOUR
+    return PAPER_COLOUR if "frequency" in name else OTHER_COLOUR
 
 
 def save(figure: Any, path: Path) -> None:
@@ -43,45 +43,45 @@ def save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
-TITLES = {
+TITLES_BY_ENCODING = {
     "bos": "each chunk encoded behind BOS",
     "alone": "each chunk encoded behind nothing",
     "prefix": "behind the system text",
 }
 
 
-def selectors(path: Path, rows: Rows, data: str) -> None:
+def draw_selectors(path: Path, rows: Rows, data: str) -> None:
     """KL of no recompute and of every arm at r = 0.15, with standard errors, by encoding."""
-    sides = {
-        how: sorted(
-            (n for n in rows if n.endswith(f", {how}") and " r=" not in n),
+    arms_by_encoding = {
+        encoding: sorted(
+            (n for n in rows if n.endswith(f", {encoding}") and " r=" not in n),
             key=lambda n: -rows[n]["kl"],
         )
-        for how in TITLES
+        for encoding in TITLES_BY_ENCODING
     }
     figure, axes = plt.subplots(
-        len(sides),
+        len(arms_by_encoding),
         1,
-        figsize=(7, 1.8 + 0.26 * sum(map(len, sides.values()))),
-        gridspec_kw={"height_ratios": [len(s) for s in sides.values()]},
+        figsize=(7, 1.8 + 0.26 * sum(map(len, arms_by_encoding.values()))),
+        gridspec_kw={"height_ratios": [len(s) for s in arms_by_encoding.values()]},
         sharex=True,
     )
-    for axis, (how, names) in zip(axes, sides.items()):
+    for axis, (encoding, names) in zip(axes, arms_by_encoding.items()):
         axis.barh(
-            [label(n) for n in names],
+            [label_of(n) for n in names],
             [rows[n]["kl"] for n in names],
             xerr=[rows[n]["kl_se"] for n in names],
-            color=[colour(n) for n in names],
+            color=[colour_of(n) for n in names],
             error_kw={"lw": 1},
         )
-        axis.set_title(TITLES[how], fontsize=10, loc="left")
+        axis.set_title(TITLES_BY_ENCODING[encoding], fontsize=10, loc="left")
         axis.grid(axis="x", alpha=0.3)
     axes[-1].set_xlabel(f"KL to full recompute, nats a token ({data}; lower is better)")
     figure.tight_layout()
     save(figure, path)
 
 
-def spectrum(path: Path, spectra: dict[str, list[list[float]]]) -> None:
+def draw_spectrum(path: Path, spectra: dict[str, list[list[float]]]) -> None:
     """Figure 2."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
     for axis, (data, rows) in zip(axes, spectra.items()):

@@ -7,22 +7,22 @@ from functools import partial
 from typing import Any
 
 from cachetune import pictures
-from cachetune.arms import QUALITY
-from cachetune.measure import compare
-from cachetune.questions import questions
+from cachetune.arms import QUALITY_ARMS
+from cachetune.measure import compare_arms
+from cachetune.questions import read_questions
 from comparators.quality import mean_and_error
 
 from question import Question, RunContext
 
-COUNT = 20
+QUESTION_COUNT = 20
 Rows = dict[str, dict[str, Any]]
 
 
-def run(context: RunContext, data: str) -> dict[str, Any]:
+def run_quality(context: RunContext, data: str) -> dict[str, Any]:
     """Run the arms on the data set's questions."""
-    examples = questions(context.data, data, COUNT)
-    rows = by_arm([compare(one, QUALITY) for one in examples])
-    pictures.selectors(context.figure(), rows, data)
+    examples = read_questions(context.data, data, QUESTION_COUNT)
+    rows = by_arm([compare_arms(example, QUALITY_ARMS) for example in examples])
+    pictures.draw_selectors(context.figure(), rows, data)
     settings = {"questions": len(examples), "documents": 6, "chunk_tokens": 160, "threads": 1}
     return {**settings, "data": data, "arms": rows}
 
@@ -31,16 +31,16 @@ def by_arm(questions: Sequence[Rows]) -> Rows:
     """Return a row per arm: the mean KL with its standard error and its values; means of top1, run and CPU
     seconds; and the speed-up, full recompute's CPU seconds over the arm's."""
     by_name: Rows = {}
-    full = sum(question["full"]["cpu_s"] for question in questions)
+    full_cpu_s = sum(question["full"]["cpu_s"] for question in questions)
     for name in questions[0]:
         rows = [question[name] for question in questions]
         row: dict[str, Any] = {}
-        values = [r["kl"] for r in rows]
-        row["kl"], row["kl_se"] = (round(x, 4) for x in mean_and_error(values))
-        row["kl_by_question"] = [round(v, 4) for v in values]
+        kl_by_question = [r["kl"] for r in rows]
+        row["kl"], row["kl_se"] = (round(x, 4) for x in mean_and_error(kl_by_question))
+        row["kl_by_question"] = [round(v, 4) for v in kl_by_question]
         for field in ("top1", "run", "cpu_s"):
             row[field] = round(mean_and_error([r[field] for r in rows])[0], 4)
-        row["speedup"] = round(full / sum(r["cpu_s"] for r in rows), 2)
+        row["speedup"] = round(full_cpu_s / sum(r["cpu_s"] for r in rows), 2)
         by_name[name] = row
     return by_name
 
@@ -49,7 +49,7 @@ QUESTIONS = tuple(
     Question(
         f"figures-3-7-9-10-{data}",
         f"KL by selector and ratio against CPU seconds, on {data}",
-        partial(run, data=data),
+        partial(run_quality, data=data),
         20,
     )
     for data in ("musique", "hotpotqa")

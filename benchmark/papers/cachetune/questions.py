@@ -13,55 +13,55 @@ from canopy_documents.quality.answers import normalise
 from canopy_documents.quality.tasks import Example
 
 DOCUMENTS = 6
-EVIDENCE = 3
+MAX_EVIDENCE = 3
 """Maximum passages with the answer, so that other passages separate them."""
-BEFORE = 200
+CONTEXT_CHARACTERS = 200
 """Characters kept before an answer that lies deeper in its passage than a chunk is long."""
 
 
-def questions(data: Path, name: str, count: int) -> list[Example]:
+def read_questions(data: Path, name: str, count: int) -> list[Example]:
     """The first ``count`` of a data set that can be answered from six of their documents.
 
     name: ``musique`` or ``hotpotqa``, both in ``data / "rag"``.
     """
     path = data / "rag" / f"{name}_100.json"
-    pick = {"musique": _musique, "hotpotqa": _hotpotqa}[name]
+    select = {"musique": _musique, "hotpotqa": _hotpotqa}[name]
     items = json.loads(path.read_text(encoding="utf-8"))
-    examples = [pick(item, example) for item, example in zip(items, read_examples(path))]
+    examples = [select(item, example) for item, example in zip(items, read_examples(path))]
     return [example for example in examples if example is not None][:count]
 
 
 def _musique(_: dict[str, Any], example: Example) -> Example | None:
     """Its long passages have no labels: take passages with an answer, cut to the text around it."""
-    holding = [i for i, d in enumerate(example.documents) if _where(d, example.answers) >= 0]
-    if not holding:
+    found = [i for i, d in enumerate(example.documents) if _find_answer(d, example.answers) >= 0]
+    if not found:
         return None
-    chosen = _with_others(holding[:EVIDENCE], len(example.documents))
-    texts = tuple(_window(example.documents[i], example.answers) for i in chosen)
+    chosen = _with_others(found[:MAX_EVIDENCE], len(example.documents))
+    texts = tuple(_cut_to_answer(example.documents[i], example.answers) for i in chosen)
     return dataclasses.replace(example, documents=texts)
 
 
 def _hotpotqa(item: dict[str, Any], example: Example) -> Example:
     """Its labels name the supporting documents."""
     titles = [title for title, _ in item["context"]]
-    support = sorted({titles.index(title) for title, _ in item["supporting_facts"]})
-    chosen = _with_others(support, len(titles))
+    supporting = sorted({titles.index(title) for title, _ in item["supporting_facts"]})
+    chosen = _with_others(supporting, len(titles))
     return dataclasses.replace(example, documents=tuple(example.documents[i] for i in chosen))
 
 
-def _with_others(needed: list[int], count: int) -> list[int]:
+def _with_others(chosen: list[int], count: int) -> list[int]:
     """Six passages in the file's order: the needed passages, then the first others."""
-    others = [i for i in range(count) if i not in needed]
-    return sorted([*needed, *others][:DOCUMENTS])
+    others = [i for i in range(count) if i not in chosen]
+    return sorted([*chosen, *others][:DOCUMENTS])
 
 
-def _where(text: str, answers: tuple[str, ...]) -> int:
+def _find_answer(text: str, answers: tuple[str, ...]) -> int:
     lower = text.lower()
     return max((lower.find(a.lower()) for a in answers if normalise(a)), default=-1)
 
 
-def _window(text: str, answers: tuple[str, ...]) -> str:
-    at = _where(text, answers)
-    if at < 2 * BEFORE:
+def _cut_to_answer(text: str, answers: tuple[str, ...]) -> str:
+    place = _find_answer(text, answers)
+    if place < 2 * CONTEXT_CHARACTERS:
         return text
-    return text[at - BEFORE :].split(" ", 1)[1]
+    return text[place - CONTEXT_CHARACTERS :].split(" ", 1)[1]

@@ -8,7 +8,7 @@ import torch
 from cachetune import pictures
 from cachetune.arms import RATIO
 from cachetune.measure import case_of, load_model
-from cachetune.questions import questions
+from cachetune.questions import read_questions
 from comparators.offline import HighFrequency
 
 from canopy_documents.fuse.cache import dense_cache
@@ -19,30 +19,30 @@ from canopy_documents.fuse.selectors.frequency import FrequencySelector, layer_s
 from canopy_documents.store.chunk import Chunk
 from question import Question, RunContext
 
-COUNT = 3
+QUESTION_COUNT = 3
 BANDS = 20
 """Bands of equal width; the lowest four are the paper's lowest 20 %."""
 FIRST_TOKENS = 16
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)
 
 
-def run(context: RunContext) -> dict[str, Any]:
+def measure(context: RunContext) -> dict[str, Any]:
     """Measure energy by band on two data sets, and the stability and positions of the chosen tokens."""
     model, _ = load_model()
     spectra, overlaps = {}, []  # type: ignore[var-annotated]
     for data in ("musique", "hotpotqa"):
         bands = []
-        for example in questions(context.data, data, COUNT):
+        for example in read_questions(context.data, data, QUESTION_COUNT):
             case = case_of(example)
             cache = dense_cache(model, len(case.ids))
             prefill(model, torch.tensor(case.ids), cache)
-            bands.append(_bands(capture(model, cache, case.ids, 0)))
+            bands.append(_band_shares(capture(model, cache, case.ids, 0)))
             encoder = Encoder(model)
             overlaps += [_selection_overlap(encoder.encode(d)) for d in case.documents[:3]]
         spectra[data] = torch.stack(bands).mean(0)
-    pictures.spectrum(context.figure(), {data: shares.tolist() for data, shares in spectra.items()})
+    pictures.draw_spectrum(context.figure(), {data: shares.tolist() for data, shares in spectra.items()})
     return {
-        "questions": COUNT,
+        "questions": QUESTION_COUNT,
         "energy": {data: _shares(shares) for data, shares in spectra.items()},
         "chunks": len(overlaps),
         "chosen": {
@@ -51,30 +51,30 @@ def run(context: RunContext) -> dict[str, Any]:
     }
 
 
-def _bands(chunk: Chunk) -> torch.Tensor:
+def _band_shares(chunk: Chunk) -> torch.Tensor:
     """``[4, BANDS]`` energy shares: of K and V (keys before RoPE), then both without the mean.
 
     Energy is the squared magnitude of the one-sided spectrum along the tokens, over layers, heads
     and channels; the bins but the first count twice, since they stand for two.
     """
-    parts = []
-    for x in (chunk.raw_k, chunk.v):
-        power = torch.fft.rfft(x.flatten(2), dim=1).abs().square().sum(dim=(0, 2))
+    shares = []
+    for tensor in (chunk.raw_k, chunk.v):
+        power = torch.fft.rfft(tensor.flatten(2), dim=1).abs().square().sum(dim=(0, 2))
         power[1:] *= 2
-        for first in (0, 1):
-            part = power.clone()
-            part[:first] = 0
-            at = torch.arange(len(part)) * BANDS // len(part)
-            parts.append(torch.zeros(BANDS).index_add(0, at, part) / part.sum())
-    return torch.stack([parts[0], parts[2], parts[1], parts[3]])
+        for skipped in (0, 1):
+            energies = power.clone()
+            energies[:skipped] = 0
+            band = torch.arange(len(energies)) * BANDS // len(energies)
+            shares.append(torch.zeros(BANDS).index_add(0, band, energies) / energies.sum())
+    return torch.stack([shares[0], shares[2], shares[1], shares[3]])
 
 
 def _shares(shares: torch.Tensor) -> dict[str, Any]:
     names = ("K", "V", "K without its mean", "V without its mean")
-    low = BANDS // 5
+    lowest_bands = BANDS // 5
     return {
         name: {
-            "lowest_20": round(float(row[:low].sum()), 4),
+            "lowest_20": round(float(row[:lowest_bands].sum()), 4),
             "falls_with_every_band": bool((row[1:] <= row[:-1]).all()),
             "bands": [round(float(x), 4) for x in row],
         }
@@ -87,40 +87,41 @@ def _selection_overlap(chunk: Chunk) -> dict[str, float]:
     share among the chunk's first 16."""
     count = int(RATIO * len(chunk))
 
-    def best(score: torch.Tensor) -> set[int]:
+    def best_tokens(score: torch.Tensor) -> set[int]:
         return set(top_positions(score, count).tolist())
 
-    def low(alpha: float) -> set[int]:
-        return best(layer_scores(chunk, alpha=alpha).mean(dim=0))
+    def chosen_at(alpha: float) -> set[int]:
+        return best_tokens(layer_scores(chunk, alpha=alpha).mean(dim=0))
 
-    paper, high = best(FrequencySelector().scores(chunk)), best(HighFrequency().scores(chunk))
-    plain = 0.5 * (chunk.raw_k.flatten(2).norm(dim=2) + chunk.v.flatten(2).norm(dim=2))
-    norm = best((plain / plain.sum(1, keepdim=True)).mean(0))
-    by_layer = [best(score) for score in layer_scores(chunk)]
-    head = set(range(FIRST_TOKENS))
+    paper_tokens = best_tokens(FrequencySelector().scores(chunk))
+    high_tokens = best_tokens(HighFrequency().scores(chunk))
+    norms = 0.5 * (chunk.raw_k.flatten(2).norm(dim=2) + chunk.v.flatten(2).norm(dim=2))
+    norm_tokens = best_tokens((norms / norms.sum(1, keepdim=True)).mean(0))
+    tokens_by_layer = [best_tokens(score) for score in layer_scores(chunk)]
+    first_tokens = set(range(FIRST_TOKENS))
     return {
         **{
-            f"same as alpha 0.5, alpha {alpha:g}": len(paper & low(alpha)) / count
+            f"same as alpha 0.5, alpha {alpha:g}": len(paper_tokens & chosen_at(alpha)) / count
             for alpha in ALPHAS
         },
-        "same as alpha 0.5, plain norms": len(paper & norm) / count,
-        "same as alpha 0.5, high frequencies": len(paper & high) / count,
+        "same as alpha 0.5, plain norms": len(paper_tokens & norm_tokens) / count,
+        "same as alpha 0.5, high frequencies": len(paper_tokens & high_tokens) / count,
         "same as alpha 0.5, mean over layers of each layer's own": sum(
-            len(paper & own) for own in by_layer
+            len(paper_tokens & layer_tokens) for layer_tokens in tokens_by_layer
         )
         / count
-        / len(by_layer),
-        "union of all layers' own, of the chunk": len(set().union(*by_layer)) / len(chunk),
-        "among the first 16, low frequencies": len(paper & head) / count,
-        "among the first 16, high frequencies": len(high & head) / count,
+        / len(tokens_by_layer),
+        "union of all layers' own, of the chunk": len(set().union(*tokens_by_layer)) / len(chunk),
+        "among the first 16, low frequencies": len(paper_tokens & first_tokens) / count,
+        "among the first 16, high frequencies": len(high_tokens & first_tokens) / count,
         "among the first 16, by chance": FIRST_TOKENS / len(chunk),
-        "first token chosen, low frequencies": float(0 in paper),
-        "first token chosen, high frequencies": float(0 in high),
+        "first token chosen, low frequencies": float(0 in paper_tokens),
+        "first token chosen, high frequencies": float(0 in high_tokens),
     }
 
 
 QUESTIONS = (
     Question(
-        "figure-2", "the spectrum of K and V, and which tokens equations 2 to 7 choose", run, 1.5
+        "figure-2", "the spectrum of K and V, and which tokens equations 2 to 7 choose", measure, 1.5
     ),
 )

@@ -22,11 +22,11 @@ from scipy.optimize import minimize
 from canopy_lab.group_ttl.paths import Paths, PathSegments, segments_of
 from sglang_canopy.ttl.table import TRACE_HASH, Group, TTLTable
 
-POINTS = 256
+CURVE_POINTS = 256
 """Points of a curve, at quantiles of its intervals."""
-PERTURBATION = 0.3
+PERTURBATION_SIGMA = 0.3
 """Standard deviation of a perturbed start's logarithm; the text gives none."""
-UNIT_S, LONGEST_S = 60.0, 1e5
+UNIT_S, MAX_TTL_S = 60.0, 1e5
 """SLSQP is given minutes. In logarithms of the TTLs it stops near where it begins."""
 
 
@@ -43,58 +43,60 @@ def group_ttls(log: Paths, budget: float, groups: int = 64, seed: int = 0) -> TT
     """The table for a ``budget`` in token-seconds over the length of ``log``."""
     segments = segments_of(log)
     roots = _top_subtrees(segments, groups)
-    curves = _curves(segments, roots)
+    curves = _group_curves(segments, roots)
     ttls = _allocate(curves, budget, np.random.default_rng(seed))
-    listed = tuple(Group(int(r), float(t)) for r, t in zip(roots, ttls))
-    return TTLTable(listed, float(ttls[-1]), log.block_tokens, TRACE_HASH)
+    groups_with_ttl = tuple(Group(int(r), float(t)) for r, t in zip(roots, ttls))
+    return TTLTable(groups_with_ttl, float(ttls[-1]), log.block_tokens, TRACE_HASH)
 
 
 def _top_subtrees(segments: PathSegments, groups: int) -> np.ndarray:
     """Ids of the first blocks of the subtrees with the most reused tokens."""
     reuses = (np.bincount(segments.use_segment, minlength=len(segments)) - 1) * segments.tokens
-    below = segments.subtree_sum(reuses)
-    tops = np.flatnonzero((segments.parent < 0) & (below > 0))
-    return segments.first[tops[np.argsort(-below[tops], kind="stable")[:groups]]]
+    reused = segments.subtree_sum(reuses)
+    tops = np.flatnonzero((segments.parent < 0) & (reused > 0))
+    return segments.first[tops[np.argsort(-reused[tops], kind="stable")[:groups]]]
 
 
-def _curves(segments: PathSegments, roots: np.ndarray) -> list[GroupCurve]:
+def _group_curves(segments: PathSegments, roots: np.ndarray) -> list[GroupCurve]:
     group = segments.deepest_roots([int(r) for r in roots])
     group = np.where(group < 0, len(roots), group)
     unique = np.bincount(group, weights=segments.tokens, minlength=len(roots) + 1)
     group_of_use, gaps = group[segments.use_segment], segments.gaps_s
-    weight = segments.tokens[segments.use_segment].astype(np.float64)
+    use_tokens = segments.tokens[segments.use_segment].astype(np.float64)
     reused = np.isfinite(gaps)
     curves = []
     for k in range(len(roots) + 1):
         in_group = reused & (group_of_use == k)
         order = np.argsort(gaps[in_group], kind="stable")
-        intervals_s, tokens = gaps[in_group][order], weight[in_group][order]
+        intervals_s, tokens = gaps[in_group][order], use_tokens[in_group][order]
         if not len(intervals_s):
             curves.append(GroupCurve(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, unique[k]])))
             continue
-        quantiles = np.linspace(0, len(intervals_s) - 1, POINTS)
+        quantiles = np.linspace(0, len(intervals_s) - 1, CURVE_POINTS)
         quantile_index = np.unique(np.round(quantiles).astype(int))
-        apart = 1e-6 * np.arange(1, len(quantile_index) + 1)
-        ttl = np.maximum.accumulate(np.append(0.0, intervals_s[quantile_index] + apart))
+        tie_break_s = 1e-6 * np.arange(1, len(quantile_index) + 1)
+        ttl_s = np.maximum.accumulate(np.append(0.0, intervals_s[quantile_index] + tie_break_s))
         hits = np.append(0.0, np.cumsum(tokens)[quantile_index])
         short = np.append(0.0, np.cumsum(tokens * intervals_s)[quantile_index])
-        curves.append(GroupCurve(ttl, hits, unique[k] * ttl + short + (tokens.sum() - hits) * ttl))
+        cost = unique[k] * ttl_s + short + (tokens.sum() - hits) * ttl_s
+        curves.append(GroupCurve(ttl_s, hits, cost))
     return curves
 
 
-def _allocate(curves: list[GroupCurve], budget: float, draw: np.random.Generator) -> np.ndarray:
+def _allocate(curves: list[GroupCurve], budget: float, rng: np.random.Generator) -> np.ndarray:
     best_ttls = np.array([_best_ttl(curve) for curve in curves])
-    spent = sum(_cost(curve, ttl)[0] for curve, ttl in zip(curves, best_ttls))
-    start = best_ttls * budget / max(spent, 1e-9)
+    start_cost = sum(_cost_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, best_ttls))
+    start = best_ttls * budget / max(start_cost, 1e-9)
     starts = [start]
     for _ in range(math.isqrt(len(curves) - 1) + 1):
-        starts.append(np.maximum(start * np.exp(draw.normal(0, PERTURBATION, len(start))), 0))
+        factors = np.exp(rng.normal(0, PERTURBATION_SIGMA, len(start)))
+        starts.append(np.maximum(start * factors, 0))
     scale = max(sum(curve.hits[-1] for curve in curves), 1.0)
     best, most_hits = np.zeros(len(curves)), -1.0
-    for first in starts:
-        ttls = _slsqp(curves, first, budget, scale)
-        hits = sum(_hits(curve, ttl)[0] for curve, ttl in zip(curves, ttls))
-        cost = sum(_cost(curve, ttl)[0] for curve, ttl in zip(curves, ttls))
+    for perturbed in starts:
+        ttls = _refine(curves, perturbed, budget, scale)
+        hits = sum(_hits_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, ttls))
+        cost = sum(_cost_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, ttls))
         if hits > most_hits and cost <= budget * 1.001:
             best, most_hits = ttls, hits
     return best
@@ -107,22 +109,23 @@ def _best_ttl(curve: GroupCurve) -> float:
     return float(curve.ttl_s[1:][np.argmax(curve.hits[1:] / np.maximum(curve.cost[1:], 1e-9))])
 
 
-def _slsqp(curves: list[GroupCurve], start: np.ndarray, budget: float, scale: float) -> np.ndarray:
-    def total_and_slopes(x: np.ndarray, value) -> tuple[float, np.ndarray]:
-        pairs = [value(curve, ttl) for curve, ttl in zip(curves, np.maximum(x, 0.0) * UNIT_S)]
-        return sum(v for v, _ in pairs), np.array([slope for _, slope in pairs]) * UNIT_S
+def _refine(curves: list[GroupCurve], start: np.ndarray, budget: float, scale: float) -> np.ndarray:
+    def total_and_slopes(x: np.ndarray, value_and_slope) -> tuple[float, np.ndarray]:
+        ttls_s = np.maximum(x, 0.0) * UNIT_S
+        values, slopes = zip(*(value_and_slope(curve, ttl) for curve, ttl in zip(curves, ttls_s)))
+        return sum(values), np.array(slopes) * UNIT_S
 
     solution = minimize(
-        lambda x: -total_and_slopes(x, _hits)[0] / scale,
-        np.clip(start, 1e-2, LONGEST_S) / UNIT_S,
-        jac=lambda x: -total_and_slopes(x, _hits)[1] / scale,
+        lambda x: -total_and_slopes(x, _hits_and_slope)[0] / scale,
+        np.clip(start, 1e-2, MAX_TTL_S) / UNIT_S,
+        jac=lambda x: -total_and_slopes(x, _hits_and_slope)[1] / scale,
         method="SLSQP",
-        bounds=[(0.0, LONGEST_S / UNIT_S)] * len(curves),
+        bounds=[(0.0, MAX_TTL_S / UNIT_S)] * len(curves),
         constraints=[
             {
                 "type": "ineq",
-                "fun": lambda x: 1 - total_and_slopes(x, _cost)[0] / budget,
-                "jac": lambda x: -total_and_slopes(x, _cost)[1] / budget,
+                "fun": lambda x: 1 - total_and_slopes(x, _cost_and_slope)[0] / budget,
+                "jac": lambda x: -total_and_slopes(x, _cost_and_slope)[1] / budget,
             }
         ],
         options={"maxiter": 60, "ftol": 1e-7},
@@ -130,20 +133,20 @@ def _slsqp(curves: list[GroupCurve], start: np.ndarray, budget: float, scale: fl
     return np.maximum(np.nan_to_num(solution.x), 0.0) * UNIT_S
 
 
-def _hits(curve: GroupCurve, ttl: float) -> tuple[float, float]:
-    return _line(curve.ttl_s, curve.hits, ttl, 0.0)
+def _hits_and_slope(curve: GroupCurve, ttl_s: float) -> tuple[float, float]:
+    return _line(curve.ttl_s, curve.hits, ttl_s, 0.0)
 
 
-def _cost(curve: GroupCurve, ttl: float) -> tuple[float, float]:
-    last = (curve.cost[-1] - curve.cost[-2]) / max(curve.ttl_s[-1] - curve.ttl_s[-2], 1e-9)
-    return _line(curve.ttl_s, curve.cost, ttl, max(last, 0.0))
+def _cost_and_slope(curve: GroupCurve, ttl_s: float) -> tuple[float, float]:
+    last_slope = (curve.cost[-1] - curve.cost[-2]) / max(curve.ttl_s[-1] - curve.ttl_s[-2], 1e-9)
+    return _line(curve.ttl_s, curve.cost, ttl_s, max(last_slope, 0.0))
 
 
-def _line(x: np.ndarray, y: np.ndarray, x0: float, beyond: float) -> tuple[float, float]:
-    """Return value and slope at ``x0`` of the line through the points; ``beyond``: slope after them."""
-    i = int(np.searchsorted(x, x0, side="right"))
+def _line(x: np.ndarray, y: np.ndarray, at_x: float, last_slope: float) -> tuple[float, float]:
+    """Return value and slope at ``at_x`` of the line through the points; ``last_slope``: the slope after them."""
+    i = int(np.searchsorted(x, at_x, side="right"))
     if i >= len(x):
-        return float(y[-1] + (x0 - x[-1]) * beyond), beyond
+        return float(y[-1] + (at_x - x[-1]) * last_slope), last_slope
     i = max(i, 1)
     slope = (y[i] - y[i - 1]) / max(x[i] - x[i - 1], 1e-9)
-    return float(y[i - 1] + (x0 - x[i - 1]) * slope), float(slope)
+    return float(y[i - 1] + (at_x - x[i - 1]) * slope), float(slope)

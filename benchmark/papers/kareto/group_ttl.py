@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 from kareto.algorithm2 import group_ttls
-from kareto.setting import NAMES, TRACES, long_trace, profile
+from kareto.setting import TRACE_NAMES, TRACES, long_trace, h20_profile
 
 from canopy_lab.group_ttl.allocate import allocate
 from canopy_lab.group_ttl.groups import GroupSelection, choose_groups
@@ -21,49 +21,49 @@ from question import Question, RunContext
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 TTLS_S = (10.0, 30.0, 60.0, 300.0)
-LEARNT_S = (30.0, 300.0)
+LEARNT_TTLS_S = (30.0, 300.0)
 SPAN_S = {"A": 2400.0, "B": 600.0, "C": 7200.0}
 
 
 def figure_14(context: RunContext) -> Any:
     """Return points of hit ratio over one TTL at the same average bytes, replayed, by trace."""
-    rows_by_trace = {name: _rows(name, context) for name in TRACES}
-    _plot(rows_by_trace, context.figure())
+    rows_by_trace = {name: _compare_trace(name, context) for name in TRACES}
+    _draw(rows_by_trace, context.figure())
     return rows_by_trace
 
 
-def _rows(name: str, context: RunContext) -> list[dict[str, Any]]:
+def _compare_trace(name: str, context: RunContext) -> list[dict[str, Any]]:
     """Return one trace's gains in hindsight at each TTL, and in the second half if learnt from the
     first."""
     trace = long_trace(name, context.data)
     end_s = trace[0].time_s + SPAN_S[name]
     log = paths_of([r for r in trace if r.time_s <= end_s])
     segments = segments_of(log)
-    half = (log.start_s + log.end_s) / 2
+    half_s = (log.start_s + log.end_s) / 2
     grid = GRID_S[(GRID_S >= 1) & (GRID_S <= 8192)]
-    sweep = {since: fixed_ttls(segments, grid, since) for since in (log.start_s, half)}
+    sweep = {from_s: fixed_ttls(segments, grid, from_s) for from_s in (log.start_s, half_s)}
     rows = []
     for ttl_s in TTLS_S:
-        fixed = fixed_ttls(segments, [ttl_s])[0]
+        one_ttl = fixed_ttls(segments, [ttl_s])[0]
         row = {
             "like_ttl_s": ttl_s,
-            "one_ttl": round(fixed.hit_ratio, 4),
-            "mean_gib": _gib(fixed.mean_tokens),
+            "one_ttl": round(one_ttl.hit_ratio, 4),
+            "mean_gib": _gib_of(one_ttl.mean_tokens),
         }
-        for method, table in _in_hindsight(log, fixed.mean_tokens).items():
+        for method, table in _hindsight_tables(log, one_ttl.mean_tokens).items():
             replayed = simulate_ttl(log, [(log.start_s, table)])
-            row[method] = _gain(replayed, sweep[log.start_s])
-            row[f"{method}, GiB"] = _gib(replayed.mean_tokens)
-        if ttl_s in LEARNT_S:
-            first = TTLTable(residual_ttl_s=ttl_s, hash=TRACE_HASH)
-            for method, table in _learnt(log, half, ttl_s).items():
-                replayed = simulate_ttl(log, [(log.start_s, first), (half, table)], half)
-                row[method] = _gain(replayed, sweep[half])
+            row[method] = _gain_points(replayed, sweep[log.start_s])
+            row[f"{method}, GiB"] = _gib_of(replayed.mean_tokens)
+        if ttl_s in LEARNT_TTLS_S:
+            first_table = TTLTable(residual_ttl_s=ttl_s, hash=TRACE_HASH)
+            for method, table in _learnt_tables(log, half_s, ttl_s).items():
+                replayed = simulate_ttl(log, [(log.start_s, first_table), (half_s, table)], half_s)
+                row[method] = _gain_points(replayed, sweep[half_s])
         rows.append(row)
     return rows
 
 
-def _in_hindsight(log: Paths, tokens: float) -> dict[str, TTLTable]:
+def _hindsight_tables(log: Paths, tokens: float) -> dict[str, TTLTable]:
     """Return the tables by method for an average of ``tokens``, from the whole log."""
     groups = choose_groups(segments_of(log), tokens, GroupSelection(64))
     best = allocate(groups.curves, tokens)
@@ -74,9 +74,9 @@ def _in_hindsight(log: Paths, tokens: float) -> dict[str, TTLTable]:
     }
 
 
-def _learnt(log: Paths, half: float, ttl_s: float) -> dict[str, TTLTable]:
-    """Return the tables by method for as many tokens as one TTL, from the log before ``half``."""
-    before, seconds = log.until(half), half - log.start_s
+def _learnt_tables(log: Paths, half_s: float, ttl_s: float) -> dict[str, TTLTable]:
+    """Return the tables by method for as many tokens as one TTL, from the log before ``half_s``."""
+    before, seconds = log.until(half_s), half_s - log.start_s
     tokens = fixed_ttls(segments_of(before), [ttl_s])[0].mean_tokens
     learning = LearningOptions(reference_ttl_s=ttl_s, refresh_s=seconds)
     return {
@@ -85,16 +85,16 @@ def _learnt(log: Paths, half: float, ttl_s: float) -> dict[str, TTLTable]:
     }
 
 
-def _gain(replayed: TTLOutcome, sweep: list[TTLOutcome]) -> float:
+def _gain_points(replayed: TTLOutcome, sweep: list[TTLOutcome]) -> float:
     """Return the points of hit ratio over one TTL with the same average tokens."""
     return round(100 * (replayed.hit_ratio - at_equal_bytes(replayed, sweep)), 2)
 
 
-def _gib(tokens: float) -> float:
-    return round(tokens * profile().kv_bytes_per_token / GIB, 1)
+def _gib_of(tokens: float) -> float:
+    return round(tokens * h20_profile().kv_bytes_per_token / GIB, 1)
 
 
-def _plot(rows_by_trace: dict[str, list[dict[str, Any]]], path: Path) -> None:
+def _draw(rows_by_trace: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(11.5, 3.6), layout="constrained")
     for panel, (name, rows) in zip(panels, rows_by_trace.items()):
         x = np.arange(len(rows))
@@ -102,12 +102,12 @@ def _plot(rows_by_trace: dict[str, list[dict[str, Any]]], path: Path) -> None:
             gains = [row[method] for row in rows]
             panel.bar(x + 0.4 * (i - 0.5), gains, 0.38, label=f"{method}, in hindsight")
         learnt = [i for i, row in enumerate(rows) if "canopy, next half" in row]
-        for method, mark in (("Algorithm 2, next half", "v"), ("canopy, next half", "^")):
+        for method, marker in (("Algorithm 2, next half", "v"), ("canopy, next half", "^")):
             gains = [rows[i][method] for i in learnt]
-            panel.plot(learnt, gains, "k" + mark, ms=6, label=method)
+            panel.plot(learnt, gains, "k" + marker, ms=6, label=method)
         panel.axhline(0, color="k", lw=0.8)
         panel.set_xticks(x, [f"{r['like_ttl_s']:g} s\n{100 * r['one_ttl']:.0f} %" for r in rows])
-        panel.set_title(NAMES[name], fontsize=10)
+        panel.set_title(TRACE_NAMES[name], fontsize=10)
         panel.set_xlabel("bytes of one TTL of ..., and what it hits")
         panel.grid(alpha=0.25, axis="y")
     panels[0].set_ylabel("points of hit ratio over one TTL\nat the same average bytes")

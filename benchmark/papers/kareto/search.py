@@ -7,8 +7,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from kareto.algorithm1 import adaptive_pareto_exploration
-from kareto.setting import DISK, FIXED_GIB, INSTANCES, TRACES, configuration, inputs, run, short
+from kareto.algorithm1 import GridAxis, adaptive_pareto_exploration
+from kareto import setting
 
 from canopy_lab.plan.objective import OBJECTIVES, Scale
 from canopy_lab.plan.planner import make_space
@@ -18,51 +18,51 @@ from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import least_cost
 from question import Question, RunContext
 
-PAPER_START = ((0.0, 2048.0, 512.0), (0.0, 2400.0, 600.0))
+PAPER_GRID_GIB = (GridAxis(0.0, 2048.0, 512.0), GridAxis(0.0, 2400.0, 600.0))
 """The coarse grid that the paper's search begins with (section 5.3.1): DRAM and disk, GB."""
-FINE = (256.0, 400.0)
+FINE_STEPS_GIB = (256.0, 400.0)
 """Steps of the grid of Figure 13: finer than where either search begins. The paper's: 256, 120."""
 MAX_GIB = (4096.0, 3600.0)
 SEARCHES = ("Algorithm 1", "canopy plan")
-DRAWS = 200
-SLOS = 100
+PLACEBO_DRAWS = 200
+SLO_COUNT = 100
 
 
-class Points:
+class SizeEvaluator:
     """Evaluates sizes for a trace and a number of instances; each once."""
 
     def __init__(self, name: str, instances: int, context: RunContext) -> None:
-        self.inputs = inputs(name, context.data)
+        self.inputs = setting.make_inputs(name, context.data)
         self.instances = instances
-        self.evaluated: dict[Configuration, dict[str, Any]] = {}
+        self.evaluations: dict[Configuration, dict[str, Any]] = {}
 
     def evaluate_sizes(self, dram_gib: float, disk_gib: float) -> dict[str, Any]:
-        return self.evaluate(configuration(self.instances, dram_gib, disk_gib))
+        return self.evaluate(setting.make_configuration(self.instances, dram_gib, disk_gib))
 
-    def evaluate(self, c: Configuration) -> dict[str, Any]:
-        if c not in self.evaluated:
-            self.evaluated[c] = run(self.inputs, c)
-        return self.evaluated[c]
+    def evaluate(self, configuration: Configuration) -> dict[str, Any]:
+        if configuration not in self.evaluations:
+            self.evaluations[configuration] = setting.simulate(self.inputs, configuration)
+        return self.evaluations[configuration]
 
-    def grid(self, steps: tuple[float, float]) -> list[dict[str, Any]]:
+    def evaluate_grid(self, steps: tuple[float, float]) -> list[dict[str, Any]]:
         return [
             self.evaluate_sizes(float(d), float(s))
             for d in np.arange(0, MAX_GIB[0] + 1, steps[0])
             for s in np.arange(0, MAX_GIB[1] + 1, steps[1])
         ]
 
-    def paper(self) -> list[dict[str, Any]]:
+    def run_paper_search(self) -> list[dict[str, Any]]:
         """Algorithm 1 over the disk's size."""
-        evaluated = adaptive_pareto_exploration(
-            lambda p: self.evaluate_sizes(*p), *PAPER_START, MAX_GIB[0]
+        rows = adaptive_pareto_exploration(
+            lambda p: self.evaluate_sizes(*p), *PAPER_GRID_GIB, MAX_GIB[0]
         )
-        return list(evaluated.values())
+        return list(rows.values())
 
-    def planner_rows(self) -> list[dict[str, Any]]:
+    def run_planner(self) -> list[dict[str, Any]]:
         """``plan/search.py`` as ``canopy plan`` would search up to these sizes."""
         prices = self.inputs.prices
         request = PlanRequest(
-            disks=(DISK,),
+            disks=(setting.DISK_CLASS,),
             instances=(self.instances,),
             dram_gib=MAX_GIB[0] * self.instances,
             disk_gib=MAX_GIB[1],
@@ -72,8 +72,8 @@ class Points:
         result = search(
             space,
             OBJECTIVES,
-            lambda batch: [self.evaluate(c) for c in batch],
-            bounds_of=lambda c, rows: least_cost(c, rows, prices),
+            lambda batch: [self.evaluate(configuration) for configuration in batch],
+            bounds_of=lambda configuration, rows: least_cost(configuration, rows, prices),
         )
         return list(result.rows.values())
 
@@ -83,20 +83,21 @@ def figure_13(context: RunContext) -> Any:
     many random points of the grid as each search took."""
     cases: dict[str, Any] = {}
     for name in ("A", "C"):
-        points = Points(name, 1, context)
-        ways = {
-            "Algorithm 1": points.paper(),
-            "canopy plan": points.planner_rows(),
-            "grid": points.grid(FINE),
+        evaluator = SizeEvaluator(name, 1, context)
+        rows_by_search = {
+            "Algorithm 1": evaluator.run_paper_search(),
+            "canopy plan": evaluator.run_planner(),
+            "grid": evaluator.evaluate_grid(FINE_STEPS_GIB),
         }
-        judge = Judge.from_rows([row for rows in ways.values() for row in rows], ways["grid"])
-        few = dict.fromkeys(len({id(row) for row in ways[way]}) for way in SEARCHES)
+        grid = rows_by_search["grid"]
+        judge = Judge.from_rows([row for rows in rows_by_search.values() for row in rows], grid)
+        sizes = dict.fromkeys(len({id(row) for row in rows_by_search[s]}) for s in SEARCHES)
         cases[f"{name}, 1"] = {
-            "grid_step_gib": FINE,
-            "slos_s": [round(slo, 3) for slo in judge.slos],
-            **{way: judge.measures(rows) for way, rows in ways.items()},
+            "grid_step_gib": FINE_STEPS_GIB,
+            "slos_s": [round(slo, 3) for slo in judge.slos_s],
+            **{search: judge.measure(rows) for search, rows in rows_by_search.items()},
             "random points": {
-                str(count): placebo(judge, ways["grid"], count) for count in (*few, 5)
+                str(count): measure_placebo(judge, grid, count) for count in (*sizes, 5)
             },
         }
     _draw_13(cases, context)
@@ -108,103 +109,104 @@ class Judge:
     """Measures of a set of points against all points known."""
 
     scale: Scale
-    whole: float
-    slos: tuple[float, ...]
+    grid_volume: float
+    slos_s: tuple[float, ...]
     """Limits on mean TTFT, evenly in its logarithm from the least known to the most."""
-    least: tuple[float, ...]
+    least_costs: tuple[float, ...]
     """Least known cost that meets each SLO."""
 
     @classmethod
     def from_rows(cls, rows: list[dict[str, Any]], grid: list[dict[str, Any]]) -> Judge:
         scale = Scale.around(OBJECTIVES.matrix(rows))
         ttft = [row["mean_ttft_s"] for row in rows]
-        slos = tuple(float(t) for t in np.geomspace(min(ttft) * 1.001, max(ttft), SLOS))
-        least = tuple(x for x in _cheapest(rows, slos) if x is not None)
-        return cls(scale, scale.hypervolume(OBJECTIVES.matrix(grid)), slos, least)
+        slos_s = tuple(float(t) for t in np.geomspace(min(ttft) * 1.001, max(ttft), SLO_COUNT))
+        least_costs = tuple(x for x in _least_costs(rows, slos_s) if x is not None)
+        return cls(scale, scale.hypervolume(OBJECTIVES.matrix(grid)), slos_s, least_costs)
 
-    def measures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def measure(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """``of_grid``: the share of the grid's dominated volume; ``regret``: how much more than the
         least cost it takes to meet an SLO, the mean of those that some point meets; ``unmet``: the
         share of the SLOs that none does."""
         volume = self.scale.hypervolume(OBJECTIVES.matrix(rows))
-        pairs = [(c, b) for c, b in zip(_cheapest(rows, self.slos), self.least) if c is not None]
+        costs = zip(_least_costs(rows, self.slos_s), self.least_costs)
+        pairs = [(cost, least) for cost, least in costs if cost is not None]
         return {
             "evaluations": len({id(r) for r in rows}),
             "hypervolume": round(volume, 5),
-            "of_grid": round(volume / self.whole, 5),
+            "of_grid": round(volume / self.grid_volume, 5),
             "front": len(OBJECTIVES.front(rows)),
             "regret": round(float(np.mean([c / b - 1 for c, b in pairs])), 5) if pairs else None,
-            "unmet": round(1 - len(pairs) / len(self.slos), 4),
+            "unmet": round(1 - len(pairs) / len(self.slos_s), 4),
         }
 
 
-def placebo(judge: Judge, grid: list[dict[str, Any]], count: int) -> dict[str, Any]:
-    """``DRAWS`` sets of ``count`` points of the grid: the mean of each measure, and 90 % of them."""
-    draw = np.random.default_rng(0)
+def measure_placebo(judge: Judge, grid: list[dict[str, Any]], count: int) -> dict[str, Any]:
+    """``PLACEBO_DRAWS`` sets of ``count`` points of the grid: the mean of each measure, and 90 % of them."""
+    rng = np.random.default_rng(0)
     sets = [
-        judge.measures([grid[i] for i in draw.choice(len(grid), count, replace=False)])
-        for _ in range(DRAWS)
+        judge.measure([grid[i] for i in rng.choice(len(grid), count, replace=False)])
+        for _ in range(PLACEBO_DRAWS)
     ]
-    summary: dict[str, Any] = {"draws": DRAWS}
+    summary: dict[str, Any] = {"draws": PLACEBO_DRAWS}
     for key in ("of_grid", "regret", "unmet"):
-        values = [one[key] for one in sets if one[key] is not None]
+        values = [measurement[key] for measurement in sets if measurement[key] is not None]
         low, high = np.quantile(values, [0.05, 0.95])
         summary[key] = [round(float(x), 5) for x in (np.mean(values), low, high)]
     return summary
 
 
-def _cheapest(rows: list[dict[str, Any]], slos: tuple[float, ...]) -> list[float | None]:
+def _least_costs(rows: list[dict[str, Any]], slos_s: tuple[float, ...]) -> list[float | None]:
     """Return the least cost that meets each SLO; None if no row meets it."""
-    least = []
-    for slo in slos:
+    costs_by_slo = []
+    for slo in slos_s:
         costs = [row["cost"] for row in rows if row["mean_ttft_s"] <= slo]
-        least.append(min(costs) if costs else None)
-    return least
+        costs_by_slo.append(min(costs) if costs else None)
+    return costs_by_slo
 
 
 def figure_12(context: RunContext) -> Any:
     """Compare the extremes of the paper's search with fixed DRAM: three traces, one and four instances."""
     cases: dict[str, Any] = {}
-    for name in TRACES:
-        for instances in INSTANCES:
-            points = Points(name, instances, context)
-            rows = points.paper()
+    for name in setting.TRACES:
+        for instances in setting.INSTANCES:
+            evaluator = SizeEvaluator(name, instances, context)
+            rows = evaluator.run_paper_search()
             cases[f"{name}, {instances}"] = {
                 "evaluations": len(rows),
-                "extremes": _extremes(points, rows),
+                "extremes": _compare_extremes(evaluator, rows),
             }
     _draw_12(cases, context)
     return cases
 
 
-def _extremes(points: Points, rows_of_search: list[dict[str, Any]]) -> dict[str, Any]:
+def _compare_extremes(evaluator: SizeEvaluator, searched: list[dict[str, Any]]) -> dict[str, Any]:
     """Return Figure 12: the extremes of the paper's search, and 1,024 GB of DRAM per instance."""
-    fixed = points.evaluate_sizes(FIXED_GIB, 0.0)
-    rows = [*rows_of_search, fixed]
+    fixed_dram = evaluator.evaluate_sizes(setting.FIXED_GIB, 0.0)
+    rows = [*searched, fixed_dram]
     chosen = {
         "most throughput": max(rows, key=lambda r: (r["throughput_tokens_per_s"], -r["cost"])),
         "least mean TTFT": min(rows, key=lambda r: (r["mean_ttft_s"], r["cost"])),
         "least cost": min(rows, key=lambda r: r["cost"]),
     }
-    as_good = [
+    as_good_rows = [
         r
         for r in rows
-        if r["mean_ttft_s"] <= fixed["mean_ttft_s"] * 1.01
-        and r["throughput_tokens_per_s"] >= fixed["throughput_tokens_per_s"] * 0.999
+        if r["mean_ttft_s"] <= fixed_dram["mean_ttft_s"] * 1.01
+        and r["throughput_tokens_per_s"] >= fixed_dram["throughput_tokens_per_s"] * 0.999
     ]
-    chosen["cheapest as good as fixed"] = min(as_good, key=lambda r: r["cost"])
+    chosen["cheapest as good as fixed"] = min(as_good_rows, key=lambda r: r["cost"])
     return {
-        "fixed": short(fixed),
+        "fixed": setting.quoted_fields(fixed_dram),
         **{
-            name: {**short(row), "against_fixed": _against(row, fixed)}
+            name: {**setting.quoted_fields(row), "against_fixed": _relative_to(row, fixed_dram)}
             for name, row in chosen.items()
         },
     }
 
 
-def _against(row: dict[str, Any], fixed: dict[str, Any]) -> dict[str, float]:
+def _relative_to(row: dict[str, Any], fixed_dram: dict[str, Any]) -> dict[str, float]:
     return {
-        key: round(row[key] / fixed[key] - 1, 4)
+        key: round(row[key] / fixed_dram[key] - 1, 4)
         for key in ("throughput_tokens_per_s", "mean_ttft_s", "cost")
     }
 
@@ -212,10 +214,10 @@ def _against(row: dict[str, Any], fixed: dict[str, Any]) -> dict[str, float]:
 def _draw_13(cases: dict[str, Any], context: RunContext) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for panel, (name, case) in zip(panels, cases.items()):
-        for i, way in enumerate(("grid", *SEARCHES)):
-            panel.plot(case[way]["evaluations"], 100 * case[way]["regret"], "o", color=f"C{i}", label=way)  # fmt: skip
-        drawn = sorted((int(n), row["regret"]) for n, row in case["random points"].items())
-        counts, rows = zip(*drawn)
+        for i, method in enumerate(("grid", *SEARCHES)):
+            panel.plot(case[method]["evaluations"], 100 * case[method]["regret"], "o", color=f"C{i}", label=method)  # fmt: skip
+        random_points = sorted((int(n), row["regret"]) for n, row in case["random points"].items())
+        counts, rows = zip(*random_points)
         panel.errorbar(
             counts,
             [100 * mean for mean, _, _ in rows],

@@ -36,7 +36,7 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
 
 TRACES = ("A", "B", "C")
-NAMES = {"A": "A: chat (synthetic)", "B": "B: API (synthetic)", "C": "C: agents (overlay)"}
+TRACE_NAMES = {"A": "A: chat (synthetic)", "B": "B: API (synthetic)", "C": "C: agents (overlay)"}
 INSTANCES = (1, 4)
 DEVICE_TOKENS = 600_000
 CONTEXT_TOKENS = 262_144
@@ -46,15 +46,15 @@ STAGING_GIB = 64.0
 """The DRAM of a "disk only" set-up: SGLang reads from storage into host memory."""
 FIXED_GIB = 1024.0
 """The paper's baseline: DRAM of an instance, no disk."""
-DISK = "essd-pl1-striped"
+DISK_CLASS = "essd-pl1-striped"
 _SHAPE = ModelShape(62, 6144, 96, 8, 128, 8 * 2560)
 _H20X8 = Device("8 x NVIDIA H20 96 GB", 8 * 148e12, 8 * 4.0e12, 64e9, ("published H20 figures",))
-_LOADS = {"A": 0.8, "B": 1.0, "C": 1.0}
+_LOAD_FACTORS = {"A": 0.8, "B": 1.0, "C": 1.0}
 """Load as a multiple of the trace's rate: one instance without DRAM and disk is overloaded."""
 
 
 @cache
-def profile() -> EngineProfile:
+def h20_profile() -> EngineProfile:
     """Eight H20 as one device. Published figures, not measured."""
     return roofline_profile(
         "qwen3-480b-h20x8", "Qwen3-Coder-480B-A35B", _SHAPE, 480e9, _H20X8, "2026-11-22"
@@ -62,16 +62,16 @@ def profile() -> EngineProfile:
 
 
 @cache
-def prices() -> Prices:
+def example_prices() -> Prices:
     """Return the example prices for Alibaba Cloud: eight GPUs per instance, ESSD PL1 in parallel.
 
     A PL1 volume has at most 350 MB/s, from 460 GiB on. Bandwidth grows with the bought capacity
     (section 3.3): here up to 16 volumes of 460 GiB in parallel.
     """
-    listed = load_prices("alibaba-essd")
-    pl1 = listed.disk("essd-pl1")
+    prices = load_prices("alibaba-essd")
+    pl1 = prices.disk("essd-pl1")
     volumes = DiskClass(
-        name=DISK,
+        name=DISK_CLASS,
         per_gib_month=pl1.per_gib_month,
         smallest_gib=1.0,
         base_mib_s=0.0,
@@ -79,17 +79,17 @@ def prices() -> Prices:
         most_mib_s=16 * 350,
         shared=True,  # the paper names one for all
     )
-    return replace(listed, gpus_per_instance=8, disks={**listed.disks, DISK: volumes})
+    return replace(prices, gpus_per_instance=8, disks={**prices.disks, DISK_CLASS: volumes})
 
 
 @cache
-def trace(name: str, data: Path) -> CompactTrace:
+def window_of_trace(name: str, data: Path) -> CompactTrace:
     """The window of a trace that is simulated, at its load."""
     if name == "A":
-        return _window(trace_a(2250.0, None), 1800.0, 2250.0, _LOADS[name])
+        return _window(trace_a(2250.0, None), 1800.0, 2250.0, _LOAD_FACTORS[name])
     if name == "B":
-        return _window(trace_b(750.0), 600.0, 750.0, _LOADS[name])
-    return _window(agents(data, 30, 10800.0), 2700.0, 8100.0, _LOADS[name])
+        return _window(trace_b(750.0), 600.0, 750.0, _LOAD_FACTORS[name])
+    return _window(agents(data, 30, 10800.0), 2700.0, 8100.0, _LOAD_FACTORS[name])
 
 
 @cache
@@ -101,46 +101,46 @@ def long_trace(name: str, data: Path) -> CompactTrace:
 
 
 def _window(
-    source: Iterable[TraceRequest], begin_s: float, end_s: float, load: float
+    requests: Iterable[TraceRequest], begin_s: float, end_s: float, load: float
 ) -> CompactTrace:
     return CompactTrace(
         replace(r, time_s=(r.time_s - begin_s) / load)
-        for r in source
+        for r in requests
         if begin_s <= r.time_s < end_s and r.input_tokens + r.output_tokens <= CONTEXT_TOKENS
     )
 
 
 @cache
-def inputs(name: str, data: Path) -> PlanInputs:
+def make_inputs(name: str, data: Path) -> PlanInputs:
     """A trace on the regime's engine: what simulations of it share."""
     settings = replace(SGLANG_DEFAULTS, max_running_requests=MAX_RUNNING)
-    engine = Engine(profile(), DEVICE_TOKENS, "prefix-aware", settings)
-    return PlanInputs(trace(name, data), engine, prices())
+    engine = Engine(h20_profile(), DEVICE_TOKENS, "prefix-aware", settings)
+    return PlanInputs(window_of_trace(name, data), engine, example_prices())
 
 
-def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0) -> Configuration:
+def make_configuration(instances: int, dram_gib: float, disk_gib: float = 0.0) -> Configuration:
     """A point of the space; without DRAM a disk gets the memory that it must have to be read."""
     if not disk_gib:
         return Configuration(instances, dram_gib, None, 0.0)
     # The paper's: a disk is read while a request waits for other reasons (section 3.3).
-    dram = max(dram_gib, STAGING_GIB)
-    return Configuration(instances, dram, DISK, disk_gib, prefetch_policy="best_effort")
+    memory_gib = max(dram_gib, STAGING_GIB)
+    return Configuration(instances, memory_gib, DISK_CLASS, disk_gib, prefetch_policy="best_effort")
 
 
-def run(work: PlanInputs, c: Configuration) -> PlanRow:
+def simulate(inputs: PlanInputs, configuration: Configuration) -> PlanRow:
     """Simulate a configuration; the row of its metrics and cost."""
-    system = system_of(c, work.engine, work.prices, work.policy_configs)
-    result = simulate_system(work.loaded_workload(), system, work.engine.profile)
-    return row_of(c, result.to_json(), work.prices)
+    system = system_of(configuration, inputs.engine, inputs.prices, inputs.policy_configs)
+    result = simulate_system(inputs.loaded_workload(), system, inputs.engine.profile)
+    return row_of(configuration, result.to_json(), inputs.prices)
 
 
-def short(row: PlanRow) -> dict[str, Any]:
+def quoted_fields(row: PlanRow) -> dict[str, Any]:
     """Return the fields of a row that the tables quote."""
-    tiers, c = row["token_hit_ratio_by_tier"], row.configuration
+    tiers, configuration = row["token_hit_ratio_by_tier"], row.configuration
     return {
-        "instances": c.instances,
-        "dram_gib": c.dram_gib,
-        "disk_gib": c.disk_gib,
+        "instances": configuration.instances,
+        "dram_gib": configuration.dram_gib,
+        "disk_gib": configuration.disk_gib,
         "hits": round(row["token_hit_ratio"], 4),
         "disk_hits": round(tiers.get("disk", 0.0), 4),
         "tokens_per_s": round(row["throughput_tokens_per_s"], 1),

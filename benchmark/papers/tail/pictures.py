@@ -20,16 +20,16 @@ def save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
-def latencies(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> None:
+def draw_ttft(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> None:
     """P50 to P99 of the TTFT by policy, a panel a threshold, as in the paper's Figures 5 and 7;
     here as shares of the first policy's, whose times stand below."""
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True)
     for axis, (name, rows) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        width = 0.8 / len(rows)
+        bar_width = 0.8 / len(rows)
         for i, row in enumerate(rows):
-            at = np.arange(len(QUANTILES)) + (i - (len(rows) - 1) / 2) * width
+            bar_positions = np.arange(len(QUANTILES)) + (i - (len(rows) - 1) / 2) * bar_width
             shares = [100 * row[q] / rows[0][q] for q in QUANTILES]
-            axis.bar(at, shares, width, label=row["arm"], color=f"C{i}")
+            axis.bar(bar_positions, shares, bar_width, label=row["arm"], color=f"C{i}")
         axis.axhline(100, color="black", lw=0.8, ls="--")
         names = [f"{q[:3].upper()}\n{rows[0][q]:,.0f} ms" for q in QUANTILES]
         axis.set_xticks(range(len(QUANTILES)), names)

@@ -32,26 +32,26 @@ class TailArm:
     label: str
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    aims: bool = True
+    takes_threshold: bool = True
     """Whether it receives the threshold."""
     fixed_growth: bool = False
     """Whether it plans with the trace's mean growth (the paper's estimate of Q)."""
     whole_nodes: bool = False
 
 
-SHORT = 8192
+MIN_TOKENS = 8192
 """Threshold-LRU does not keep prompts under this, in tokens."""
 ONLINE = (
-    TailArm("lru", "lru", aims=False),
-    TailArm("wa", "wa", aims=False),
-    TailArm(f"threshold-lru {SHORT}", "threshold-lru", {"threshold_tokens": SHORT}, aims=False),
+    TailArm("lru", "lru", takes_threshold=False),
+    TailArm("wa", "wa", takes_threshold=False),
+    TailArm(f"threshold-lru {MIN_TOKENS}", "threshold-lru", {"threshold_tokens": MIN_TOKENS}, False),
     TailArm("SGLang's tlru", "sglang-tlru", fixed_growth=True, whole_nodes=True),
     TailArm("sglang-tlru", "sglang-tlru", fixed_growth=True),
     TailArm("canopy-tlru, fixed Q", "canopy-tlru", fixed_growth=True),
     TailArm("canopy-tlru", "canopy-tlru"),
     TailArm("etlru", "etlru"),
 )
-KNOWING = (
+HINDSIGHT = (
     TailArm("end-aware", "end-aware-tlru"),
     TailArm("length-aware", "length-aware-tlru"),
     TailArm("tail-belady", "tail-belady"),
@@ -63,10 +63,10 @@ class Workbench:
 
     def __init__(self, trace: Iterable[TraceRequest]) -> None:
         self.trace = list(trace)
-        self.prompts = np.array([r.input_tokens for r in self.trace])
-        self.distinct = distinct_blocks(self.trace)
+        self.prompt_tokens = np.array([r.input_tokens for r in self.trace])
+        self.trace_blocks = distinct_blocks(self.trace)
         self.future = Future(self.trace)
-        self.growth = round(self.future.mean_growth_tokens)
+        self.growth_tokens = round(self.future.mean_growth_tokens)
         """Q-hat: mean tokens that the next prompt adds."""
         self.profile = load_profile(PROFILE)
 
@@ -76,26 +76,26 @@ class Workbench:
         return np.array(
             [
                 1e3 * step([(max(int(u), 1), int(p) - max(int(u), 1))])
-                for u, p in zip(uncached, self.prompts, strict=True)
+                for u, p in zip(uncached, self.prompt_tokens, strict=True)
             ]
         )
 
     def run(self, arm: TailArm, capacity: float, threshold: float, **settings: Any) -> SimResult:
         """One simulation."""
         options = dict(arm.options)
-        if arm.aims:
+        if arm.takes_threshold:
             options["threshold_tokens"] = threshold
         if arm.fixed_growth:
-            options["next_prompt_tokens"] = self.growth
+            options["next_prompt_tokens"] = self.growth_tokens
         if arm.policy in hindsight_names():
             policy = make_hindsight(arm.policy, self.future, options)
         else:
             policy = make_policy(arm.policy, options)
-        blocks = max(1, round(capacity * self.distinct))
+        blocks = max(1, round(capacity * self.trace_blocks))
         settings = {"whole_nodes": arm.whole_nodes, "threshold_tokens": threshold, **settings}
         return simulate(self.trace, policy, blocks, **settings)
 
-    def row(self, result: SimResult, slo: float) -> dict[str, float]:
+    def make_row(self, result: SimResult, slo: float) -> dict[str, float]:
         """Return the table's figures of a simulation; times in ms, TEL in thousands of tokens."""
         uncached = np.frombuffer(result.uncached_tokens, dtype=np.int64)
         times = self.ttft_ms(uncached)
@@ -119,7 +119,7 @@ def conversation(data: Path) -> Workbench:
 
 
 def sweep(
-    bench: Workbench,
+    workbench: Workbench,
     capacities: Sequence[float],
     thresholds: Sequence[float],
     slo: float,
@@ -131,23 +131,23 @@ def sweep(
         for arm in arms:
             result = None
             for threshold in thresholds:
-                if arm.aims or result is None:
-                    result = bench.run(arm, capacity, threshold)
-                    row = bench.row(result, slo)
-                if not arm.aims:
-                    left = np.frombuffer(result.uncached_tokens, dtype=np.int64)
-                    excess = np.maximum(left - threshold, 0)
+                if arm.takes_threshold or result is None:
+                    result = workbench.run(arm, capacity, threshold)
+                    row = workbench.make_row(result, slo)
+                if not arm.takes_threshold:
+                    uncached = np.frombuffer(result.uncached_tokens, dtype=np.int64)
+                    excess = np.maximum(uncached - threshold, 0)
                     row = {
                         **row,
                         "tel_ktokens": round(float(excess.sum()) / 1e3, 1),
                         "over_threshold": int((excess > 0).sum()),
                     }
-                place = {"capacity": capacity, "threshold": threshold, "arm": arm.label}
-                rows.append({**place, **row})
+                cell = {"capacity": capacity, "threshold": threshold, "arm": arm.label}
+                rows.append({**cell, **row})
     return rows
 
 
-def relative(
+def gains_over(
     rows: Sequence[Mapping[str, Any]], arm: str, base: str, keys: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return the improvement of ``arm`` over ``base`` in percent, cell by cell, as in the paper's tables."""
@@ -157,11 +157,11 @@ def relative(
         if label != arm:
             continue
         ours, theirs = cells[capacity, threshold, arm], cells[capacity, threshold, base]
-        gains = {
+        gains_percent = {
             key: round(100 * (theirs[key] - ours[key]) / theirs[key], 1)
             if theirs[key]
             else math.nan
             for key in keys
         }
-        improvements.append({"capacity": capacity, "threshold": threshold, **gains})
+        improvements.append({"capacity": capacity, "threshold": threshold, **gains_percent})
     return improvements

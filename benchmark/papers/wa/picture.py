@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 COLOURS = ("#0b5394", "#e07b00", "#38761d", "#a64d79", "#666666", "#00a3a3", "#c00000", "#7f6000")
 
 
-def panels(rows: int, columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Any, Any]:
+def new_panels(rows: int, columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Any, Any]:
     """(figure, axes as an array of rows)."""
     plt.rcParams.update({"font.size": 8, "axes.titlesize": 8.5, "legend.fontsize": 7})
     return plt.subplots(
@@ -21,7 +21,7 @@ def panels(rows: int, columns: int, width: float = 3.6, height: float = 2.9) -> 
     )
 
 
-def label(axis: Any, title: str, x: str, y: str) -> None:
+def name_axes(axis: Any, title: str, x: str, y: str) -> None:
     axis.set_title(title)
     axis.set_xlabel(x)
     axis.set_ylabel(y)

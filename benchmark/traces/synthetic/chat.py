@@ -132,7 +132,7 @@ class ChatSource:
             kind, load.tail, turn_count
         ):
             turn_count += 1
-        length_factor = math.exp(rng.gauss(0.0, load.session_sigma)) * turn_count**-load.length_decay
+        scale = math.exp(rng.gauss(0.0, load.session_sigma)) * turn_count**-load.length_decay
         pause_s = load.away_s if rng.random() < load.away_share else kind.think_s
         first_tokens = draw_tokens(rng, kind.first_tokens)
         if rng.random() < load.long_first_share:
@@ -143,7 +143,7 @@ class ChatSource:
         for turn in range(1, turn_count):
             time_s = turns[-1].time_s + turns[-1].output_tokens / TOKENS_PER_S
             pause_factor = load.slow_factor if turn >= load.slow_from_turn else 1.0
-            added_tokens = max(2, round(draw_tokens(rng, kind.later_tokens) * length_factor))
+            added_tokens = max(2, round(draw_tokens(rng, kind.later_tokens) * scale))
             output_tokens = max(1, round(added_tokens * kind.output_share))
             time_s += rng.expovariate(1.0 / (pause_factor * pause_s))
             turns.append(_Turn(time_s, added_tokens, output_tokens))
@@ -165,8 +165,6 @@ class ChatSource:
         )  # fmt: skip
         prompt.extend(turn.output_tokens)
         if conversation.turns_drawn < len(conversation.turns):
-            heapq.heappush(
-                running,
-                (conversation.turns[conversation.turns_drawn].time_s, conversation.name, conversation),
-            )
+            next_s = conversation.turns[conversation.turns_drawn].time_s
+            heapq.heappush(running, (next_s, conversation.name, conversation))
         return request

@@ -9,18 +9,18 @@ from support.systems import request
 def test_every_arm_is_a_system_and_has_its_baseline_first():
     keys = [arm.key for arm in simulated.ARMS]
     assert len(keys) == len(set(keys))
-    for part in simulated.parts():
+    for part in simulated.process_runs():
         assert part.arms[0].key == part.arms[0].baseline
         for arm in part.arms:
             assert arm.baseline == part.arms[0].key
-            simulated.config(arm, part, 1000)
+            simulated.make_config(arm, part, 1000)
 
 
 def test_shuffled_starts_keep_the_gaps_of_conversations():
     trace = [
         request(float(i), (i + 1,), conversation=str(i % 5), turn=1 + i // 5) for i in range(20)
     ]
-    shuffled = simulated.shuffled(trace, 3)
+    shuffled = simulated.exchange_starts(trace, 3)
     assert [r.time_s for r in shuffled] == sorted(r.time_s for r in shuffled)
     for name in "01234":
         times = [r.time_s for r in shuffled if r.conversation == name]
@@ -35,5 +35,5 @@ def test_a_session_ends_before_its_first_request_that_is_too_long():
         for name, blocks in lengths.items()
         for i, n in enumerate(blocks)
     ]
-    requests = [(r.user, r.input_tokens) for r in simulated.up_to(trace, 50)]
+    requests = [(r.user, r.input_tokens) for r in simulated.drop_longer(trace, 50)]
     assert requests == [("a", 20), ("a", 30), ("b", 20), ("b", 40), ("b", 40)]
