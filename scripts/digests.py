@@ -16,7 +16,7 @@ from typing import Any
 
 TABLE = Path(__file__).with_name("sglang_digests.json")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-SIGNATURE = 8
+SIGNATURE = 8  # digits
 
 
 def read_table() -> dict[str, Any]:
@@ -24,7 +24,7 @@ def read_table() -> dict[str, Any]:
     return json.loads(TABLE.read_text(encoding="utf-8"))
 
 
-def entry(source: bytes, names: Iterable[str]) -> dict[str, Any]:
+def make_entry(source: bytes, names: Iterable[str]) -> dict[str, Any]:
     """Return the table's entry for one file. Raises ``KeyError`` for an undefined name."""
     tree = ast.parse(source)
     digests = {name: digest_of(tree, name) for name in sorted(names)}
@@ -39,15 +39,15 @@ def digest_of(tree: ast.Module, name: str) -> str | None:
 
     The first ``SIGNATURE`` digits are of its parameters, or of a class's fields.
     """
-    scopes: list[ast.AST] = [tree]
+    found: list[ast.AST] = [tree]
     for part in name.split("."):
-        scopes = [node for scope in scopes for node in _definitions(scope, part)]
-    if not scopes:
+        found = [node for scope in found for node in _find_definitions(scope, part)]
+    if not found:
         return None
-    return _digest([_signature(node) for node in scopes]) + _digest([_shape(n) for n in scopes])
+    return _short_digest([*map(_signature, found)]) + _short_digest([*map(_shape, found)])
 
 
-def _digest(shape: Any) -> str:
+def _short_digest(shape: Any) -> str:
     return hashlib.sha256(repr(shape).encode()).hexdigest()[:SIGNATURE]
 
 
@@ -57,7 +57,7 @@ def _signature(node: ast.AST) -> Any:
     return _shape(getattr(node, "args", None))
 
 
-def _definitions(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+def _find_definitions(scope: ast.AST, name: str) -> Iterator[ast.AST]:
     """Yield definitions of ``name`` directly in ``scope``, or in its ``if`` and ``try`` blocks."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, _DEFINITIONS):
@@ -68,13 +68,13 @@ def _definitions(scope: ast.AST, name: str) -> Iterator[ast.AST]:
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 yield node
         elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
-            yield from _definitions(node, name)
+            yield from _find_definitions(node, name)
 
 
 def _shape(node: Any) -> Any:
     """Convert a syntax tree to nested lists that do not depend on the Python version."""
     if isinstance(node, list):
-        return [_shape(each) for each in node]
+        return [_shape(element) for element in node]
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}

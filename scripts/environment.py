@@ -26,7 +26,7 @@ STATE = ROOT / ".canopy"
 STAMPS = VENV / "canopy-stamps"
 REQUIREMENTS = ROOT / "requirements"
 PIP_LOG = STATE / "logs" / "pip.log"
-MININTERVAL_S = 0.1 if sys.stderr.isatty() else 10.0  # a log file needs few lines of a bar
+BAR_INTERVAL_S = 0.1 if sys.stderr.isatty() else 10.0  # a log file needs few lines of a bar
 RETRY_AFTER_S = 5.0
 DISK_GB = {"cpu": 5, "cuda": 25}  # the environment, the model, and room to unpack
 
@@ -54,25 +54,25 @@ def enter(kind: str) -> None:
     if Path(sys.prefix).resolve() == VENV.resolve():
         return
     python = VENV / "bin" / "python"
-    if not stamped("created", b""):
+    if not is_stamped("created", b""):
         check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
-        if (VENV / "pyvenv.cfg").exists() and not _is_311(python):
+        if (VENV / "pyvenv.cfg").exists() and not _is_python_311(python):
             raise SetupError(f"{VENV} is not a Python 3.11 environment; remove it and run again")
-        if reason := _with_dots("making .venv", [sys.executable, "-m", "venv", str(VENV)]):
+        if reason := _run_with_dots("making .venv", [sys.executable, "-m", "venv", str(VENV)]):
             raise SetupError(f"making .venv failed: {reason}; its output is in {PIP_LOG}")
-        stamp("created", b"")
+        write_stamp("created", b"")
     # Packages are installed without bytecode, which the first import writes. With
     # PYTHONDONTWRITEBYTECODE every process of a server would compile SGLang at each start.
-    settings = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    os.execve(python, [str(python), *sys.argv], settings)
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    os.execve(python, [str(python), *sys.argv], variables)
 
 
 def install(kind: str, *, tests: bool = False) -> None:
     """Install the pinned packages and this project; raise SetupError if torch is not as pinned."""
-    if not stamped("torch", _inputs_of_torch(kind)):
+    if not is_stamped("torch", _inputs_of_torch(kind)):
         check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
         pip(["-r", str(REQUIREMENTS / "cuda.txt")] if kind == "cuda" else [_torch_pin()], "torch")
-        stamp("torch", _inputs_of_torch(kind))
+        write_stamp("torch", _inputs_of_torch(kind))
         (STAMPS / "torch-build").write_text(torch_build() + "\n", encoding="utf-8")
     if kind == "cpu":
         _install_files("packages", ["cpu.txt", "pins.txt"], ["-r", "cpu.txt"])
@@ -120,7 +120,7 @@ def torch_build() -> str:
         torch = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:
         return "missing -"
-    return f"{torch.version} {digest([(torch.read_text('RECORD') or '').encode()])[:16]}"
+    return f"{torch.version} {digest_of([(torch.read_text('RECORD') or '').encode()])[:16]}"
 
 
 def check_disk(free_bytes: int, needed_gb: int) -> None:
@@ -135,68 +135,68 @@ def pip(arguments: Sequence[str], label: str) -> None:
     does not exist."""
     command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", *arguments]
-    if _with_dots(label, command, REQUIREMENTS):
+    if _run_with_dots(label, command, REQUIREMENTS):
         time.sleep(RETRY_AFTER_S)
-        if reason := _with_dots(label, command, REQUIREMENTS):
+        if reason := _run_with_dots(label, command, REQUIREMENTS):
             raise SetupError(f"pip could not install {label}: {reason}; its output is in {PIP_LOG}")
 
 
-def _with_dots(label: str, command: Sequence[str], folder: Path = ROOT) -> str | None:
+def _run_with_dots(label: str, command: Sequence[str], folder: Path = ROOT) -> str | None:
     """Run a command, and print a dot every second. Return the reason of a failure."""
-    start = len(PIP_LOG.read_text(encoding="utf-8")) if PIP_LOG.exists() else 0
+    log_start = len(PIP_LOG.read_text(encoding="utf-8")) if PIP_LOG.exists() else 0
     sys.stderr.write(f"canopy: {label} ")
     status = run_logged(command, lambda: print(".", end="", file=sys.stderr, flush=True), folder)
     sys.stderr.write("\n")
     if not status:
         return None
-    errors = re.findall(r"^ERROR.*", PIP_LOG.read_text(encoding="utf-8")[start:], re.MULTILINE)
+    errors = re.findall(r"^ERROR.*", PIP_LOG.read_text(encoding="utf-8")[log_start:], re.MULTILINE)
     return errors[0] if errors else f"it ended with status {status}"
 
 
 def run_logged(
-    command: Sequence[str], show: Callable[[], object], folder: Path = ROOT, **settings: str
+    command: Sequence[str], on_second: Callable[[], object], folder: Path = ROOT, **variables: str
 ) -> int:
-    """Run a command, its output in PIP_LOG, and call ``show`` every second; return its status."""
+    """Run a command, its output in PIP_LOG, and call ``on_second`` every second; return its status."""
     PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
     with PIP_LOG.open("a", encoding="utf-8") as log:
         log.write(f"$ {' '.join(command)}\n")
         log.flush()
         process = subprocess.Popen(
-            command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **settings}
+            command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **variables}
         )
         try:
             while True:
                 try:
                     return process.wait(timeout=1.0)
                 except subprocess.TimeoutExpired:
-                    show()
+                    on_second()
         finally:
             process.kill()
 
 
 def step(name: str, inputs: bytes, action: Callable[[], None]) -> None:
     """Do `action` unless it was done with the same `inputs` before."""
-    if not stamped(name, inputs):
+    if not is_stamped(name, inputs):
         action()
-        stamp(name, inputs)
+        write_stamp(name, inputs)
 
 
-def stamped(name: str, inputs: bytes) -> bool:
+def is_stamped(name: str, inputs: bytes) -> bool:
     path = _stamp_path(name)
-    return path.exists() and path.read_text(encoding="utf-8") == digest([inputs])
+    return path.exists() and path.read_text(encoding="utf-8") == digest_of([inputs])
 
 
-def stamp(name: str, inputs: bytes) -> None:
+def write_stamp(name: str, inputs: bytes) -> None:
     path = _stamp_path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(digest([inputs]), encoding="utf-8")
+    path.write_text(digest_of([inputs]), encoding="utf-8")
 
 
-def digest(parts: Iterable[bytes]) -> str:
-    total = hashlib.sha256()
+def digest_of(parts: Iterable[bytes]) -> str:
+    combined = hashlib.sha256()
     for part in parts:
-        total.update(hashlib.sha256(part).digest())
-    return total.hexdigest()
+        combined.update(hashlib.sha256(part).digest())
+    return combined.hexdigest()
 
 
 def _install_files(name: str, files: Sequence[str], arguments: Sequence[str]) -> None:
@@ -237,9 +237,9 @@ def _stamp_path(name: str) -> Path:
     return STAMPS / name.replace(" ", "-")
 
 
-def _is_311(python: Path) -> bool:
-    test = "import sys; sys.exit(sys.version_info[:2] != (3, 11))"
+def _is_python_311(python: Path) -> bool:
+    check = "import sys; sys.exit(sys.version_info[:2] != (3, 11))"
     try:
-        return subprocess.run([str(python), "-c", test], check=False).returncode == 0
+        return subprocess.run([str(python), "-c", check], check=False).returncode == 0
     except OSError:
         return False

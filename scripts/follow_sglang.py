@@ -33,52 +33,52 @@ from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.storage.server_arguments import unreviewed_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
-SHOWN = 4
-FIELDS = "sglang/srt/arg_groups/fields/"
+MAX_SHOWN = 4
+ARGUMENT_FOLDER = "sglang/srt/arg_groups/fields/"
 
 
 @dataclass(slots=True)
-class Moved:
+class ReleaseDifferences:
     """Differences of a release, as ``FILE: NAME``."""
 
     release: str
     functions_known: int
     changed: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    meaning: dict[str, str] = field(default_factory=dict)
+    meanings: dict[str, str] = field(default_factory=dict)
     """Function -> ``nothing`` or ``signature``; the others are to be read."""
     arguments: list[str] = field(default_factory=list)
     """Arguments of the server that ``storage/server_arguments.py`` does not list."""
 
-    def line(self) -> str:
+    def summary(self) -> str:
         """All of it in one line."""
-        head = f"sglang {self.release}, pinned {SGLANG_VERSION}: "
-        differ = [*self.removed, *self.changed]
+        release_text = f"sglang {self.release}, pinned {SGLANG_VERSION}: "
+        places = [*self.removed, *self.changed]
         new = f"; arguments to review: {', '.join(self.arguments)}" if self.arguments else ""
-        if not differ:
-            return f"{head}none of {self.functions_known} functions moved{new}"
-        files = sorted({place.partition(":")[0] for place in differ})
-        names = [place.partition(": ")[2] for place in differ]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        if not places:
+            return f"{release_text}none of {self.functions_known} functions moved{new}"
+        files = sorted({place.partition(":")[0] for place in places})
+        names = [place.partition(": ")[2] for place in places]
+        more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
         return (
-            f"{head}{len(self.changed)} of {self.functions_known} functions changed and {len(self.removed)} are "
-            f"gone, in {len(files)} files: {', '.join(names[:SHOWN])}{more}{new}"
+            f"{release_text}{len(self.changed)} of {self.functions_known} functions changed and {len(self.removed)} are "
+            f"gone, in {len(files)} files: {', '.join(names[:MAX_SHOWN])}{more}{new}"
         )
 
 
-def compare_wheel(wheel: Path) -> Moved:
+def compare_wheel(wheel: Path) -> ReleaseDifferences:
     """Compare a wheel of SGLang with the table. Raises ``NoRelease`` if it is not a wheel."""
     table = digests.read_table()
-    name = re.fullmatch(r"sglang-([^-]+)-.*\.whl", wheel.name)
-    if name is None:
+    wheel_name = re.fullmatch(r"sglang-([^-]+)-.*\.whl", wheel.name)
+    if wheel_name is None:
         raise NoRelease(f"{wheel} is no wheel of sglang")
-    result = Moved(name[1], sum(len(entry["names"]) for entry in table.values()))
+    result = ReleaseDifferences(wheel_name[1], sum(len(entry["names"]) for entry in table.values()))
     try:
         with zipfile.ZipFile(wheel) as archive:
-            inside = set(archive.namelist())
+            archive_names = set(archive.namelist())
             for file, entry in table.items():
                 path = f"sglang/{file}"
-                tree = ast.parse(archive.read(path) if path in inside else "")
+                tree = ast.parse(archive.read(path) if path in archive_names else "")
                 for function, digest in entry["names"].items():
                     present = digests.digest_of(tree, function)
                     if present is None:
@@ -86,9 +86,9 @@ def compare_wheel(wheel: Path) -> Moved:
                     elif present != digest:
                         result.changed.append(f"{file}: {function}")
                         if present[: digests.SIGNATURE] != digest[: digests.SIGNATURE]:
-                            result.meaning[function] = "signature"
+                            result.meanings[function] = "signature"
                         elif function in entry["hooked"]:
-                            result.meaning[function] = "nothing"  # SGLang still has it to be hooked
+                            result.meanings[function] = "nothing"  # it is still there to be hooked
             result.arguments = sorted(unreviewed_arguments(_server_arguments(archive)))
     except (OSError, zipfile.BadZipFile, SyntaxError) as error:
         raise NoRelease(f"{wheel} cannot be read: {error}") from None
@@ -99,9 +99,9 @@ def _server_arguments(archive: zipfile.ZipFile) -> set[str]:
     """The fields of ``ServerArgs``: annotated names of the classes in ``arg_groups/fields``."""
     names = set()
     for path in archive.namelist():
-        if path.startswith(FIELDS) and path.endswith(".py"):
+        if path.startswith(ARGUMENT_FOLDER) and path.endswith(".py"):
             classes = (n for n in ast.parse(archive.read(path)).body if isinstance(n, ast.ClassDef))
-            for node in (member for one in classes for member in one.body):
+            for node in (member for cls in classes for member in cls.body):
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                     names.add(node.target.id)
     return names
@@ -109,9 +109,9 @@ def _server_arguments(archive: zipfile.ZipFile) -> set[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--release", metavar="X.Y.Z", help="this release, not the newest")
-    source.add_argument("--wheel", type=Path, metavar="FILE", help="a wheel that is here already")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--release", metavar="X.Y.Z", help="this release, not the newest")
+    choice.add_argument("--wheel", type=Path, metavar="FILE", help="a wheel that is here already")
     parser.add_argument("--list", action="store_true", help="every function that moved, in a table")
     parser.add_argument(
         "--try", action="store_true", dest="run", help="the table, then light tests on the release"
@@ -120,11 +120,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             wheel = arguments.wheel or download(arguments.release, Path(folder))
-            result = compare_wheel(wheel)
-            print(result.line(), flush=True)
-            differs = bool(result.changed or result.removed or result.arguments)
+            moved = compare_wheel(wheel)
+            print(moved.summary(), flush=True)
+            differs = bool(moved.changed or moved.removed or moved.arguments)
             if differs and (arguments.list or arguments.run):
-                print(table(result), flush=True)
+                print(difference_table(moved), flush=True)
             if arguments.run:
                 with zipfile.ZipFile(wheel) as archive:
                     archive.extractall(Path(folder) / "release")
@@ -135,20 +135,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(differs)
 
 
-def table(result: Moved) -> str:
+def difference_table(moved: ReleaseDifferences) -> str:
     """A row for each function that moved: how, where, and which of our files name it."""
     rows = []
-    for how, each in (("gone", result.removed), ("changed", result.changed)):
-        for place in each:
+    for kind, places in (("gone", moved.removed), ("changed", moved.changed)):
+        for place in places:
             file, _, function = place.partition(": ")
-            meaning = result.meaning.get(function, "to read") if how == "changed" else "signature"
-            rows.append([how, meaning, function, file, ", ".join(_standing_on(function)) or "-"])
-    new = "the server's arguments"
-    rows += [["new", "to read", name, new, "-"] for name in result.arguments]
+            meaning = moved.meanings.get(function, "to read") if kind == "changed" else "signature"
+            rows.append([kind, meaning, function, file, ", ".join(_files_naming(function)) or "-"])
+    argument_file = "the server's arguments"
+    rows += [["new", "to read", name, argument_file, "-"] for name in moved.arguments]
     return text_table(("how", "for us", "function", "in SGLang", "in Canopy"), rows)
 
 
-def _standing_on(function: str) -> list[str]:
+def _files_naming(function: str) -> list[str]:
     """Return our files that name a function and its class; if no file has both, files that name it."""
     parts = {part for part in function.split(".") if not part.startswith("__")}
     named = [path for path, words in _our_sources() if parts <= words]

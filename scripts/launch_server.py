@@ -57,10 +57,10 @@ class ServerProcess:
 
         Safe to call twice.
         """
-        for number, within_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, STOP_S)):
-            if not _signal_group(self.process.pid, number):
+        for signal_number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, STOP_S)):
+            if not _signal_group(self.process.pid, signal_number):
                 break
-            deadline = time.monotonic() + within_s
+            deadline = time.monotonic() + wait_s
             while _signal_group(self.process.pid, 0) and time.monotonic() < deadline:
                 self.process.poll()  # reap the leader, or its group never empties
                 time.sleep(0.05)
@@ -118,8 +118,8 @@ def wait_until_ready(server: ServerProcess, deadline_s: float, describe: str | N
         leave=False,
     ) as bar:
         while True:
-            text = server.log_text()
-            reached = sum(mark in text for mark, _ in MILESTONES)
+            log_text = server.log_text()
+            reached = sum(marker in log_text for marker, _ in MILESTONES)
             if reached != bar.n or sys.stderr.isatty():  # a log file gets one line a stage
                 bar.n = reached
                 bar.set_postfix_str(MILESTONES[min(reached, len(MILESTONES) - 1)][1])
@@ -128,16 +128,15 @@ def wait_until_ready(server: ServerProcess, deadline_s: float, describe: str | N
                     f"the server stopped with status {server.process.returncode} before it was "
                     f"ready; {_tail(server)}"
                 )
-            if healthy(server.url):
+            if is_healthy(server.url):
                 return
             if time.monotonic() > deadline:
-                raise CanopyError(
-                    f"the server was not ready after {deadline_s:.0f} s; {_tail(server)}"
-                )
+                tail = _tail(server)
+                raise CanopyError(f"the server was not ready after {deadline_s:.0f} s; {tail}")
             time.sleep(0.2)
 
 
-def healthy(url: str, timeout_s: float = 5.0) -> bool:
+def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=timeout_s) as answer:
             return answer.status == 200
@@ -150,8 +149,8 @@ def post(url: str, body: Any = None, timeout_s: float = 600.0) -> Any:
 
     Raises urllib.error.HTTPError for a refusal.
     """
-    head = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body or {}).encode(), head)
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body or {}).encode(), headers)
     with urllib.request.urlopen(request, timeout=timeout_s) as answer:
         text = answer.read().decode()
     return json.loads(text) if text.startswith(("{", "[")) else text
@@ -162,10 +161,10 @@ def with_plugin(folder: Path, name: str, entry: str, modules: Path | None = None
 
     entry: ``MODULE:FUNCTION``; modules: the folder of the module, unless it is installed.
     """
-    info = folder / f"{name}-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {entry}\n")
+    info_folder = folder / f"{name}-0.dist-info"
+    info_folder.mkdir()
+    (info_folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    (info_folder / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {entry}\n")
     paths = (folder, modules, os.environ.get("PYTHONPATH"))
     return {"PYTHONPATH": os.pathsep.join(str(path) for path in paths if path)}
 
@@ -177,14 +176,14 @@ def free_port() -> int:
     it; SGLang would then wait for two minutes and exit. Raises CanopyError if 100 ports in a row
     are in use.
     """
-    first_of_clients = _first_client_port()
-    draw = random.SystemRandom()  # processes that fork agree on no sequence
+    first_client_port = _first_client_port()
+    rng = random.SystemRandom()  # processes that fork agree on no sequence
     for _ in range(100):
-        port = draw.randrange(max(1024, first_of_clients - 20_000), first_of_clients)
+        port = rng.randrange(max(1024, first_client_port - 20_000), first_client_port)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise CanopyError(f"no free port: 100 below {first_of_clients} were taken")
+    raise CanopyError(f"no free port: 100 below {first_client_port} were taken")
 
 
 def _first_client_port() -> int:
@@ -202,8 +201,8 @@ def cpu_dtype() -> str:
     """
     import torch
 
-    able = torch.cpu.get_capabilities()
-    in_hardware = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    in_hardware = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return "bfloat16" if in_hardware else "float32"
 
 
@@ -219,10 +218,10 @@ def cpu_arguments(model: Path, *, kv_tokens: int, dtype: str | None = None) -> l
     ]
 
 
-def _signal_group(pid: int, number: int) -> bool:
+def _signal_group(pid: int, signal_number: int) -> bool:
     """Send a signal to the process group; False when nothing is left of it."""
     try:
-        os.killpg(pid, number)
+        os.killpg(pid, signal_number)
     except ProcessLookupError:
         return False
     return True

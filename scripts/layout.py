@@ -20,16 +20,16 @@ PACKAGES: dict[str, str] = {
 }
 """Each reads alone: a server without documents never imports the other two."""
 
-OPEN = {
+OPEN_FILES = {
     *("bounded", "declared", "errors", "private_file", "ranks", "records", "releases", "tenant"),
     "__init__",
 }
 """Top-level files of ``sglang_canopy``: they import only each other, and every folder may import them."""
 
-SPLIT = {"server", "live"}
+SPLIT_FOLDERS = {"server", "live"}
 """Folders that consist of several. So is all of ``canopy_documents``."""
 
-FOLDERS: dict[str, set[str]] = {
+ALLOWED_IMPORTS: dict[str, set[str]] = {
     "policy": {"reuse"},
     "reuse": set(),
     "ttl": set(),
@@ -97,14 +97,14 @@ FOLDERS: dict[str, set[str]] = {
 """Folder -> the folders it may import. No two folders import each other. The HTTP process and the schedulers
 exchange messages through ``wire`` and do not import each other."""
 
-LABORATORY = (
+PLAIN_FOLDERS = (
     *("group_ttl", "policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan"),
     *("report", "advise", "admission", "config", "latency", "live/profile"),
     *("request", "schedule", "whatif", "wire"),
 )
 """Folders that need neither torch nor sglang."""
 
-SGLANG = {
+SGLANG_FOLDERS = {
     *("radix", "ranks", "storage", "telemetry"),
     *("server/start", "server/http", "server/scheduler"),
     *("live/replay", "bench_serving", "canopy_documents/plugin", "canopy_documents/server"),
@@ -113,7 +113,7 @@ SGLANG = {
 """Folders that may import sglang; ``request`` and ``wire`` inside functions only."""
 
 
-def files() -> Iterator[Path]:
+def source_files() -> Iterator[Path]:
     return iter(sorted(path for name in PACKAGES for path in (PYTHON / name).rglob("*.py")))
 
 
@@ -122,7 +122,7 @@ def folder_of(path: Path) -> str:
     package, *parts = path.relative_to(PYTHON).parts
     if package == "canopy_documents":
         return package if len(parts) == 1 else f"{package}/{parts[0]}"
-    if parts[0] in SPLIT and len(parts) > 2:
+    if parts[0] in SPLIT_FOLDERS and len(parts) > 2:
         return "/".join(parts[:2])
     return parts[0].removesuffix(".py")
 
@@ -131,13 +131,11 @@ def path_of(folder: str) -> Path:
     """Return the path of a folder, or of the file that it is."""
     if folder.startswith("canopy_documents"):
         return PYTHON / folder
-    places = [PYTHON / package / folder for package in PACKAGES]
-    return next(
-        (place for place in places if place.is_dir()), PYTHON / "sglang_canopy" / f"{folder}.py"
-    )
+    paths = [PYTHON / package / folder for package in PACKAGES]
+    return next((p for p in paths if p.is_dir()), PYTHON / "sglang_canopy" / f"{folder}.py")
 
 
-def purpose(folder: str) -> str:
+def purpose_of(folder: str) -> str:
     """The first sentence of the folder's docstring."""
     path = path_of(folder)
     if path.is_dir():
@@ -146,6 +144,6 @@ def purpose(folder: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def folders_list() -> str:
+def folder_list() -> str:
     """The folders as a Markdown list."""
-    return "".join(f"- `{folder}`: {purpose(folder)}\n" for folder in FOLDERS)
+    return "".join(f"- `{folder}`: {purpose_of(folder)}\n" for folder in ALLOWED_IMPORTS)

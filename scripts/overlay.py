@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = (
+RELEASE_TESTS = (
     *("test/radix", "test/storage", "test/schedule", "test/admission", "test/server/start"),
     *("test/served/test_server.py", "test/served/test_routes.py"),
 )
@@ -27,10 +27,10 @@ def download(release: str | None, folder: Path) -> Path:
     requirement = "sglang" if release is None else f"sglang=={release}"
     command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps"]
     command += ["--only-binary", ":all:", "--quiet", "--dest", str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("sglang-*.whl"))
-    if result.returncode or not wheels:
-        output = result.stderr.strip().splitlines() or ["pip downloaded no wheel"]
+    if process.returncode or not wheels:
+        output = process.stderr.strip().splitlines() or ["pip downloaded no wheel"]
         raise NoRelease(f"{requirement}: {output[-1]}")
     return wheels[0]
 
@@ -47,7 +47,7 @@ def unpack(release: str) -> Path:
     return folder
 
 
-def run_tests(release: Path, tests: Sequence[str] = TESTS) -> int:
+def run_tests(release: Path, tests: Sequence[str] = RELEASE_TESTS) -> int:
     """Run ``tests`` on an unpacked release. Returns pytest's status."""
     path = os.pathsep.join(filter(None, (str(release), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "pytest", "-q", *tests]

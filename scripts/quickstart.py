@@ -22,64 +22,59 @@ from pathlib import Path
 
 import environment
 from agents import AgentTraffic, ClientTurn, Outcome, outcome, read_texts, side_by_side
-from environment import MININTERVAL_S, ROOT, STATE, SetupError, say
+from environment import BAR_INTERVAL_S, ROOT, STATE, SetupError, say
 
-NAME = "smollm2-135m-instruct"
+MODEL_NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
 # Ten agents' conversations need about 5,000 tokens: they fit in host memory, with the readers' documents,
 # but not on the device.
 KV_TOKENS = 3072
-RUNNING = 3  # what runs is held: without a limit it fills such a pool, and no policy has a choice
+MAX_RUNNING = 3  # what runs is held: without a limit it fills such a pool, and no policy has a choice
 # Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64.
 TREE_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
 RUN_S = 50
 HOST_RATIO = 4
-HOST = ("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO), "--hicache-write-policy", "write_back")  # fmt: skip
-OURS = "auto + host"
-SERVERS = {"lru": ("lru",), "lru + host": ("lru", *HOST), OURS: ("auto", *HOST)}
+HOST_TIER = ("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO), "--hicache-write-policy", "write_back")  # fmt: skip
+AUTO = "auto + host"
+SERVERS = {"lru": ("lru",), "lru + host": ("lru", *HOST_TIER), AUTO: ("auto", *HOST_TIER)}
 """Name -> eviction policy and further arguments."""
 
 
-def parse() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/quickstart.sh", description=__doc__)
     add = parser.add_argument
     add("--port", type=int, default=30000, help="default 30000")
-    folder = "serve this model (config.json, weights and tokenizer) instead of SmolLM2-135M"
-    add("--model", type=Path, metavar="DIR", help=folder)
-    text = "text that the agents work on, such as your own transcripts (default: Canopy's docs and code)"
-    add("--data", type=Path, metavar="DIR", help=text)
-    add(
-        "--seconds",
-        type=float,
-        default=RUN_S,
-        help=f"agents' time on each server (default {RUN_S})",
-    )
+    model_help = "serve this model (config.json, weights and tokenizer) instead of SmolLM2-135M"
+    add("--model", type=Path, metavar="DIR", help=model_help)
+    data_help = "text that the agents work on, such as your own transcripts (default: Canopy's docs and code)"
+    add("--data", type=Path, metavar="DIR", help=data_help)
+    add("--seconds", type=float, default=RUN_S, help=f"agents' time per server (default {RUN_S})")
     add("--once", action="store_true", help="stop the server at the end")
-    packages = "which packages to install; auto: cuda where nvidia-smi answers"
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help=packages)
+    device_help = "which packages to install; auto: cuda where nvidia-smi answers"
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help=device_help)
     return parser.parse_args()
 
 
 def main() -> int:
-    args = parse()
+    args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        kind = environment.device(args.device)
+        device = environment.device(args.device)
         check_port(args.port)
         if args.model is not None:
             check_model(args.model)
         if not 5 <= args.seconds <= 3600:
             raise SetupError(f"--seconds {args.seconds:g}: choose from 5 to 3600")
         texts = read_texts([args.data] if args.data else [ROOT / "docs", ROOT / "python"])
-        environment.enter(kind)
-        say(f"1/5 packages ({kind})")
-        environment.install(kind)
+        environment.enter(device)
+        say(f"1/5 packages ({device})")
+        environment.install(device)
         say("2/5 model")
         if args.model is not None:
-            return compare(args.model.resolve(), args.model.resolve().name, kind, args, texts)
+            return compare(args.model.resolve(), args.model.resolve().name, device, args, texts)
         from prepare import prepare_smollm2
 
-        return compare(prepare_smollm2(), NAME, kind, args, texts)
+        return compare(prepare_smollm2(), MODEL_NAME, device, args, texts)
     except SetupError as error:
         say(str(error))
         return 2
@@ -118,62 +113,62 @@ def check_model(model: Path) -> None:
 
 
 def compare(
-    model: Path, name: str, kind: str, args: argparse.Namespace, texts: Sequence[str]
+    model: Path, model_name: str, device: str, args: argparse.Namespace, texts: Sequence[str]
 ) -> int:
     """Serve three times, one after the other; the last server stays up unless `--once`."""
     from sglang_canopy.errors import CanopyError
 
-    outcomes: dict[str, Outcome] = {}
+    outcome_by_server: dict[str, Outcome] = {}
     try:
-        for number, name_of_server in enumerate(SERVERS, 3):
-            say(f"{number}/5 {name_of_server}: a server of its own, then the agents")
-            with serve(model, name, kind, name_of_server, args.port) as server:
-                is_canopy = name_of_server == OURS
-                ask(server.url, name, show=is_canopy)
+        for number, server_name in enumerate(SERVERS, 3):
+            say(f"{number}/5 {server_name}: a server of its own, then the agents")
+            with serve(model, model_name, device, server_name, args.port) as server:
+                is_canopy = server_name == AUTO
+                ask_question(server.url, model_name, show=is_canopy)
                 flush = f"{server.url}/flush_cache?timeout=20"  # all begin with an empty cache
                 urllib.request.urlopen(flush, data=b"{}", timeout=120).close()
                 if is_canopy:
                     open_page(f"{server.url}/canopy/ui")
-                arguments = (server.url, name, name_of_server, texts, args.seconds)
-                outcomes[name_of_server] = work(*arguments)
+                arguments = (server.url, model_name, server_name, texts, args.seconds)
+                outcome_by_server[server_name] = run_agents(*arguments)
                 if not is_canopy:
                     continue
-                print(f"\n{side_by_side(outcomes, args.seconds)}\n", flush=True)
+                print(f"\n{side_by_side(outcome_by_server, args.seconds)}\n", flush=True)
                 print(f"What auto did: {what_auto_did(server.url)}\n", flush=True)
                 if not args.once:
-                    stay(server, name)
+                    keep_server(server, model_name)
     except CanopyError as error:
         raise SetupError(str(error)) from error
     return 0
 
 
-def serve(model: Path, name: str, kind: str, which: str, port: int):  # type: ignore[no-untyped-def]
+def serve(model: Path, name: str, device: str, server_name: str, port: int):  # type: ignore[no-untyped-def]
     from launch_server import cpu_arguments, serving
 
     arguments = cpu_arguments(model, kv_tokens=KV_TOKENS)
-    if kind == "cuda":
+    if device == "cuda":
         arguments = ["--model-path", str(model), "--max-total-tokens", str(KV_TOKENS)]
         arguments += ["--enable-cache-report", "--enable-metrics"]
-    policy, *further = SERVERS[which]
-    arguments += ["--served-model-name", name, "--radix-eviction", policy, *further]
-    arguments += ["--max-running-requests", str(RUNNING)]
-    if which == OURS:
+    policy, *tier_arguments = SERVERS[server_name]
+    arguments += ["--served-model-name", name, "--radix-eviction", policy, *tier_arguments]
+    arguments += ["--max-running-requests", str(MAX_RUNNING)]
+    if server_name == AUTO:
         arguments += ["--radix-eviction-policy-config", TREE_CONFIG]
-    return serving(arguments, log=log_of(which), port=port, describe=f"{which}: start")
+    return serving(arguments, log=log_of(server_name), port=port, describe=f"{server_name}: start")
 
 
-def log_of(which: str) -> Path:
-    return STATE / "logs" / f"server-{which.replace(' + ', '-')}.log"
+def log_of(server_name: str) -> Path:
+    return STATE / "logs" / f"server-{server_name.replace(' + ', '-')}.log"
 
 
-def ask(url: str, name: str, *, show: bool) -> None:
+def ask_question(url: str, model_name: str, *, show: bool) -> None:
     """One chat question through the `openai` client; it also warms the server up."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     try:
         answer = client.chat.completions.create(
-            model=name,
+            model=model_name,
             messages=[{"role": "user", "content": QUESTION}],
             temperature=0,
             max_tokens=32,
@@ -192,29 +187,27 @@ def open_page(url: str) -> None:
         webbrowser.open(url)
 
 
-def work(url: str, name: str, which: str, texts: Sequence[str], seconds: float) -> Outcome:
+def run_agents(url: str, model: str, server: str, texts: Sequence[str], seconds: float) -> Outcome:
     """Run the agents with a bar."""
     import openai
     from tqdm import tqdm
 
-    began = time.monotonic()
-    bar_format = "{desc}: |{bar}| {n:.0f}/{total:.0f} s{postfix}"
+    start_s = time.monotonic()
+    layout = "{desc}: |{bar}| {n:.0f}/{total:.0f} s{postfix}"
     with tqdm(
-        total=seconds, desc=which, bar_format=bar_format, mininterval=MININTERVAL_S, leave=False
+        total=seconds, desc=server, bar_format=layout, mininterval=BAR_INTERVAL_S, leave=False
     ) as bar:
 
-        def progress(answers: Sequence[ClientTurn]) -> None:
+        def update_bar(answers: Sequence[ClientTurn]) -> None:
             so_far = outcome(answers)
             hits = f"{100 * so_far.hit_ratio:.0f} %"
             bar.set_postfix_str(f"{so_far.steps} steps, {hits} hit", refresh=False)
-            bar.update(min(time.monotonic() - began, seconds) - bar.n)
+            bar.update(min(time.monotonic() - start_s, seconds) - bar.n)
 
         try:
-            answers = AgentTraffic(url, name, texts).run(seconds, progress)
+            answers = AgentTraffic(url, model, texts).run(seconds, update_bar)
         except openai.OpenAIError as error:
-            raise SetupError(
-                f"a request failed: {error}; the server's log is {log_of(which)}"
-            ) from error
+            raise SetupError(f"a request failed: {error}; log: {log_of(server)}") from error
     return outcome(answers)
 
 
@@ -224,12 +217,12 @@ def what_auto_did(url: str) -> str:
         return json.load(response)["auto"]
 
 
-def stay(server, name: str) -> None:  # type: ignore[no-untyped-def]
+def keep_server(server, model_name: str) -> None:  # type: ignore[no-untyped-def]
     """Leave the server running in the foreground until Ctrl-C."""
     print(
-        f"The server with {OURS} stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
+        f"The server with {AUTO} stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
         f"  curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-        f'    -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n\n'
+        f'    -d \'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n\n'
         "Ctrl-C stops it.",
         flush=True,
     )

@@ -4,7 +4,7 @@
     python scripts/reference_docs.py --check    # name them and exit with 1
 
 A page marks each generated part with ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->``.
-What NAME renders is in ``PARTS``; everything outside the markers is written by hand.
+What NAME renders is in ``RENDERERS``; everything outside the markers is written by hand.
 """
 
 from __future__ import annotations
@@ -76,24 +76,24 @@ DOCUMENT_MEANINGS = {
 """Meaning of each field about documents."""
 
 
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
     lines = [[_cell(text) for text in line] for line in [header, *rows]]
     first, *others = ("| " + " | ".join(line) + " |" for line in lines)
     return "\n".join([first, "|" + "---|" * len(lines[0]), *others]) + "\n"
 
 
-def entries(rows: Iterable[Iterable[str]]) -> str:
+def markdown_list(rows: Iterable[Iterable[str]]) -> str:
     """Return a Markdown list of (name, meaning)."""
-    lines = [[_words(text) for text in row] for row in rows]
+    lines = [[_one_line(text) for text in row] for row in rows]
     return "\n".join(f"- {name}: {meaning}" for name, meaning in lines) + "\n"
 
 
 def _cell(text: str) -> str:
-    return _words(text).replace("|", "\\|") or "-"
+    return _one_line(text).replace("|", "\\|") or "-"
 
 
-def _words(text: str) -> str:
+def _one_line(text: str) -> str:
     """On one line, with Markdown's backquotes."""
     return " ".join(text.replace("``", "`").split())
 
@@ -103,28 +103,28 @@ def attribute_docs(cls: type) -> dict[str, str]:
     docs = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for node, after in zip(body.body, body.body[1:]):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        for node, following in zip(body.body, body.body[1:]):
+            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
-                docs[node.target.id] = str(after.value.value)
+                docs[node.target.id] = str(following.value.value)
     return docs
 
 
-def options(cls: type, without: Collection[str] = ()) -> str:
+def option_list(cls: type, excluded: Collection[str] = ()) -> str:
     """Each key of a configuration dataclass, with its meaning and default."""
-    return entries(options_rows(cls, without))
+    return markdown_list(option_rows(cls, excluded))
 
 
-def options_rows(cls: type, without: Collection[str] = ()) -> list[list[str]]:
+def option_rows(cls: type, excluded: Collection[str] = ()) -> list[list[str]]:
     """Key and meaning of each."""
     docs = attribute_docs(cls) | {
-        f.name: _with_allowed(option.help, option.allowed)
-        for f, option in declared.declared_fields(cls)
+        field.name: _with_allowed(option.help, option.allowed)
+        for field, option in declared.declared_fields(cls)
     }
     return [
-        [f"`{f.name}`", _with_default(docs[f.name], _default(f))]
-        for f in dataclasses.fields(cls)
-        if f.init and f.name not in without
+        [f"`{field.name}`", _with_default(docs[field.name], _default_text(field))]
+        for field in dataclasses.fields(cls)
+        if field.init and field.name not in excluded
     ]
 
 
@@ -135,46 +135,46 @@ def _with_default(meaning: str, default: str) -> str:
 def _with_allowed(meaning: str, allowed: str) -> str:
     """Return the meaning with the allowed values, unless it names every choice already."""
     choices = allowed[7:].split(", ") if allowed.startswith("one of ") else []
-    named = [re.search(rf"(?<![\w-]){re.escape(one)}(?![\w-])", meaning) for one in choices]
-    if choices and all(named):
+    mentions = [re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", meaning) for word in choices]
+    if choices and all(mentions):
         return meaning
     if not meaning.endswith("."):  # a fragment
         return f"{meaning}: {', '.join(choices)}" if choices else meaning
     return f"{meaning} {allowed[:1].upper()}{allowed[1:]}." if allowed else meaning
 
 
-def _default(f: dataclasses.Field) -> str:
-    if f.default_factory is not dataclasses.MISSING or f.default == ():
+def _default_text(field: dataclasses.Field) -> str:
+    if field.default_factory is not dataclasses.MISSING or field.default == ():
         return "empty"
-    if f.default is dataclasses.MISSING:
+    if field.default is dataclasses.MISSING:
         return "required"
-    if f.default == math.inf:
+    if field.default == math.inf:
         return "never expires"
-    return f"`{json.dumps(f.default)}`" if f.default not in ("", None) else ""
+    return f"`{json.dumps(field.default)}`" if field.default not in ("", None) else ""
 
 
 def policy_options() -> str:
     """A heading and a list for every policy that a server has; one list for the simulator's."""
-    names = [*registry.policy_names(), *hindsight.hindsight_names()]
-    parts, without = [], []
+    policy_names = [*registry.policy_names(), *hindsight.hindsight_names()]
+    parts, excluded = [], []
     simulated: dict[tuple[str, str], list[str]] = {}
-    shown: dict[type, str] = {}
-    for name in names:
+    name_by_config: dict[type, str] = {}
+    for name in policy_names:
         cls = policy_config(name)
         if not dataclasses.fields(cls):
-            without.append(f"`{name}`")
+            excluded.append(f"`{name}`")
         elif registry.live_name(name) in registry.live_names():
-            above = next((base for base in cls.__mro__[1:] if base in shown), None)
-            inherited = {f.name for f in dataclasses.fields(above)} if above else set()
-            more = f"All keys of `{shown[above]}`, and:\n\n" if above else ""
-            parts.append(f"### `{name}`\n\n{more}{options(cls, inherited)}")
-            shown[cls] = name
+            shown_base = next((base for base in cls.__mro__[1:] if base in name_by_config), None)
+            inherited = {f.name for f in dataclasses.fields(shown_base)} if shown_base else set()
+            intro = f"All keys of `{name_by_config[shown_base]}`, and:\n\n" if shown_base else ""
+            parts.append(f"### `{name}`\n\n{intro}{option_list(cls, inherited)}")
+            name_by_config[cls] = name
         else:
-            for row in options_rows(cls):
+            for row in option_rows(cls):
                 simulated.setdefault((row[0], row[1]), []).append(f"`{name}`")
-    rows = [[f"{', '.join(of)} {key}", meaning] for (key, meaning), of in simulated.items()]
-    parts.append(f"### In the simulator only\n\nPolicy, key and meaning:\n\n{entries(rows)}")
-    parts.append(f"### Without options\n\n{', '.join(without)}.\n")
+    rows = [[f"{', '.join(names)} {key}", meaning] for (key, meaning), names in simulated.items()]
+    parts.append(f"### In the simulator only\n\nPolicy, key and meaning:\n\n{markdown_list(rows)}")
+    parts.append(f"### Without options\n\n{', '.join(excluded)}.\n")
     return "\n".join(parts)
 
 
@@ -201,28 +201,28 @@ def _full_meaning(row: Mapping[str, str]) -> str:
 
 def keys_table(cls: type) -> str:
     """The keys that a flag takes."""
-    return entries([f"`{r['flag']}`", _full_meaning(r)] for r in declared.rows(cls))
+    return markdown_list([f"`{r['flag']}`", _full_meaning(r)] for r in declared.rows(cls))
 
 
 def canopy_flags(hidden: bool) -> str:
     """Return the flags of ``--help``, or the hidden flags."""
-    short = [f"`{flags.SHORT} NAME`", flags.short_help()]
+    short_row = [f"`{flags.SHORT} NAME`", flags.short_help()]
     rows = declared_flags(*flags.KINDS, server_plugin.ReplayFlags, hidden=hidden)
-    return entries(rows if hidden else [short, *rows])
+    return markdown_list(rows if hidden else [short_row, *rows])
 
 
-FEATURES = {"gate": "session gate", "queue": "queue order"}
+FEATURE_NAMES = {"gate": "session gate", "queue": "queue order"}
 
 
 def refused_setups() -> str:
     """Return the set-ups that the start refuses, by the features that refuse them."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for setup in setups.SETUPS:
-        refusing = tuple(FEATURES.get(f, f) for f in setups.FLAGS if setup.reason(f))
+        refusing = tuple(FEATURE_NAMES.get(f, f) for f in setups.FLAGS if setup.reason(f))
         if refusing:
             rows.setdefault(refusing, []).append(setup.name)
-    return table(
-        ["refused by", "set-ups"], ([", ".join(by), ", ".join(of)] for by, of in rows.items())
+    return markdown_table(
+        ["refused by", "set-ups"], ([", ".join(k), ", ".join(names)] for k, names in rows.items())
     )
 
 
@@ -233,37 +233,37 @@ def setups_table() -> str:
         levels = tuple(setup.level(part) for part in setups.PARTS)
         if {*levels} != {setups.REFUSED, setups.UNTESTED} and {*levels} != {setups.REFUSED}:
             rows.setdefault(levels, []).append(setup.name)
-    names = [[", ".join(of), *levels] for levels, of in rows.items()]
-    return table(["set-up", *setups.PARTS], names)
+    lines = [[", ".join(names), *levels] for levels, names in rows.items()]
+    return markdown_table(["set-up", *setups.PARTS], lines)
 
 
-def commands() -> str:
+def command_tables() -> str:
     """Return each subcommand of ``canopy`` with an example, and the keys of its grouped options."""
     rows = [
         [f"`{name}`", summary, f"`canopy {cli.EXAMPLES[name]}`"]
         for name, summary in cli.COMMANDS.items()
     ]
-    parts = [table(["command", "what it gives", "example"], rows)]
+    parts = [markdown_table(["command", "what it gives", "example"], rows)]
     for name in cli.COMMANDS:
-        for group in _options(name):
+        for group in _option_classes(name):
             for field, option in declared.declared_fields(group):
                 default = field.default  # of an option that is KEY=VALUE,...
                 keys = declared.rows(type(default)) if dataclasses.is_dataclass(default) else []
                 if keys:
-                    parts.append(f"Keys of `canopy {name} {option.flag}`:\n\n{_alike(keys)}")
+                    parts.append(f"Keys of `canopy {name} {option.flag}`:\n\n{_grouped_keys(keys)}")
     return "\n".join(parts)
 
 
-def _alike(keys: Iterable[Mapping[str, str]]) -> str:
+def _grouped_keys(keys: Iterable[Mapping[str, str]]) -> str:
     """Return a list of keys and meanings; keys of one meaning share a line."""
     names: dict[str, list[str]] = {}
     for key in keys:
         value = key["value"] or key["flag"].upper()
         names.setdefault(_full_meaning(key), []).append(f"`{key['flag']}={value}`")
-    return entries([", ".join(of), meaning] for meaning, of in names.items())
+    return markdown_list([", ".join(keys), meaning] for meaning, keys in names.items())
 
 
-def _options(name: str) -> Iterable[type]:
+def _option_classes(name: str) -> Iterable[type]:
     """The classes that declare the options of a subcommand; ``doctor`` has none."""
     if name in cli.PASS_THROUGH_COMMANDS:
         return ()
@@ -274,10 +274,10 @@ def _options(name: str) -> Iterable[type]:
 def request_fields() -> str:
     """Return key, allowed values and meaning of the fields that a client may put into ``custom_params``."""
     rows = [
-        [f"`{key}`", _allowed(check), REQUEST_MEANINGS[key]]
+        [f"`{key}`", _allowed_text(check), REQUEST_MEANINGS[key]]
         for key, (_, check) in stamp.FIELDS.items()
     ]
-    return table(["key", "value", "meaning"], rows)
+    return markdown_table(["key", "value", "meaning"], rows)
 
 
 def document_request_fields() -> str:
@@ -288,15 +288,16 @@ def document_request_fields() -> str:
         except CanopyError as error:
             allowed = re.search(r"must be (.*), got <object", str(error), re.S)[1]
             rows.append([f"`{key}`", allowed, meaning])
-    return table(["key", "value", "meaning"], rows)
+    return markdown_table(["key", "value", "meaning"], rows)
 
 
 def identity_sources() -> str:
     """Return the possible places of a conversation's name, in order of precedence."""
-    return table(["where", "who sends it"], [[s.places_text, s.sent_by] for s in identity.SOURCES])
+    rows = [[source.places_text, source.sent_by] for source in identity.SOURCES]
+    return markdown_table(["where", "who sends it"], rows)
 
 
-def _allowed(check: Callable[[Any], Any]) -> str:
+def _allowed_text(check: Callable[[Any], Any]) -> str:
     """Return the allowed values of a check, from the message of its refusal."""
     try:
         check(object())
@@ -307,13 +308,13 @@ def _allowed(check: Callable[[Any], Any]) -> str:
 
 def metrics_table() -> str:
     rows = []
-    for m in (*series.CACHE, *series.IGNORED, *document_series.METRICS):
-        labels = f"{{{','.join(m.labels)}}}" if m.labels else ""
-        rows.append([f"`{series.PREFIX}{m.name}{labels}`", m.meaning])
-    return entries(rows)
+    for metric in (*series.CACHE, *series.IGNORED, *document_series.METRICS):
+        labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+        rows.append([f"`{series.PREFIX}{metric.name}{labels}`", metric.meaning])
+    return markdown_list(rows)
 
 
-def routes() -> str:
+def routes_table() -> str:
     """Method and path of each route that Canopy adds to SGLang's server."""
     import fastapi
 
@@ -330,69 +331,69 @@ def routes() -> str:
                 hook.function(server_args)
         tempfile.tempdir = None
     del sys.modules[stand_in.__name__]
-    return table(
+    return markdown_table(
         ["method", "path"], [[min(route.methods), f"`{route.path}`"] for route in app.routes]
     )
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "tree-settings": lambda: options(TreeSettings),
+RENDERERS: dict[str, Callable[[], str]] = {
+    "tree-settings": lambda: option_list(TreeSettings),
     "policy-options": policy_options,
     "server-flags": lambda: canopy_flags(hidden=False),
     "advanced-flags": lambda: canopy_flags(hidden=True),
     "meter-keys": lambda: keys_table(MeterOptions),
     "disk-keys": lambda: keys_table(DiskOptions),
-    "storage-keys": lambda: options(StorageSettings),
+    "storage-keys": lambda: option_list(StorageSettings),
     "refused": refused_setups,
     "setups": setups_table,
-    "document-keys": lambda: options(document_options.ReuseOptions),
-    "commands": commands,
+    "document-keys": lambda: option_list(document_options.ReuseOptions),
+    "commands": command_tables,
     "request-fields": request_fields,
     "document-request-fields": document_request_fields,
     "identity-sources": identity_sources,
     "metrics": metrics_table,
-    "ttl-table": lambda: options(TTLTable),
-    "ttl-group": lambda: options(Group),
-    "routes": routes,
-    "folders": layout.folders_list,
+    "ttl-table": lambda: option_list(TTLTable),
+    "ttl-group": lambda: option_list(Group),
+    "routes": routes_table,
+    "folders": layout.folder_list,
 }
 
 
-def pages() -> list[Path]:
+def reference_pages() -> list[Path]:
     return [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "architecture.md"]
 
 
 def render(page: str) -> str:
     """Return ``page`` with every generated part rendered from the code."""
-    return _BLOCK.sub(lambda m: f"{m[1]}\n{PARTS[m[2]]()}\n{m[3]}", page)
+    return _BLOCK.sub(lambda m: f"{m[1]}\n{RENDERERS[m[2]]()}\n{m[3]}", page)
 
 
 def stale_pages() -> dict[Path, str]:
     """Pages whose generated parts differ from the code, with the text they should have."""
-    fresh = {path: render(path.read_text(encoding="utf-8")) for path in pages()}
+    fresh = {path: render(path.read_text(encoding="utf-8")) for path in reference_pages()}
     return {path: text for path, text in fresh.items() if path.read_text(encoding="utf-8") != text}
 
 
 def unused_parts() -> set[str]:
     """Parts that no page shows."""
-    shown = {m[2] for path in pages() for m in _BLOCK.finditer(path.read_text("utf-8"))}
-    return set(PARTS) - shown
+    shown = {m[2] for path in reference_pages() for m in _BLOCK.finditer(path.read_text("utf-8"))}
+    return set(RENDERERS) - shown
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if stale")
     args = parser.parse_args()
-    stale = stale_pages()
-    for path, text in stale.items():
+    stale_texts = stale_pages()
+    for path, text in stale_texts.items():
         print(f"{'stale' if args.check else 'written'}: {path.relative_to(ROOT)}")
         if not args.check:
             path.write_text(text, encoding="utf-8")
     if unused := unused_parts():
         print(f"no page shows: {', '.join(sorted(unused))}")
-    if args.check and stale:
+    if args.check and stale_texts:
         print(f"run: {COMMAND}")
-    return 1 if unused or (args.check and stale) else 0
+    return 1 if unused or (args.check and stale_texts) else 0
 
 
 if __name__ == "__main__":

@@ -52,20 +52,21 @@ def test_on_release(flags: list[str]) -> int:
     except (TypeError, overlay.NoRelease) as error:
         say(f"--sglang: {error}")
         return 2
-    names_a_test = any(not flag.startswith("-") for flag in test_flags)
-    return overlay.run_tests(folder, test_flags if names_a_test else [*overlay.TESTS, *test_flags])
+    has_tests = any(not flag.startswith("-") for flag in test_flags)
+    tests = test_flags if has_tests else [*overlay.RELEASE_TESTS, *test_flags]
+    return overlay.run_tests(folder, tests)
 
 
 def check_and_test(flags: list[str]) -> int:
     """Run every check, then, if all of them pass, pytest."""
-    failed = []
+    failed_checks = []
     for name, command in CHECKS:
         say(name)
         if subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode:
-            failed.append(name)
-    if failed:
+            failed_checks.append(name)
+    if failed_checks:
         # Run no tests: their output would hide the failure.
-        say(f"failed, so no test was run: {', '.join(failed)}")
+        say(f"failed, so no test was run: {', '.join(failed_checks)}")
         return 1
     # A group of files stays with one worker, which keeps its server; `-n 0` is one process as ever.
     # One worker more than cores: servers and ranks wait for each other while they start.
@@ -73,8 +74,8 @@ def check_and_test(flags: list[str]) -> int:
     workers += ["--no-loadscope-reorder"]  # in test/conftest.py's order
     tests = [sys.executable, "-m", "pytest", *workers, *flags]
     # SWIG types warn when the interpreter ends.
-    quiet = {"PYTHONWARNINGS": "ignore:builtin type swigvarlink:DeprecationWarning"}
-    return subprocess.run(tests, cwd=ROOT, env=os.environ | quiet, check=False).returncode
+    quiet_settings = {"PYTHONWARNINGS": "ignore:builtin type swigvarlink:DeprecationWarning"}
+    return subprocess.run(tests, cwd=ROOT, env=os.environ | quiet_settings, check=False).returncode
 
 
 if __name__ == "__main__":

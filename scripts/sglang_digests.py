@@ -22,7 +22,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import sglang
 
@@ -42,8 +42,13 @@ EXTENSION_POINTS = re.compile(
     r"HiCacheStorage(\..*|Config|ExtraInfo)?|register_\w+|registered_\w+|\w+Registry\.\w+"
 )
 """Functions that SGLang offers to plugins: a change of their bodies is SGLang's business."""
-Place = tuple[str, str]
-"""A file below the package ``sglang``, and a name in it."""
+
+
+class Place(NamedTuple):
+    """A file below the package ``sglang``, and a name in it."""
+
+    file: str
+    name: str
 
 
 def our_files() -> list[tuple[Path, str]]:
@@ -77,19 +82,19 @@ def classes_on_sglang() -> list[type]:
     ]
 
 
-def overridden() -> Iterator[Any]:
+def overridden_functions() -> Iterator[Any]:
     """SGLang's own of each method that a class of ours overrides."""
-    for ours in classes_on_sglang():
-        for name in vars(ours):
-            for base in ours.__mro__[1:]:
+    for our_class in classes_on_sglang():
+        for name in vars(our_class):
+            for base in our_class.__mro__[1:]:
                 if _is_sglangs(base) and name in vars(base):
                     yield vars(base)[name]
                     break
 
 
-def called_privately() -> Iterator[Any]:
+def private_functions() -> Iterator[Any]:
     """SGLang's private methods that our source names, of the classes that ours are based on."""
-    bases = {base for ours in classes_on_sglang() for base in ours.__mro__ if _is_sglangs(base)}
+    bases = {base for cls in classes_on_sglang() for base in cls.__mro__ if _is_sglangs(base)}
     for path, _ in our_files():  # also where SGLang's objects come as arguments
         names = {node.attr for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)}
         for base in bases:
@@ -109,9 +114,9 @@ def imported_functions() -> Iterator[Any]:
 
 def hook_functions() -> Iterator[Any]:
     """What the tables of hooks name."""
-    addons = (*document_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
-    ours = (*hooks.HOOKS, *addons, *documents.HOOKS, *forced_output.HOOKS)
-    for target in (*(hook.target for hook in ours), *cpu.SEAMS):
+    addon_hooks = (*document_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
+    all_hooks = (*hooks.HOOKS, *addon_hooks, *documents.HOOKS, *forced_output.HOOKS)
+    for target in (*(hook.target for hook in all_hooks), *cpu.SEAMS):
         owner, name = target.rsplit(".", 1)
         yield inspect.getattr_static(pkgutil.resolve_name(owner), name)
 
@@ -127,20 +132,21 @@ def place_of(value: Any) -> Place | None:
     if not value.__module__.startswith("sglang.") or "<" in value.__qualname__:
         return None
     file = Path(inspect.getsourcefile(value) or "")
-    return file.relative_to(ROOT).as_posix(), value.__qualname__
+    return Place(file.relative_to(ROOT).as_posix(), value.__qualname__)
 
 
 def make_table() -> dict[str, Any]:
     """The table of the installed SGLang."""
-    built_on, names = [*overridden(), *called_privately(), *imported_functions()], defaultdict(set)
-    for value in (*built_on, *hook_functions()):
+    used = [*overridden_functions(), *private_functions(), *imported_functions()]
+    names: dict[str, set[str]] = defaultdict(set)
+    for value in (*used, *hook_functions()):
         place = place_of(value)
-        if place is not None and not _is_offered(value, place[1]):
-            names[place[0]].add(place[1])
-    hooked = {*map(place_of, hook_functions())}.difference(map(place_of, built_on))
+        if place is not None and not _is_offered(value, place.name):
+            names[place.file].add(place.name)
+    hooked = {*map(place_of, hook_functions())}.difference(map(place_of, used))
     return {
         file: {
-            **digests.entry((ROOT / file).read_bytes(), names[file]),
+            **digests.make_entry((ROOT / file).read_bytes(), names[file]),
             "hooked": sorted(name for name in names[file] if (file, name) in hooked),
         }
         for file in sorted(names)
@@ -149,8 +155,8 @@ def make_table() -> dict[str, Any]:
 
 def _is_offered(value: Any, name: str) -> bool:
     """Whether SGLang offers a function to plugins, by name or in its docstring."""
-    stated = "extension point" in (inspect.getdoc(value) or "").lower()
-    return stated or EXTENSION_POINTS.fullmatch(name) is not None
+    is_stated = "extension point" in (inspect.getdoc(value) or "").lower()
+    return is_stated or EXTENSION_POINTS.fullmatch(name) is not None
 
 
 def _tree(path: Path) -> ast.Module:
@@ -183,12 +189,11 @@ def main() -> int:
         print(f"{digests.TABLE}: {sum(len(e['names']) for e in table.values())} functions")
         return 0
     recorded = digests.read_table()
-    different = sorted(
-        file for file in recorded.keys() | table if recorded.get(file) != table.get(file)
-    )
-    for file in different:
+    files = recorded.keys() | table
+    stale_files = sorted(file for file in files if recorded.get(file) != table.get(file))
+    for file in stale_files:
         print(f"{file}: the table is out of date; run python scripts/sglang_digests.py")
-    return 1 if different else 0
+    return 1 if stale_files else 0
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from layout import FOLDERS, LABORATORY, OPEN, PACKAGES, PYTHON, SGLANG, files, folder_of
+import layout
+from layout import PYTHON, folder_of, source_files
 
 MAX_LINES = 400
 MODULES = {
     ".".join(path.relative_to(PYTHON).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in files()
+    for path in source_files()
 }
 
 
@@ -37,7 +38,7 @@ def modules_in(path: Path) -> set[str]:
     """Return the package's modules that ``path`` imports. A package counts if a name is imported from it."""
     modules = set()
     for name in names_in(path):
-        if name in MODULES and (name in PACKAGES or MODULES[name] != path):
+        if name in MODULES and (name in layout.PACKAGES or MODULES[name] != path):
             has_submodule = any(m.startswith(f"{name}.") for m in names_in(path) & MODULES.keys())
             if not has_submodule:
                 modules.add(name)
@@ -45,30 +46,30 @@ def modules_in(path: Path) -> set[str]:
 
 
 def test_every_file_is_in_a_folder_of_the_layout() -> None:
-    folders = {folder_of(path) for path in files()}
-    assert folders - OPEN == set(FOLDERS)
+    folders = {folder_of(path) for path in source_files()}
+    assert folders - layout.OPEN_FILES == set(layout.ALLOWED_IMPORTS)
 
 
-@pytest.mark.parametrize("folder", sorted(FOLDERS))
+@pytest.mark.parametrize("folder", sorted(layout.ALLOWED_IMPORTS))
 def test_a_folder_imports_only_allowed_folders(folder: str) -> None:
-    for path in files():
+    for path in source_files():
         if folder_of(path) != folder:
             continue
-        used = {folder_of(MODULES[name]) for name in modules_in(path)} - OPEN - {folder}
-        assert used <= FOLDERS[folder], (
-            f"{path.relative_to(PYTHON)} imports {used - FOLDERS[folder]}"
+        used = {folder_of(MODULES[name]) for name in modules_in(path)} - layout.OPEN_FILES - {folder}
+        assert used <= layout.ALLOWED_IMPORTS[folder], (
+            f"{path.relative_to(PYTHON)} imports {used - layout.ALLOWED_IMPORTS[folder]}"
         )
 
 
 def test_open_files_import_only_each_other() -> None:
-    for path in files():
-        if folder_of(path) in OPEN:
+    for path in source_files():
+        if folder_of(path) in layout.OPEN_FILES:
             used = {folder_of(MODULES[name]) for name in modules_in(path)}
-            assert used <= OPEN, f"{path.name} imports {used - OPEN}"
+            assert used <= layout.OPEN_FILES, f"{path.name} imports {used - layout.OPEN_FILES}"
 
 
 def test_no_two_folders_import_each_other() -> None:
-    assert nodes_on_cycles(FOLDERS) == []
+    assert nodes_on_cycles(layout.ALLOWED_IMPORTS) == []
 
 
 def test_no_file_imports_itself_through_others() -> None:
@@ -91,9 +92,9 @@ def nodes_on_cycles(graph: Mapping[str, set[str]]) -> list[str]:
     return starts
 
 
-@pytest.mark.parametrize("folder", LABORATORY)
+@pytest.mark.parametrize("folder", layout.PLAIN_FOLDERS)
 def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(folder: str) -> None:
-    for path in files():
+    for path in source_files():
         if folder_of(path) != folder:
             continue
         top = ast.parse(path.read_text(encoding="utf-8")).body
@@ -106,10 +107,10 @@ def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(folder: str)
 def test_only_the_server_facing_folders_import_sglang() -> None:
     touching = {
         folder_of(path)
-        for path in files()
+        for path in source_files()
         if any(name == "sglang" or name.startswith("sglang.") for name in names_in(path))
     }
-    assert touching <= SGLANG
+    assert touching <= layout.SGLANG_FOLDERS
 
 
 def test_one_file_knows_what_differs_between_releases_of_sglang() -> None:
@@ -118,7 +119,7 @@ def test_one_file_knows_what_differs_between_releases_of_sglang() -> None:
     )
     matching = {
         path.relative_to(PYTHON).as_posix()
-        for path in files()
+        for path in source_files()
         if versions.search(path.read_text(encoding="utf-8")) and "__init__" not in path.name
     }
     # The others show the version, or warn of an untested one.
@@ -129,7 +130,7 @@ def test_one_file_knows_what_differs_between_releases_of_sglang() -> None:
 
 def test_no_file_is_too_long() -> None:
     long = {}
-    for path in files():
+    for path in source_files():
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines >= MAX_LINES:
             long[str(path.relative_to(PYTHON))] = lines

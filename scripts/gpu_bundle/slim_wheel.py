@@ -20,19 +20,19 @@ def slim(wheel: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     slim_path = folder / wheel.name
     with (
-        zipfile.ZipFile(wheel) as old,
-        zipfile.ZipFile(slim_path, "w", zipfile.ZIP_DEFLATED, True, 9) as new,
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(slim_path, "w", zipfile.ZIP_DEFLATED, True, 9) as target,
     ):
-        record = ""
-        for item in old.infolist():
-            if item.filename.endswith(".dist-info/RECORD"):
-                record = item.filename
-            elif not DROPPED.match(item.filename):
-                new.writestr(item.filename, old.read(item))
-        if not record:
+        record_name = ""
+        for file in source.infolist():
+            if file.filename.endswith(".dist-info/RECORD"):
+                record_name = file.filename
+            elif not DROPPED.match(file.filename):
+                target.writestr(file.filename, source.read(file))
+        if not record_name:
             raise SystemExit(f"{wheel} has no list of its files (.dist-info/RECORD): not a wheel")
-        names = [f'"{n}"' if "," in n else n for n in [*new.namelist(), record]]
-        new.writestr(record, "".join(f"{name},,\n" for name in names))
+        csv_names = [f'"{n}"' if "," in n else n for n in [*target.namelist(), record_name]]
+        target.writestr(record_name, "".join(f"{name},,\n" for name in csv_names))
     return slim_path
 
 

@@ -48,7 +48,7 @@ def test_an_equal_release_has_no_changes(tmp_path, capsys) -> None:
 
 def test_a_file_depends_on_a_method_if_it_names_the_class() -> None:
     """Many files call something ``forward``."""
-    assert follow_sglang._standing_on("FullComponent.drive_host_eviction") == ["radix/cache.py"]
+    assert follow_sglang._files_naming("FullComponent.drive_host_eviction") == ["radix/cache.py"]
 
 
 def test_every_kind_of_change_is_named_in_one_line_and_in_the_table(tmp_path, capsys) -> None:
@@ -61,7 +61,7 @@ def test_every_kind_of_change_is_named_in_one_line_and_in_the_table(tmp_path, ca
     wheel = write_wheel(tmp_path, edit, deleted=DELETED)
     with zipfile.ZipFile(wheel, "a") as archive:
         text = "class Model:\n    dtype: A[str, 'known'] = 'auto'\n    new_scale: A[int, ''] = 1\n"
-        archive.writestr(f"{follow_sglang.FIELDS}model.py", text)
+        archive.writestr(f"{follow_sglang.ARGUMENT_FOLDER}model.py", text)
     status, printed = run_command(capsys, "--wheel", str(wheel), "--list")
     assert status == 1
     line, _, table = printed.partition("\n")
@@ -85,7 +85,7 @@ def test_tests_run_against_the_release_instead_of_the_installed_one(tmp_path) ->
 
 
 def test_every_test_for_releases_exists_and_a_workflow_runs_them() -> None:
-    assert all((overlay.ROOT / name).exists() for name in overlay.TESTS)
+    assert all((overlay.ROOT / name).exists() for name in overlay.RELEASE_TESTS)
     text = (overlay.ROOT / ".github" / "workflows" / "follow-sglang.yml").read_text()
     assert "schedule:" in text
     assert "scripts/follow_sglang.py --try" in text
@@ -104,7 +104,7 @@ def test_every_method_that_a_class_of_ours_overrides_is_in_the_table() -> None:
     classes = {cls.__name__ for cls in sglang_digests.classes_on_sglang()}
     assert {"CanopyTreeCore", "CanopyFullComponent", "CanopyRadixCache"} <= classes
     assert {"CanopyStorage", "CanopyMooncakeStore", "NewTokensAttnBackend"} <= classes
-    places = [sglang_digests.place_of(value) for value in sglang_digests.overridden()]
+    places = [sglang_digests.place_of(value) for value in sglang_digests.overridden_functions()]
     assert len([place for place in places if place is not None]) > 30
     for place in places:
         if place is not None and not sglang_digests.EXTENSION_POINTS.fullmatch(place[1]):

@@ -14,7 +14,7 @@ from gpu_lease import Lease, PromptLibrary
 @pytest.fixture
 def lease(tmp_path: Path) -> Lease:
     folders = {name: tmp_path / name for name in ("work", "out", "bundle", "site")}
-    return Lease("kernels", **folders, skip=("tests",), seconds=30.0)
+    return Lease("kernels", **folders, skipped_parts=("tests",), lease_s=30.0)
 
 
 def summary(lease: Lease) -> str:
@@ -29,12 +29,12 @@ def test_every_file_that_the_lease_runs_exists() -> None:
 
 
 def test_a_part_that_fails_or_takes_too_long_stops_no_other(lease: Lease) -> None:
-    assert not lease.part(
+    assert not lease.run_part(
         "bad", 9, sys.executable, "-c", "print('RESULT x {}'); raise SystemExit(3)"
     )
-    assert not lease.part("slow", 3, sys.executable, "-c", "import time; time.sleep(60)")
-    assert not lease.part("tests", 9, sys.executable, "-c", "")
-    assert lease.part(
+    assert not lease.run_part("slow", 3, sys.executable, "-c", "import time; time.sleep(60)")
+    assert not lease.run_part("tests", 9, sys.executable, "-c", "")
+    assert lease.run_part(
         "good", 9, sys.executable, "-c", "import os; print('RESULT', os.environ['A'])", A="b"
     )
     text = summary(lease)
@@ -64,7 +64,7 @@ def test_bounds_match_a_prompts_documents() -> None:
     start_a, end_a, start_b, end_b = fields["canopy_document_bounds"]
     assert (ids[start_a:end_a], ids[start_b:end_b]) == (library.documents[3], library.documents[0])
     assert ids[:start_a] == library.system
-    assert (end_a, len(ids)) == (start_b, end_b + gpu_lease.QUESTION)
+    assert (end_a, len(ids)) == (start_b, end_b + gpu_lease.QUESTION_TOKENS)
 
 
 def test_arms_get_the_same_requests() -> None:
@@ -92,4 +92,4 @@ def test_a_random_model_has_a_llamas_weights_and_their_spread(tmp_path: Path) ->
     assert {n: x.shape for n, x in written.items()} == {n: x.shape for n, x in expected.items()}
     assert total == sum(x.nbytes for x in written.values())
     spread = float(written["model.layers.0.mlp.down_proj.weight"].float().std()) * 96**0.5
-    assert spread == pytest.approx(gpu_lease.SPREAD, rel=0.05)
+    assert spread == pytest.approx(gpu_lease.OUTPUT_GAIN, rel=0.05)

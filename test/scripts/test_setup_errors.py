@@ -109,7 +109,7 @@ def test_a_step_that_failed_is_not_stamped(stamps):
 
     with pytest.raises(SetupError):
         environment.step("packages", b"one", fail)
-    assert not environment.stamped("packages", b"one")
+    assert not environment.is_stamped("packages", b"one")
 
 
 def test_pips_reason_is_in_the_message_and_its_output_in_the_log(tmp_path, monkeypatch):

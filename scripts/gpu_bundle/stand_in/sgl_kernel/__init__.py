@@ -41,8 +41,8 @@ def top_k_renorm_prob(probs, top_k):
     """Return ``probs [n, vocab]`` with zeros except the ``top_k`` greatest of a row (ties are kept)."""
     ranked = probs.sort(dim=-1, descending=True).values
     count = torch.as_tensor(top_k, device=probs.device).long().clamp(1, probs.shape[-1])
-    least = ranked.gather(1, count.reshape(-1, 1).expand(len(probs), 1) - 1)
-    kept = torch.where(probs >= least, probs, 0)
+    smallest_kept = ranked.gather(1, count.reshape(-1, 1).expand(len(probs), 1) - 1)
+    kept = torch.where(probs >= smallest_kept, probs, 0)
     return kept / kept.sum(dim=-1, keepdim=True)
 
 
@@ -50,8 +50,8 @@ def top_p_renorm_prob(probs, top_p):
     """``probs [n, vocab]`` cut to the fewest whose sum reaches ``top_p``."""
     ranked, order = probs.sort(dim=-1, descending=True)
     share = torch.as_tensor(top_p, device=probs.device, dtype=probs.dtype).reshape(-1, 1)
-    before = ranked.cumsum(dim=-1) - ranked
-    kept = torch.zeros_like(probs).scatter_(1, order, torch.where(before > share, 0, ranked))
+    sum_before = ranked.cumsum(dim=-1) - ranked
+    kept = torch.zeros_like(probs).scatter_(1, order, torch.where(sum_before > share, 0, ranked))
     return kept / kept.sum(dim=-1, keepdim=True)
 
 
