@@ -31,9 +31,9 @@ from typing import Any
 
 import httpx
 
-current: ContextVar[Session | None] = ContextVar("canopy_session", default=None)
-sender = ThreadPoolExecutor(max_workers=1)  # one thread: hints arrive in order
-pauses: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=8))  # seconds, by tool
+current_session: ContextVar[Session | None] = ContextVar("canopy_session", default=None)
+hint_sender = ThreadPoolExecutor(max_workers=1)  # one thread: hints arrive in order
+pauses_by_tool: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=8))  # seconds, by tool
 
 
 class Session:
@@ -48,61 +48,61 @@ class Session:
         tenant: dict[str, str] | None = None,
     ) -> None:
         key, secret = map(os.environ.get, ("CANOPY_API_KEY", "CANOPY_GATEWAY_SECRET"))
-        sent = {"authorization": key and f"Bearer {key}", "x-canopy-gateway-secret": secret}
-        sent |= {name.lower(): value for name, value in (headers or {}).items()}
-        self.headers = {name: value for name, value in sent.items() if value}
+        sent_headers = {"authorization": key and f"Bearer {key}", "x-canopy-gateway-secret": secret}
+        sent_headers |= {name.lower(): value for name, value in (headers or {}).items()}
+        self.headers = {name: value for name, value in sent_headers.items() if value}
         self.url, self.tenant = url.rstrip("/").removesuffix("/v1"), tenant or {}
         self.name = name or f"session-{uuid.uuid4()}"
         self.tools: set[str] = set()
-        self.answered_at = 0.0
-        self.sent: Future[None] | None = None
+        self.answered_s = 0.0
+        self.last_hint: Future[None] | None = None
 
     def __enter__(self) -> Session:
-        self.outer = current.get()
-        current.set(self)
+        self.outer_session = current_session.get()
+        current_session.set(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        current.set(self.outer)
-        self.hint(over=True)
+        current_session.set(self.outer_session)
+        self.send_hint(over=True)
 
-    def hint(self, **fields: Any) -> None:
+    def send_hint(self, **fields: Any) -> None:
         """Send a hint in the background; a server that rejects it does not affect the agent."""
         body = json.dumps({**self.tenant, "conversation": self.name, **fields}).encode()
         headers = {"Content-Type": "application/json", **self.headers}
         request = urllib.request.Request(f"{self.url}/canopy/hint", body, headers)
-        self.sent = sender.submit(post, request)
+        self.last_hint = hint_sender.submit(post_hint, request)
 
-    def with_fields(self, request: httpx.Request) -> httpx.Request:
+    def add_fields(self, request: httpx.Request) -> httpx.Request:
         """Return ``request`` with this conversation's fields; the client's own take precedence."""
         for tool in self.tools:
-            pauses[tool].append(time.monotonic() - self.answered_at)
+            pauses_by_tool[tool].append(time.monotonic() - self.answered_s)
         self.tools = set()
-        server, target = httpx.URL(self.url), request.url
+        server, requested = httpx.URL(self.url), request.url
         key = request.headers.get("authorization")
         if key and (server.scheme, server.host, server.port) == (
-            target.scheme,
-            target.host,
-            target.port,
+            requested.scheme,
+            requested.host,
+            requested.port,
         ):
             self.headers.setdefault("authorization", key)
         body = json.loads(request.content)
         fields = {"canopy_conversation": self.name}
         body["custom_params"] = {**fields, **(body.get("custom_params") or {})}
         headers = {k: v for k, v in request.headers.items() if k != "content-length"}
-        more = {"headers": headers, "extensions": request.extensions}
-        return httpx.Request(request.method, request.url, content=json.dumps(body), **more)
+        options = {"headers": headers, "extensions": request.extensions}
+        return httpx.Request(request.method, request.url, content=json.dumps(body), **options)
 
-    def answered(self, answer: bytes) -> None:
+    def read_answer(self, answer: bytes) -> None:
         """Read the tools that a chat completion calls, streamed or whole, and announce the pause."""
         names = re.findall(rb'"function":\s*\{[^{}]*?"name":\s*"([^"]+)"', answer)
-        self.tools, self.answered_at = {name.decode() for name in names}, time.monotonic()
-        if self.tools and all(pauses.get(tool) for tool in self.tools):
-            expected_s = max(statistics.median(pauses[tool]) for tool in self.tools)
-            self.hint(return_in_s=expected_s)
+        self.tools, self.answered_s = {name.decode() for name in names}, time.monotonic()
+        if self.tools and all(pauses_by_tool.get(tool) for tool in self.tools):
+            expected_s = max(statistics.median(pauses_by_tool[tool]) for tool in self.tools)
+            self.send_hint(return_in_s=expected_s)
 
 
-def post(request: urllib.request.Request) -> None:
+def post_hint(request: urllib.request.Request) -> None:
     try:
         urllib.request.urlopen(request, timeout=5).close()
     except (OSError, ValueError) as error:
@@ -110,40 +110,40 @@ def post(request: urllib.request.Request) -> None:
 
 
 def session_of(request: httpx.Request) -> Session | None:
-    return current.get() if request.url.path.endswith("/completions") else None
+    return current_session.get() if request.url.path.endswith("/completions") else None
 
 
-class Answer(httpx.SyncByteStream, httpx.AsyncByteStream):
+class AnswerStream(httpx.SyncByteStream, httpx.AsyncByteStream):
     """Passes an answer on; at its end the session reads it."""
 
     def __init__(self, inner: Any, session: Session) -> None:
-        self.inner, self.session, self.read = inner, session, bytearray()
+        self.inner, self.session, self.received = inner, session, bytearray()
 
-    def passed(self, part: bytes) -> bytes:
-        self.read += part
+    def pass_on(self, part: bytes) -> bytes:
+        self.received += part
         return part
 
-    def end(self) -> None:
+    def finish(self) -> None:
         session, self.session = self.session, None
         if session is not None:
-            session.answered(bytes(self.read))
+            session.read_answer(bytes(self.received))
 
     def __iter__(self) -> Any:
-        yield from map(self.passed, self.inner)
-        self.end()
+        yield from map(self.pass_on, self.inner)
+        self.finish()
 
     async def __aiter__(self) -> Any:
         async for part in self.inner:
-            yield self.passed(part)
-        self.end()
+            yield self.pass_on(part)
+        self.finish()
 
     def close(self) -> None:
         self.inner.close()
-        self.end()
+        self.finish()
 
     async def aclose(self) -> None:
         await self.inner.aclose()
-        self.end()
+        self.finish()
 
 
 class Hints(httpx.HTTPTransport):
@@ -152,8 +152,8 @@ class Hints(httpx.HTTPTransport):
         if session is None:
             return super().handle_request(request)
         request.read()
-        response = super().handle_request(session.with_fields(request))
-        response.stream = Answer(response.stream, session)
+        response = super().handle_request(session.add_fields(request))
+        response.stream = AnswerStream(response.stream, session)
         return response
 
 
@@ -163,6 +163,6 @@ class AsyncHints(httpx.AsyncHTTPTransport):
         if session is None:
             return await super().handle_async_request(request)
         await request.aread()
-        response = await super().handle_async_request(session.with_fields(request))
-        response.stream = Answer(response.stream, session)
+        response = await super().handle_async_request(session.add_fields(request))
+        response.stream = AnswerStream(response.stream, session)
         return response

@@ -19,7 +19,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI
 
 SEPARATOR = "\n###\n"
-FOUND = [
+RETRIEVED = [
     Document("Lisbon lies on the Tagus, and was rebuilt after an earthquake. " * 4),
     Document("Riga lies on the Daugava, and was a city of the Hanse. " * 4),
     Document("Quito lies at 2,850 metres, below a volcano. " * 4),
@@ -33,15 +33,15 @@ def main(url: str) -> dict[str, Any]:
     """The server's counters of documents after three questions."""
     model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="m", max_tokens=16)
     chain = create_stuff_documents_chain(model, PROMPT, document_separator=SEPARATOR)
-    print(chain.invoke({"context": FOUND, "input": "Which of them lies on the Tagus?"}))
+    print(chain.invoke({"context": RETRIEVED, "input": "Which of them lies on the Tagus?"}))
     time.sleep(2)  # documents are encoded for later while the server has nothing else to do
-    print(chain.invoke({"context": FOUND[::-1], "input": "Which of them is the highest?"}))
+    print(chain.invoke({"context": RETRIEVED[::-1], "input": "Which of them is the highest?"}))
     print(chain.invoke({"context": [], "input": "Which of them is the oldest?"}))
     with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
-        state: dict[str, Any] = json.load(answer)["internal_states"][0]["canopy_documents"]
-    return state
+        counters: dict[str, Any] = json.load(answer)["internal_states"][0]["canopy_documents"]
+    return counters
 
 
 if __name__ == "__main__":
-    counted = main(sys.argv[1].rstrip("/"))
-    print(counted["reused_tokens"], "tokens reused;", counted["not_fused"])
+    counters = main(sys.argv[1].rstrip("/"))
+    print(counters["reused_tokens"], "tokens reused;", counters["not_fused"])

@@ -20,7 +20,7 @@ CITIES = {
 DOCUMENTS = [f"{city}. {text} " + f"So much is known of {city}. " * 4 for city, text in CITIES.items()]  # fmt: skip
 
 
-def ask(client: OpenAI, model: str, documents: list[str], question: str) -> dict[str, Any]:
+def report_of(client: OpenAI, model: str, documents: list[str], question: str) -> dict[str, Any]:
     """What became of the documents' KV; the question comes behind the documents."""
     parts: list[Any] = [{"type": "text", "text": text} for text in (*documents, question)]
     body = {"custom_params": {"canopy_documents": "parts"}, "return_meta_info": True}
@@ -34,10 +34,10 @@ def main(url: str) -> list[dict[str, Any]]:
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
     first, second, third = DOCUMENTS
-    told = [ask(client, model, [first, second, third], "Which of them lies on the Tagus?")]
+    reports = [report_of(client, model, [first, second, third], "Which of them lies on the Tagus?")]
     time.sleep(2)  # documents are encoded for later while the server has nothing else to do
-    told.append(ask(client, model, [third, first, second], "Which of them is the highest?"))
-    return told
+    reports.append(report_of(client, model, [third, first, second], "Which of them is the highest?"))
+    return reports
 
 
 if __name__ == "__main__":

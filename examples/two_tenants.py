@@ -25,11 +25,11 @@ def cached_tokens(client: OpenAI, model: str, salt: str) -> int:
 def main(url: str) -> dict[str, list[int]]:
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
-    cached: dict[str, list[int]] = {"ann": [], "bob": []}
+    tokens_by_tenant: dict[str, list[int]] = {"ann": [], "bob": []}
     for tenant in ("ann", "ann", "bob", "bob"):
         salt = f"{tenant}-4f1c8d0a9b7e6253"  # your gateway's: random, 16 bytes or more
-        cached[tenant].append(cached_tokens(client, model, salt))
-    return cached
+        tokens_by_tenant[tenant].append(cached_tokens(client, model, salt))
+    return tokens_by_tenant
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_requests_of_a_session_name_it_and_its_end_is_announced(example) -> None
             assert send(new_client(example, url)).choices[0].message.content == "done"
             own_params = {"canopy_category": "mine", "canopy_conversation": "c-2"}
             send(new_client(example, url), extra_body={"custom_params": own_params})
-        session.sent.result()
+        session.last_hint.result()
         send(new_client(example, url))
     assert [client_fields(p) for p in received.params[:1]] == [({"conversation": "s-1"}, {})]
     assert received.params[1:] == [own_params, {}]
@@ -57,8 +57,8 @@ def test_a_known_tool_is_announced(stream: bool, example) -> None:
             answer = send(client, stream=stream)
             if stream:
                 list(answer)
-            if session.sent is not None:
-                session.sent.result()
+            if session.last_hint is not None:
+                session.last_hint.result()
             assert len(received.hints) == expected
     hint = hint_of(received.hints[0], 0.0)
     assert hint["conversation"] == session.name
@@ -97,12 +97,12 @@ def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(example, 
         for base in (url, other_url):
             with example.Session(url, "s-1") as session:
                 send(new_client(example, base, "k1"))
-            session.sent.result()
+            session.last_hint.result()
         assert received.auth_keys == ["Bearer k1", None], "a key goes to no other server"
         assert other_received.auth_keys == []
         monkeypatch.setenv("CANOPY_API_KEY", "k2")
         for headers in ({}, {"Authorization": "Bearer k3"}):
             with example.Session(url, "s-1", headers=headers) as session:
                 send(new_client(example, url, "k1"))
-            session.sent.result()
+            session.last_hint.result()
         assert received.auth_keys[2:] == ["Bearer k2", "Bearer k3"]
