@@ -39,12 +39,12 @@ def digest_of(tree: ast.Module, name: str) -> str | None:
 
     The first ``SIGNATURE`` digits are of its parameters, or of a class's fields.
     """
-    found: list[ast.AST] = [tree]
+    nodes: list[ast.AST] = [tree]
     for part in name.split("."):
-        found = [node for scope in found for node in _find_definitions(scope, part)]
-    if not found:
+        nodes = [node for scope in nodes for node in _find_definitions(scope, part)]
+    if not nodes:
         return None
-    return _short_digest([*map(_signature, found)]) + _short_digest([*map(_shape, found)])
+    return _short_digest([*map(_signature, nodes)]) + _short_digest([*map(_shape, nodes)])
 
 
 def _short_digest(shape: Any) -> str:

@@ -98,23 +98,23 @@ def write_rows(stored: dict[str, Any]) -> None:
     ROWS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def differences(stored: Rows, found: Rows) -> list[str]:
+def differences(stored: Rows, fresh: Rows) -> list[str]:
     """A line for each figure that differs in any digit, and for each row that only one side has."""
     lines = []
-    for name in [*stored, *(name for name in found if name not in stored)]:
-        if name not in found:
+    for name in [*stored, *(name for name in fresh if name not in stored)]:
+        if name not in fresh:
             lines.append(f"- {name}: gone")
         elif name not in stored:
             lines.append(f"+ {name}: new")
         else:
-            lines += _row_differences(name, stored[name], found[name])
+            lines += _row_differences(name, stored[name], fresh[name])
     return lines
 
 
-def _row_differences(name: str, stored: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def _row_differences(name: str, stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
     lines = []
-    for figure in [*stored, *(f for f in found if f not in stored)]:
-        old, new = stored.get(figure, "nothing"), found.get(figure, "nothing")
+    for figure in [*stored, *(f for f in fresh if f not in stored)]:
+        old, new = stored.get(figure, "nothing"), fresh.get(figure, "nothing")
         if old != new:
             lines.append(f"! {name}: {figure} was {old!r}, is {new!r}{_relative_change(old, new)}")
     return lines

@@ -91,8 +91,8 @@ class Honest:
         slot = step % self.conversations
         rounds = step // self.conversations + slot  # they do not all restart at once
         name, turn = f"honest-{slot}-{rounds // TURNS}", rounds % TURNS + 1
-        own = make_tokens(TURN_TOKENS * TURNS, name)[: TURN_TOKENS * turn]
-        return StepPrompt(name, turn, make_tokens(SYSTEM_TOKENS, "system") + own)
+        turn_tokens = make_tokens(TURN_TOKENS * TURNS, name)[: TURN_TOKENS * turn]
+        return StepPrompt(name, turn, make_tokens(SYSTEM_TOKENS, "system") + turn_tokens)
 
     def step(self, url: str, step: int) -> None:
         """Send a step's request; count its tokens once everything is warm."""

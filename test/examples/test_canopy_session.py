@@ -89,7 +89,7 @@ def test_concurrent_tasks_have_their_own_sessions(example) -> None:
     names = [(body["messages"][0]["content"], body["custom_params"]) for body in bodies]
     assert sorted(name for name, _ in names) == ["a", "a", "b", "b"]
     assert all(fields["canopy_conversation"] == name for name, fields in names)
-    assert example.current.get() is None
+    assert example.current_session.get() is None
 
 
 def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(example, monkeypatch):

@@ -33,10 +33,10 @@ def read_questions(data: Path, name: str, count: int) -> list[Example]:
 
 def _musique(_: dict[str, Any], example: Example) -> Example | None:
     """Its long passages have no labels: take passages with an answer, cut to the text around it."""
-    found = [i for i, d in enumerate(example.documents) if _find_answer(d, example.answers) >= 0]
-    if not found:
+    evidence = [i for i, d in enumerate(example.documents) if _find_answer(d, example.answers) >= 0]
+    if not evidence:
         return None
-    chosen = _with_others(found[:MAX_EVIDENCE], len(example.documents))
+    chosen = _with_others(evidence[:MAX_EVIDENCE], len(example.documents))
     texts = tuple(_cut_to_answer(example.documents[i], example.answers) for i in chosen)
     return dataclasses.replace(example, documents=texts)
 

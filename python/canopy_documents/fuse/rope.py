@@ -97,13 +97,11 @@ def undo_checked(x: torch.Tensor, rope: Rotation, positions: torch.Tensor) -> to
     return raw
 
 
-def prove_rotation(
-    rope: Rotation, head_dim: int, device: torch.device, positions: int = 64
-) -> None:
+def prove_rotation(rope: Rotation, head_dim: int, device: torch.device, count: int = 64) -> None:
     """Check that a table can be undone to within 1e-4; waits for the device. Raises RuntimeError."""
-    positions_tested = torch.arange(positions)
-    x = torch.linspace(-1.0, 1.0, positions * head_dim).view(positions, 1, head_dim)
-    rotated = rope.undo(rope.apply(x.to(device), positions_tested), positions_tested).cpu()
+    positions = torch.arange(count)
+    x = torch.linspace(-1.0, 1.0, count * head_dim).view(count, 1, head_dim)
+    rotated = rope.undo(rope.apply(x.to(device), positions), positions).cpu()
     error = float((rotated - x).abs().max())
     if not error <= 1e-4:
         raise RuntimeError(f"undoing RoPE is off by {error:.2e} of values up to 1")

@@ -231,9 +231,7 @@ class QualityChecker:
         except NoLongerStored:
             self.dropped["no longer stored"] += 1
         except Exception:
-            logger.exception(
-                "canopy: a prompt's answers could not be compared; the check is skipped"
-            )
+            logger.exception("canopy: a prompt's answers cannot be compared; the check is skipped")
             self.dropped["failed"] += 1
         self._running_check = None
         self.waiting.popleft()
@@ -259,14 +257,9 @@ class QualityChecker:
             self.dropped["no longer stored"] += 1
             return None
         ratio = raised_ratio(check.ratio) if check.quality_level == RAISED else check.ratio
+        selector = library.options.selector
         return answers_differ(
-            library.model,
-            check.ids,
-            find_placed,
-            library.options.selector,
-            ratio,
-            self.end,
-            library.stop,
+            library.model, check.ids, find_placed, selector, ratio, self.end, library.stop
         )
 
     def _record_result(self, library: Any, check: WaitingCheck, differs: bool) -> None:

@@ -289,13 +289,9 @@ class DocumentEngine:
     def correct_report(self, request: DocumentRequest, computed: int) -> None:
         """Correct report and counters: ``computed`` tokens that were planned as reused are computed
         instead."""
-        for name, change in (
-            ("reused", -computed),
-            ("recomputed", computed),
-            ("computed", computed),
-        ):
-            if name in request.report:
-                request.report[name] += change
+        for key, delta in (("reused", -computed), ("recomputed", computed), ("computed", computed)):
+            if key in request.report:
+                request.report[key] += delta
         self.counts["reused_tokens"] -= computed
         self.counts["recomputed_tokens"] += computed
 

@@ -40,15 +40,12 @@ from canopy_lab.report.units import percent, seconds
 
 def draw_charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
     """Yield (question, figure) for every question that the trace answers."""
+    next_turn = report.turns if report.turns and report.turns.next_turn else None
     figures: tuple[tuple[str, Any, Callable[[Any], Figure]], ...] = (
         ("hits", report.hits, _hits),
         ("skew", report.skew, _skew),
         ("turns", report.turns, _turns),
-        (
-            "next_turn",
-            report.turns if report.turns and report.turns.next_turn else None,
-            _next_turn,
-        ),
+        ("next_turn", next_turn, _next_turn),
         ("reuse", report.reuse if report.reuse and report.reuse.all.reuses else None, _reuse),
         ("capacity", report.capacity, draw_capacity),
     )

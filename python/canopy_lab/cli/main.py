@@ -61,10 +61,9 @@ def _pass_through(argv: list[str]) -> list[str]:
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
     """Return a command's parser and its module. Several groups of options have headings."""
     module = importlib.import_module(module_of(name))
+    example = f"example: canopy {EXAMPLES[name]}"
     parser = argparse.ArgumentParser(
-        prog=f"canopy {name}",
-        description=COMMANDS[name],
-        epilog=f"example: canopy {EXAMPLES[name]}",
+        prog=f"canopy {name}", description=COMMANDS[name], epilog=example
     )
     for group in module.OPTIONS:
         heading = (group.__doc__ or "").rstrip(".").lower()

@@ -62,9 +62,8 @@ def check_options(
     for name in request.disks or ():
         prices.disk(name)
     engine = _make_engine(engine_options, profile)
-    for page, chunk in product(
-        request.choices["page_size"], request.choices["chunked_prefill_size"]
-    ):
+    choices = request.choices
+    for page, chunk in product(choices["page_size"], choices["chunked_prefill_size"]):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
     PlanInputs(CompactTrace(()), engine, prices)
     format = reading.detected_format

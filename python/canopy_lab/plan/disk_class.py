@@ -50,9 +50,8 @@ class BoughtRate:
     def price_per_month(self, amount: float = 0.0) -> float:
         """Return the price of ``amount``, or of the smallest amount if that is more."""
         bought = max(amount, self.minimum)
-        return self.monthly_price.total(bought) - self.monthly_price.total(
-            min(self.included, bought)
-        )
+        free_price = self.monthly_price.total(min(self.included, bought))
+        return self.monthly_price.total(bought) - free_price
 
 
 @dataclass(frozen=True, slots=True)

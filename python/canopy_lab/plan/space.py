@@ -153,9 +153,8 @@ class Space:
         disks: Sequence[str | None] = self.disks or (None,)
         choices = {knob.name: self.values(knob)[0] for knob in KNOBS}
         first = Configuration(policy=self.policy, **choices)
-        return [
-            replace(first, instances=n, disk=disk) for n, disk in product(self.instances, disks)
-        ]
+        pairs = product(self.instances, disks)
+        return [replace(first, instances=count, disk=disk) for count, disk in pairs]
 
     def resized(
         self, base: Configuration, dram_gib: float, disk_gib: float, mib_s: float = 0.0

@@ -123,9 +123,8 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         text = io.TextIOWrapper(stream, "utf-8-sig", "replace", newline="")
         reader = csv.DictReader(text)
         for row in reader:
-            cells = {
-                k: v for k, v in row.items() if isinstance(k, str) and isinstance(v, str) and v
-            }
+            items = ((k, v) for k, v in row.items() if isinstance(k, str))
+            cells = {k: v for k, v in items if isinstance(v, str) and v}
             yield reader.line_num, {k: v if k in _TEXTS else _cell(v) for k, v in cells.items()}
 
 

@@ -49,9 +49,7 @@ class Applications:
         nearest, shared = votes.most_common(1)[0] if votes else (len(self.names), 0)
         if shared < MIN_SHARED * sum(map(len, texts)):
             nearest = len(self.names)
-            title = next(
-                (segment.text for segment in head if segment.role != "tools"), head[0].text
-            )
+            title = next((s.text for s in head if s.role != "tools"), head[0].text)
             self.names.append(" ".join(title.removeprefix("<system>\n").split())[:_NAME_CHARACTERS])
         if len(self._number_by_sentence) < MAX_SENTENCES:
             for text in texts:
