@@ -82,7 +82,7 @@ def rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired, "DRAWS", 100)
+    monkeypatch.setattr(paired, "BOOTSTRAP_DRAWS", 100)
 
 
 @pytest.mark.usefixtures("few_draws")

@@ -15,7 +15,7 @@ from canopy_documents.quality import tasks
 from canopy_documents.quality.answers import Case, contains_answer, tokenise
 from comparators import SELECTORS, make_selector, questions
 from comparators.quality import (
-    FORCED,
+    FORCED_TOKENS,
     Reference,
     encode_case,
     f1,
@@ -46,7 +46,7 @@ class EvaluationPlan:
     device: str = "cpu"
     seed: int = 0
     text: bool = True
-    answer_tokens: int = FORCED
+    answer_tokens: int = FORCED_TOKENS
 
 
 def evaluate(

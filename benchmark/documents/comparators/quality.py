@@ -34,7 +34,7 @@ an answer by default."""
 
 @dataclass(slots=True)
 class Reference:
-    """Full recompute: log-probabilities ``[FORCED, vocab]``, its greedy tokens, its text, seconds."""
+    """Full recompute: log-probabilities ``[FORCED_TOKENS, vocab]``, its greedy tokens, its text, seconds."""
 
     logprobs: torch.Tensor
     tokens: list[int]

@@ -75,10 +75,12 @@ def test_hkvd_narrows_its_set_in_two_steps(llama, ids, monkeypatch):
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
     place_chunks(llama, p.placed, cache, p.in_chunk())
-    selections, top = [], deviation.top
-    monkeypatch.setattr(
-        deviation, "top", lambda off, count: selections.append(top(off, count)) or selections[-1]
-    )
+    selections, choose = [], deviation.top_positions
+
+    def record(scores, count):
+        return selections.append(choose(scores, count)) or selections[-1]
+
+    monkeypatch.setattr(deviation, "top_positions", record)
     chosen = make_selector("hkvd").choose(SelectorInput(llama, p, cache, 0.2))
     outside = len(p) - p.chunk_tokens
     assert [len(selection) - outside for selection in selections] == [36, 24]

@@ -164,7 +164,7 @@ def test_a_retraction_changes_nothing(engine, ids) -> None:
 
 
 def test_a_request_whose_namespace_cannot_be_named_runs_normally(engine, ids, monkeypatch) -> None:
-    monkeypatch.setattr(kept, "_name", lambda *_: 1 / 0)
+    monkeypatch.setattr(kept, "_namespace_digest", lambda *_: 1 / 0)
     req = with_params(ids)
     state = queue_req(engine, req)
     assert req.extra_key is None

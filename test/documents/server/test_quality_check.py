@@ -101,7 +101,7 @@ def test_the_check_measures_the_served_selector_at_every_ratio_that_may_be_serve
 def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:
     """Answers are decoded freely, not forced; at ratio 1 all agree."""
     monkeypatch.setattr(start_check, "DOCUMENT_TOKENS", 24)
-    monkeypatch.setattr(start_check, "holds", lambda text, answers: bool(text))
+    monkeypatch.setattr(start_check, "contains_answer", lambda text, answers: bool(text))
     kept_by_ratio = start_check.measure_kept(llama, Words(), SELECTOR, [0.2, 1.0], 2)
     assert kept_by_ratio[1.0] == KeptAnswers(2, 2)
     monkeypatch.undo()

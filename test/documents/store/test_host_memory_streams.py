@@ -116,7 +116,7 @@ def machine(request, monkeypatch):
     monkeypatch.setattr(
         host_memory, "pinned_tensor", lambda size, dtype: torch.zeros(size, dtype=dtype)
     )
-    monkeypatch.setattr(transfer, "launches", lambda layers, size: [(0, 1), (1, layers)])
+    monkeypatch.setattr(transfer, "launch_ranges", lambda layers, size: [(0, 1), (1, layers)])
 
     def enqueue_scatter(scatter, first=0, end=LAYERS):
         assert scatter.most_programs, "the transfer would occupy the device"
