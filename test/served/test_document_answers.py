@@ -236,7 +236,7 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
 
 def test_a_ratio_is_found_through_the_server(client, tmp_path, monkeypatch) -> None:
     out = tmp_path / "calibration.json"
-    small = {"count": 2, "repeats": 1, "documents": 4, "document_tokens": 64}
+    small = {"prompts": 2, "repeats": 1, "documents": 4, "document_tokens": 64}
     monkeypatch.setattr(served, "ServedPrompts", functools.partial(served.ServedPrompts, **small))
     assert main(["documents", "calibrate", "--url", client.url, "--out", str(out)]) == 0
     (entry,) = json.loads(out.read_text()).values()

@@ -14,7 +14,7 @@ from canopy_documents.fuse.selectors import make_selector
 from canopy_documents.server import engine as engines
 from canopy_documents.server import library, scheduler
 from canopy_documents.server import request as requests
-from canopy_documents.server.engine import READ, DocumentEngine
+from canopy_documents.server.engine import READING_BURST, READINGS_PER_S, DocumentEngine
 from canopy_documents.server.options import LEARN_PREFIX_TOKENS
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.text.variants import Heads
@@ -350,5 +350,4 @@ def test_many_readings_collect_the_counters_a_bounded_number_of_times(make_engin
     for _ in range(500):
         scheduler.internal_state(result, scheduler_of(engine))
         assert result.internal_state["canopy_documents"]["fused_requests"] == 0
-    per_s, burst = READ
-    assert len(times) <= burst + 2 + per_s * (times[-1] - times[0])
+    assert len(times) <= READING_BURST + 2 + READINGS_PER_S * (times[-1] - times[0])
