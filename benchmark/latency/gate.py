@@ -23,7 +23,7 @@ import numpy as np
 
 from canopy_lab.sim.system import SystemConfig, Workload, load_profile, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop
-from canopy_lab.sim.system.gate import SESSION_GATES, Footprint
+from canopy_lab.sim.system.gate import SESSION_GATES, FootprintGate
 from canopy_lab.trace.record import TraceRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -94,10 +94,10 @@ class Unlabelled(Workload):
 
 def run_arm(regime: GateRegime, gate: str) -> dict[str, Any]:
     """Return the result of one arm."""
-    gates = list[Footprint]()
+    gates = list[FootprintGate]()
 
-    def make_watched(*arguments: Any, **settings: Any) -> Footprint:
-        gates.append(Footprint(*arguments, **settings))
+    def make_watched(*arguments: Any, **settings: Any) -> FootprintGate:
+        gates.append(FootprintGate(*arguments, **settings))
         return gates[-1]
 
     SESSION_GATES["watched"] = make_watched

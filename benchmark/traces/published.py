@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canopy_lab.characterize.hits import ideal_hits
+from canopy_lab.characterize.hits import measure_ideal_hits
 from canopy_lab.characterize.observe import Observation
-from canopy_lab.characterize.reuse_time import reuse_times
-from canopy_lab.characterize.skew import skew
+from canopy_lab.characterize.reuse_time import measure_reuse_times
+from canopy_lab.characterize.skew import measure_skew
 from sglang_canopy.errors import CanopyError
 
 Measure = Callable[[Observation], float | None]
@@ -97,7 +97,7 @@ def _turn_tokens(is_later: bool, quantile: float | None) -> Measure:
 
 
 def _reuse_within_s(seconds: float) -> Measure:
-    return lambda observation: dict(reuse_times(observation).within)[seconds]
+    return lambda observation: dict(measure_reuse_times(observation).within)[seconds]
 
 
 def _lifespan_quantile(quantile: float) -> Measure:
@@ -132,7 +132,7 @@ def _user_share(held_share: float, quantity: str) -> Measure:
 
 TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
     "trace-a": (
-        PublishedTarget("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", lambda observation: ideal_hits(observation).block_hit_ratio),
+        PublishedTarget("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", lambda observation: measure_ideal_hits(observation).block_hit_ratio),
         PublishedTarget("text, of requests", "78 %", 0.76, 0.80, "3.2, text", _kind_share("text")),
         PublishedTarget("file, of requests", "4 %", 0.03, 0.05, "Figure 5, label", _kind_share("file")),
         PublishedTarget("image, of requests", "3 %", 0.02, 0.04, "Figure 5, label", _kind_share("image")),
@@ -182,10 +182,10 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
             "users with 90 % of requests", "72 %", 0.60, 0.76, "3.2, text", _user_share(0.9, "requests")
         ),
         PublishedTarget("users with 90 % of hits", "19 %", 0.14, 0.24, "3.2, text", _user_share(0.9, "hits")),
-        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda observation: skew(observation).cross_user_hits),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda observation: measure_skew(observation).cross_user_hits),
     ),
     "trace-b": (
-        PublishedTarget("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", lambda observation: ideal_hits(observation).block_hit_ratio),
+        PublishedTarget("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", lambda observation: measure_ideal_hits(observation).block_hit_ratio),
         PublishedTarget("api, of requests", "100 %", 1.0, 1.0, "3.2, text", _kind_share("api")),
         PublishedTarget(
             "api, later turns", "0.08 %", 0.0003, 0.001, "Figure 5, label (text: under 0.1 %)",
@@ -208,6 +208,6 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
             "users with 90 % of requests", "15 %", 0.10, 0.20, "3.2, text", _user_share(0.9, "requests")
         ),
         PublishedTarget("users with 90 % of hits", "4 %", 0.02, 0.13, "3.2, text", _user_share(0.9, "hits")),
-        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda observation: skew(observation).cross_user_hits),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda observation: measure_skew(observation).cross_user_hits),
     ),
 }  # fmt: skip

@@ -103,7 +103,7 @@ def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, 
         words = [str(trace), "--profile", "llama-3.1-8b-h100", "--device-tokens", "20000"]
         parsed = parser_of("simulate system")[0].parse_args([*words, "--policy", policy])
         options = (declared.read(one, parsed) for one in simulate_system.OPTIONS[:2])
-        system = simulate_system._system(*options, load_profile("llama-3.1-8b-h100"))
+        system = simulate_system._with_tiers(*options, load_profile("llama-3.1-8b-h100"))
         assert system.whole_nodes is system.touches_waiting is whole_nodes
     capsys.readouterr()
 

@@ -15,7 +15,7 @@ from canopy_lab.plan.confirm import confirm
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import METRICS, PlanRow
 from canopy_lab.plan.planner import footprint_gib_of as footprint_of
-from canopy_lab.plan.planner import least_size, make_plan, make_space
+from canopy_lab.plan.planner import min_tier_gib, make_plan, make_space
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import busiest_window
@@ -96,7 +96,7 @@ def test_the_choice_is_that_of_simulating_everything(name):
     )  # fmt: skip
     space = make_space(
         request, footprint_of(full.trace, full.engine), full.prices,
-        least_size(full.trace, full.engine),
+        min_tier_gib(full.trace, full.engine),
     )  # fmt: skip
     grid = space.grid()
     part = full.with_trace(busiest_window(full.trace, len(full.trace) // 3))

@@ -8,13 +8,13 @@ import pytest
 
 from canopy_lab.plan.objective import Objectives, Scale
 from canopy_lab.plan.search import PROBES, SearchOptions, search
-from canopy_lab.plan.sizes import sizes
+from canopy_lab.plan.sizes import halved_sizes
 from canopy_lab.plan.space import Space
 
 OBJECTIVES = Objectives.from_names(["mean_ttft", "throughput", "cost"])
 SPACE = Space(
-    sizes(1024, 5),
-    sizes(4096, 3),
+    halved_sizes(1024, 5),
+    halved_sizes(4096, 3),
     ("slow", "fast"),
     min_gib=4.0,
     choices={"ttl": (None, 600.0, "group")},
@@ -180,7 +180,7 @@ def test_without_certain_costs_the_search_still_ends_within_its_budget():
 
 
 def test_a_space_without_disks_is_a_line():
-    space = Space(sizes(1024, 9), (0.0,), ())
+    space = Space(halved_sizes(1024, 9), (0.0,), ())
     volume, _, outcome = share_of_grid(Cache(), space, space.finer(64, 1))
     assert volume > 0.98
     assert all(c.disk is None for c in outcome.rows)

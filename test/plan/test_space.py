@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from canopy_lab.plan.planner import make_space
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.request import PlanRequest
-from canopy_lab.plan.sizes import middle_size, round_size, sizes
+from canopy_lab.plan.sizes import middle_size, round_size, halved_sizes
 from canopy_lab.plan.space import Configuration, Space
 
 
@@ -73,10 +73,10 @@ def test_a_finer_grid_has_equal_steps_around_the_first_sizes():
 
 
 def test_sizes_reach_the_largest_and_none_is_below_the_least():
-    assert sizes(700, 4) == (0, 88, 176, 352, 704)
-    assert sizes(1024, 3) == (0, 256, 512, 1024)
-    assert sizes(700, 30, least=2.0)[1] >= 2.0
-    assert sizes(0.1, 3, least=2.0) == (0, round_size(0.1))
+    assert halved_sizes(700, 4) == (0, 88, 176, 352, 704)
+    assert halved_sizes(1024, 3) == (0, 256, 512, 1024)
+    assert halved_sizes(700, 30, min_size=2.0)[1] >= 2.0
+    assert halved_sizes(0.1, 3, min_size=2.0) == (0, round_size(0.1))
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
@@ -93,7 +93,7 @@ def test_midpoints_differ_from_both_sizes(first, second):
 def test_halving_reaches_sizes_that_are_no_power_of_two():
     assert middle_size(256, 512) == 384
     assert middle_size(256, 384) == 320
-    assert middle_size(0, 8, least=4.5) is None
+    assert middle_size(0, 8, min_size=4.5) is None
 
 
 @pytest.mark.parametrize("requested_gib", [0.0, 200.0])

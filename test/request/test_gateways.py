@@ -124,7 +124,7 @@ def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkey
     assert router_args.balance_abs_threshold == routing.IMBALANCE_REQUESTS
     assert router_args.balance_rel_threshold == routing.IMBALANCE_RATIO
     characters_a_block = 16 * 4
-    assert router_args.max_tree_size == routing.BLOCKS_KEPT * characters_a_block
+    assert router_args.max_tree_size == routing.MAX_KNOWN_BLOCKS * characters_a_block
 
 
 # ---- stamps of our entry ----

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_lab.trace.chat import chat
+from canopy_lab.trace.chat import make_chat
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.infer import infer_from_chat, infer_from_response
 from sglang_canopy.request.sent import dropped_params
@@ -46,7 +46,7 @@ def test_a_server_and_a_log_have_one_category_for_a_body(kind: str, category: st
     content = [{"type": "text", "text": "hi"}, {"type": kind, kind: "x"}]
     server_body = body(message("user", [SimpleNamespace(**part) for part in content]))
     assert infer_from_chat(server_body)["category"] == category
-    assert chat([{"role": "user", "content": content}], []).category == category
+    assert make_chat([{"role": "user", "content": content}], []).category == category
 
 
 @pytest.mark.parametrize(

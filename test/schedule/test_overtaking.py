@@ -95,7 +95,7 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
     answers is known; if not, they are longer, and the bound of the clock alone holds."""
     server = overtaking.QueuingServer(overtaking.first_come, places, pool)
     order = overtaking.Bounded(server)
-    order.adopts = False
+    order.adopts_answers = False
 
     def send() -> None:
         answer = draw.randint(1, longest_answer)

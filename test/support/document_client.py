@@ -4,7 +4,7 @@ import json
 import random
 import time
 
-from canopy_documents.server.engine import READ
+from canopy_documents.server.engine import READINGS_PER_S
 
 SEPARATOR = " # # "
 
@@ -58,7 +58,7 @@ def learn(client, orders, **params) -> None:
 def wait_until_encoded(client) -> None:
     """Let the server encode all that waits."""
     while True:
-        time.sleep(1.05 / READ[0])  # the server renews these counters at this rate
+        time.sleep(1.05 / READINGS_PER_S)  # the server renews these counters at this rate
         counters = state(client)
         if not counters["waiting_documents"] and not counters["waiting_tokens"]:
             return

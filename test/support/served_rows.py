@@ -8,7 +8,7 @@ import torch
 from canopy_documents.fuse import rows as engine
 from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.server import model_view
-from canopy_documents.server.start import working_memory
+from canopy_documents.server.start import reserved_memory
 from support.scheduler import SteppedScheduler
 
 LENGTH, ROWS = 150, [3, 40, 41, 149]
@@ -68,7 +68,7 @@ def pool_sizes(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     runner = runner_of(start)
     sizes = runner.kv_cache_configurator
     shape = model_view.served_shape(runner.model, runner.model_config.hf_config)
-    needed = working_memory(shape, 4, 512, 100 << 20).total
+    needed = reserved_memory(shape, 4, 512, 100 << 20).total
     free = needed + 1000 * shape.kv_elements_per_token * 4
     results: dict[str, Any] = {"on": sizes.config_from_budget(free).max_total_num_tokens}
     documents, sizes.server_args._canopy_documents = sizes.server_args._canopy_documents, None

@@ -116,7 +116,7 @@ def test_valid_fields_of_a_stamp_are_used() -> None:
 def test_a_forged_forced_output_is_ignored() -> None:
     scheduler = SimpleNamespace(server_args=SimpleNamespace(**{FORCED: True}))
     for value in (7, "text", {"a": 1}, [1.5], [[1]], [-1], None):
-        req = request_with({forced_output.KEY: value})
+        req = request_with({forced_output.PARAM_KEY: value})
         req.rid, req.origin_input_ids = "r", (1,)
         forced_output.record_forced_request(None, scheduler, req)
-        assert req.rid not in forced_output.running
+        assert req.rid not in forced_output.running_requests

@@ -13,7 +13,7 @@ from kareto.setting import TRACE_NAMES, TRACES, long_trace, h20_profile
 from canopy_lab.group_ttl.allocate import allocate
 from canopy_lab.group_ttl.groups import GroupSelection, choose_groups
 from canopy_lab.group_ttl.histogram import GRID_S
-from canopy_lab.group_ttl.learn import LearningOptions, at_equal_bytes, learn, learnt_table
+from canopy_lab.group_ttl.learn import LearningOptions, equal_bytes_hit_ratio, learn, learnt_table
 from canopy_lab.group_ttl.paths import Paths, paths_of, segments_of
 from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from canopy_lab.plan.disk_class import GIB
@@ -87,7 +87,7 @@ def _learnt_tables(log: Paths, half_s: float, ttl_s: float) -> dict[str, TTLTabl
 
 def _gain_points(replayed: TTLOutcome, sweep: list[TTLOutcome]) -> float:
     """Return the points of hit ratio over one TTL with the same average tokens."""
-    return round(100 * (replayed.hit_ratio - at_equal_bytes(replayed, sweep)), 2)
+    return round(100 * (replayed.hit_ratio - equal_bytes_hit_ratio(replayed, sweep)), 2)
 
 
 def _gib_of(tokens: float) -> float:

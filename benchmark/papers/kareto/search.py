@@ -15,7 +15,7 @@ from canopy_lab.plan.planner import make_space
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.search import search
 from canopy_lab.plan.space import Configuration
-from canopy_lab.plan.system import least_cost
+from canopy_lab.plan.system import cost_bounds
 from question import Question, RunContext
 
 PAPER_GRID_GIB = (GridAxis(0.0, 2048.0, 512.0), GridAxis(0.0, 2400.0, 600.0))
@@ -73,7 +73,7 @@ class SizeEvaluator:
             space,
             OBJECTIVES,
             lambda batch: [self.evaluate(configuration) for configuration in batch],
-            bounds_of=lambda configuration, rows: least_cost(configuration, rows, prices),
+            bounds_of=lambda configuration, rows: cost_bounds(configuration, rows, prices),
         )
         return list(result.rows.values())
 

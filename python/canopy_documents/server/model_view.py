@@ -88,7 +88,7 @@ def served_model(runner: Any, files: str = "") -> Model:
         causal_lm,
         shape,
         rope,
-        answer_of_first_rank(identity(causal_lm, config, f"{files}\0{WEIGHTS.id}")),
+        answer_of_first_rank(weights_digest(causal_lm, config, f"{files}\0{WEIGHTS.id}")),
         tensor_ranks(config.vocab_size),
         runner.model_config.dtype,
     )

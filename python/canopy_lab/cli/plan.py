@@ -13,7 +13,7 @@ from canopy_lab.cli.plan_command import PlanCommand, check_options, with_advised
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.shared import Bar
 from canopy_lab.cli.values import write_json
-from canopy_lab.plan.plan_page import page
+from canopy_lab.plan.plan_page import make_page
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_plan import server_plan, write_config
 from canopy_lab.plan.text import plan_text

@@ -100,7 +100,7 @@ def learn(
     return replace(_fit(log, budget_tokens, kind, learning, hash), gains=gains)
 
 
-def hit_ratio_at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
+def equal_bytes_hit_ratio(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
     """Return the interpolated hit ratio of a single TTL that uses as many bytes as ``outcome``."""
     order = sorted(fixed, key=lambda o: o.mean_tokens)
     return float(
@@ -121,7 +121,7 @@ def _held_out_gains(
     for kind in learning.kinds:
         table = _fit(log_before, budget_tokens, kind, learning, hash).table
         outcome = simulate_ttl(log, [(log.start_s, table_before), (cut_s, table)], cut_s)
-        gains[kind] = outcome.hit_ratio - hit_ratio_at_equal_bytes(outcome, fixed)
+        gains[kind] = outcome.hit_ratio - equal_bytes_hit_ratio(outcome, fixed)
     return gains
 
 

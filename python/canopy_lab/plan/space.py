@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Literal
 
-from canopy_lab.plan.sizes import finer, gib_text
+from canopy_lab.plan.sizes import add_steps, gib_text
 from sglang_canopy.config.server_settings import (
     PREFETCH_POLICIES,
     SCHEDULE_POLICIES,
@@ -213,8 +213,8 @@ class Space:
         """Add equal steps from 0 to the largest sizes: the grid to compare a search with."""
         return replace(
             self,
-            dram_gib=finer(self.dram_gib, dram_steps),
-            disk_gib=finer(self.disk_gib, disk_steps),
+            dram_gib=add_steps(self.dram_gib, dram_steps),
+            disk_gib=add_steps(self.disk_gib, disk_steps),
         )
 
     def alternatives(self, point: Configuration) -> list[Configuration]:

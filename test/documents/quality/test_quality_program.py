@@ -185,5 +185,5 @@ def test_f1_and_rouge_l_by_hand(text, answers, f1, rouge_l):
 def test_scores_by_hand():
     assert contains_answer("It is the Red Tiger, yes.", ["red tiger"])
     assert not contains_answer("reds tigers", ["red"])
-    assert quality.mean_se([1.0, 3.0]) == (2.0, 1.0)
-    assert quality.mean_se([5.0]) == (5.0, 0.0)
+    assert quality.mean_and_error([1.0, 3.0]) == (2.0, 1.0)
+    assert quality.mean_and_error([5.0]) == (5.0, 0.0)

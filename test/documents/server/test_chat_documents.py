@@ -336,7 +336,7 @@ def test_a_chats_documents_are_of_the_tenant_that_its_metadata_name(monkeypatch)
     setattr(arguments, ATTRIBUTE, ReuseOptions())
     setattr(arguments, SERVER_OPTIONS, ServerOptions(RequestOptions(carriers="metadata")))
     monkeypatch.setattr(
-        conversion, "convert_chat", lambda *args: owners.append(conversion._tenant(args[2]))
+        conversion, "convert_chat", lambda *args: owners.append(conversion._tenant_of(args[2]))
     )
     serving = SimpleNamespace(tokenizer_manager=SimpleNamespace(server_args=arguments))
 

@@ -275,7 +275,7 @@ def test_kv_events_are_of_exact_kv_alone(core) -> None:
     from support.live_tree import LiveTree
 
     tree = LiveTree(64, "lru" if core else "canopy-lru", core=core, events=True)
-    kept.announce_exact_only(tree.cache)
+    kept.omit_approximate_events(tree.cache)
     tree.cache.take_events()
     for key in (tenants.documents_key(None, "a"), tenants.documents_key("b", "a")):
         tree.insert([1, 2, 3], extra=key)

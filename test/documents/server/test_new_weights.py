@@ -82,7 +82,7 @@ def test_every_weight_update_gets_a_new_identity(weights) -> None:
     """A fine-tune of added tokens changes only a few embedding rows."""
     causal_lm, identities = Inner(), set()
     for _ in range(3):
-        identities.add(model_view.identity(causal_lm, CONFIG, weights.id))
+        identities.add(model_view.weights_digest(causal_lm, CONFIG, weights.id))
         weights.record_load()
     assert len(identities) == 3
 
@@ -108,7 +108,7 @@ def test_documents_from_before_an_update_are_not_reused(
     engine, causal_lm = make_engine(), Inner()
 
     def served_model(_runner, _files=""):
-        name = model_view.identity(causal_lm, CONFIG, weights.id)
+        name = model_view.weights_digest(causal_lm, CONFIG, weights.id)
         return dataclasses.replace(llama, identity=name)
 
     monkeypatch.setattr(engines.model_view, "served_model", served_model)

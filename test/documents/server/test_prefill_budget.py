@@ -46,7 +46,7 @@ def make_adder(monkeypatch):
     def new_adder(window: int | None, *spans: tuple[int, int]):
         reuse = admission.ExpectedReuse(spans, 0.2)
         monkeypatch.setattr(admission, "expected_reuse", lambda engine, req: reuse)
-        adder_class = admission._adder_class(Stock, object())
+        adder_class = admission._make_adder_class(Stock, object())
         return adder_class(window)
 
     return new_adder
@@ -91,7 +91,7 @@ def test_tokens_cut_by_another_limit_return_their_savings(make_adder) -> None:
     class Short(Stock):
         add_one_req = add_50_tokens
 
-    adder_class = admission._adder_class(Short, object())
+    adder_class = admission._make_adder_class(Short, object())
     adder = adder_class(100)
     adder.add_one_req(request(400))
     assert adder.rem_chunk_tokens == 100 - 50 + 40
@@ -152,7 +152,7 @@ def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
     window, page, prompts, ratio, resumed
 ) -> None:
     stock, result = hooked_adder(window, page)
-    adder_class = admission._adder_class(stock, object())
+    adder_class = admission._make_adder_class(stock, object())
     spans = [((min(a, n), min(a + m, n)),) for n, a, m in prompts]
 
     def expected_reuse(engine, req):

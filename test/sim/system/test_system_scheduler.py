@@ -123,7 +123,7 @@ def test_prefix_aware_routing_spills_as_sglangs_router(on_first, on_other, chose
 
 
 def test_a_router_forgets_only_its_oldest_prefixes():
-    prefixes, draw = KnownPrefixes(blocks_kept=50), random.Random(1)
+    prefixes, draw = KnownPrefixes(max_blocks=50), random.Random(1)
     for _ in range(300):
         number = draw.randrange(8)
         path = tuple(range(number * 100, number * 100 + draw.randrange(1, 15)))
