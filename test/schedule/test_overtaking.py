@@ -104,8 +104,8 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
         server.waiting.append(overtaking.QueuedRequest(prompt, answer, reserved, server.now_s))
 
     def work_s(job: overtaking.QueuedRequest) -> float:
-        share = max(1 / places, (job.prompt + job.answer) / pool)
-        return job.prompt * server.token_s + job.answer * server.step_s * min(share, 1.0)
+        share = min(1.0, max(1 / places, (job.prompt_tokens + job.answer_tokens) / pool))
+        return job.prompt_tokens * server.token_s + job.answer_tokens * server.step_s * share
 
     for _ in range(places + draw.randint(2, 12)):
         send()
@@ -114,15 +114,15 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
         budgets |= {job: order.budget_s(job) for job in server.waiting if job not in budgets}
         for _job in server.step():
             send()
-    arrived = sorted(budgets, key=lambda job: (job.arrival, list(budgets).index(job)))
+    arrived = sorted(budgets, key=lambda job: (job.arrival_s, list(budgets).index(job)))
     position = {job: index for index, job in enumerate(arrived)}
     for job in arrived:
         later_jobs = [
             later
             for later in server.admitted
-            if position[later] > position[job] and later.admitted < job.admitted
+            if position[later] > position[job] and later.admitted_s < job.admitted_s
         ]
         if predicted:
             assert sum(map(work_s, later_jobs)) <= budgets[job] + ROUNDING
         for later in later_jobs:
-            assert later.admitted - job.oldest_since <= budgets[job] + ROUNDING
+            assert later.admitted_s - job.oldest_since_s <= budgets[job] + ROUNDING
