@@ -26,12 +26,12 @@ class TaskWork:
 class Bench:
     """Timing on one device: medians, in seconds."""
 
-    def __init__(self, smoke: bool) -> None:
-        self.smoke = smoke
-        self.device = "cpu" if smoke else "cuda"
+    def __init__(self, is_smoke: bool) -> None:
+        self.is_smoke = is_smoke
+        self.device = "cpu" if is_smoke else "cuda"
 
     def median_s(self, work: Callable[[], object], repeats: int = 10) -> float:
-        if self.smoke:
+        if self.is_smoke:
             start_s = time.perf_counter()
             work()
             return time.perf_counter() - start_s
@@ -53,12 +53,12 @@ class Bench:
 
 def measure_peaks(bench: Bench) -> dict:
     """Bytes/s of a large copy (read plus write) and FLOP/s of a large bf16 product."""
-    numbers = 1 << (16 if bench.smoke else 29)
+    numbers = 1 << (16 if bench.is_smoke else 29)
     source = bench.random(numbers)
     target = torch.empty_like(source)
     copy_s = bench.median_s(lambda: target.copy_(source))
     del target, source
-    side = 256 if bench.smoke else 8192
+    side = 256 if bench.is_smoke else 8192
     left, right = bench.random(side, side), bench.random(side, side)
     product_s = bench.median_s(lambda: left @ right)
     return {"bytes_per_second": 4 * numbers / copy_s, "flop_per_second": 2 * side**3 / product_s}

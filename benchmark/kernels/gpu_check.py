@@ -41,12 +41,12 @@ def check_kernels(bench: Bench) -> list[dict]:
     """Each kernel against its reference over head sizes, dtypes, page sizes and layouts."""
     rows = []
     shapes = [(64, 6, 2), (128, 8, 2), (256, 4, 4)]
-    for dim, heads, kv_heads in shapes[: 1 if bench.smoke else 3]:
+    for dim, heads, kv_heads in shapes[: 1 if bench.is_smoke else 3]:
         for dtype in TOLERANCE_BY_DTYPE:
             for page in (1, 16, 64):
                 for layout in pages.LAYOUTS:
                     rows.append(_check_case(bench, dim, heads, kv_heads, dtype, page, layout))
-                    if bench.smoke:
+                    if bench.is_smoke:
                         return rows
     return rows
 
@@ -113,7 +113,7 @@ def time_attention(bench: Bench, peak: dict, lengths: list[int], ratios: list[fl
             causal_cost,
             peak,
         )  # fmt: skip
-        if importlib.util.find_spec("flashinfer") and not bench.smoke:
+        if importlib.util.find_spec("flashinfer") and not bench.is_smoke:
             import flashinfer
 
             prefill = flashinfer.single_prefill_with_kv_cache
@@ -175,36 +175,32 @@ def time_movers(bench: Bench, peak: dict, lengths: list[int]) -> list[dict]:
 
 def time_fused_prefill(bench: Bench, lengths: list[int], ratio: float) -> list[dict]:
     """Prefill of a random 8B-shaped Llama: full, chunks on the device, chunks in pinned memory."""
-    shape = Shape(2, 4, 2, 64, 128, 512, 1e-5) if bench.smoke else LLAMA_8B
-    dtype = torch.float32 if bench.smoke else torch.bfloat16
-    model = random_model(shape, 256 if bench.smoke else 14336, 500000.0, dtype, bench.device)
+    shape = Shape(2, 4, 2, 64, 128, 512, 1e-5) if bench.is_smoke else LLAMA_8B
+    dtype = torch.float32 if bench.is_smoke else torch.bfloat16
+    model = random_model(shape, 256 if bench.is_smoke else 14336, 500000.0, dtype, bench.device)
     rows = []
     for n in lengths:
         ids = torch.randint(0, shape.vocab, (n,), device=bench.device)
-        chunk_tokens, placed, start = (40 if bench.smoke else 500), [], 32
+        chunk_tokens, placed, start = (40 if bench.is_smoke else 500), [], 32
         while start + chunk_tokens <= n - 32:
             size = (shape.layers, chunk_tokens, shape.kv_heads, shape.head_dim)
             tokens = tuple(ids[start : start + chunk_tokens].tolist())
-            placed.append(
-                PlacedChunk(
-                    Chunk(tokens, bench.random(*size, dtype=dtype), bench.random(*size, dtype=dtype)), start
-                )
-            )
+            k, v = bench.random(*size, dtype=dtype), bench.random(*size, dtype=dtype)
+            placed.append(PlacedChunk(Chunk(tokens, k, v), start))
             start += chunk_tokens
         on_device = FusedPrompt(ids, tuple(placed))
         for p in placed:
             make_selector("frequency").scores(p.chunk)
-        in_host = FusedPrompt(
-            ids, tuple(PlacedChunk(_pin_chunk(p.chunk, bench), p.start) for p in placed)
-        )
+        pinned = [PlacedChunk(_pin_chunk(p.chunk, bench), p.start) for p in placed]
+        in_host = FusedPrompt(ids, tuple(pinned))
         cache = dense_cache(model, n)
 
         def median_wall_s(work: Callable[[], object]) -> float:
             times_s = []
-            for _ in range(2 if bench.smoke else 4):
+            for _ in range(2 if bench.is_smoke else 4):
                 start_s = time.perf_counter()
                 work()
-                if not bench.smoke:
+                if not bench.is_smoke:
                     torch.cuda.synchronize()
                 times_s.append(time.perf_counter() - start_s)
             return statistics.median(times_s[1:])
@@ -235,14 +231,14 @@ def speedups(full_s: float, device_s: float, host_s: float, name: str) -> dict:
 
 def _pin_chunk(chunk: Chunk, bench: Bench) -> Chunk:
     k, v = chunk.raw_k.cpu(), chunk.v.cpu()
-    if not bench.smoke:
+    if not bench.is_smoke:
         k, v = k.pin_memory(), v.pin_memory()
     return Chunk(chunk.ids, k, v, chunk.prefix, chunk.scores)
 
 
 def time_scores(bench: Bench) -> dict:
     """Low-frequency scores of a 3k-token chunk of an 8B-shaped model (the paper: 0.69 ms)."""
-    layers, n = (2, 64) if bench.smoke else (32, 3072)
+    layers, n = (2, 64) if bench.is_smoke else (32, 3072)
     k, v = (bench.random(layers, n, 8, 128) for _ in range(2))
     chunk = Chunk(tuple(range(n)), k, v)
     seconds = bench.median_s(lambda: layer_scores(chunk))

@@ -53,7 +53,7 @@ from launch_server import cpu_arguments, free_port, serving
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 POLICY = "wa"
-MAX_LOSS = 0.01
+MAX_HIT_RATE_LOSS = 0.01
 SAMPLE_S = 2.0
 MAX_GROWTH_SHARE = 0.03
 """Tolerated growth of memory, as a share: allocators fluctuate."""
@@ -172,8 +172,8 @@ def judge(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
     enough_steps = all(result["steps"] > 2 * result["warm_up_steps"] for result in runs.values())
     return {
         "enough steps to tell": enough_steps,
-        "within a point of alone": rates["hostile"] >= rates["alone"] - MAX_LOSS,
-        "nothing gained by lying": rates["hostile"] >= rates["truthful"] - MAX_LOSS,
+        "within a point of alone": rates["hostile"] >= rates["alone"] - MAX_HIT_RATE_LOSS,
+        "nothing gained by lying": rates["hostile"] >= rates["truthful"] - MAX_HIT_RATE_LOSS,
         "nothing readable, nothing refused wrongly": not any(
             result["faults"] or result["honest_errors"] or not result["documents_unchanged"]
             for result in runs.values()
