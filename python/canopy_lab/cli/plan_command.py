@@ -66,19 +66,8 @@ def check_options(
     for page, chunk in product(choices["page_size"], choices["chunked_prefill_size"]):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
     PlanInputs(CompactTrace(()), engine, prices)
-    format = reading.detected_format
-    return PlanCommand(
-        format,
-        reading,
-        choosing,
-        engine_options,
-        searching,
-        writing,
-        request,
-        profile,
-        engine,
-        prices,
-    )
+    options = (reading, choosing, engine_options, searching, writing)
+    return PlanCommand(reading.detected_format, *options, request, profile, engine, prices)
 
 
 def _make_request(choosing: Choosing, engine: EngineOptions, searching: Searching) -> PlanRequest:

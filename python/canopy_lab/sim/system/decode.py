@@ -24,6 +24,14 @@ class DecodeSegment(NamedTuple):
     end_s: float
 
 
+class DecodingJob(NamedTuple):
+    """A job in the heap of a batch: the first to finish is at its head."""
+
+    end_step: int
+    sequence: int
+    job: SimulatedRequest
+
+
 class RunningBatch:
     """The requests that decode together."""
 
@@ -39,8 +47,8 @@ class RunningBatch:
         self._reservation = Reservation()
         self._tree = tree
         self._costs = costs
-        self.jobs: list[tuple[int, int, SimulatedRequest]] = []
-        """Heap of (step at which the job is done, sequence, job)."""
+        self.jobs: list[DecodingJob] = []
+        """A heap."""
         self._steps = 0
         self._context_tokens = 0
         """Tokens of all jobs."""
@@ -56,12 +64,12 @@ class RunningBatch:
         share = 1.0 if self._fixed_outputs else self.ratio.current
         return self._reservation.tokens(self._steps) * share
 
-    def add(self, job: SimulatedRequest, left: int) -> None:
-        heapq.heappush(self.jobs, (self._steps + left, next(self._sequence), job))
-        self._reservation.add(job, self._steps + left + job.max_new - job.output, self._steps)
+    def add(self, job: SimulatedRequest, remaining_steps: int) -> None:
+        heapq.heappush(self.jobs, DecodingJob(self._steps + remaining_steps, next(self._sequence), job))
+        self._reservation.add(job, self._steps + remaining_steps + job.max_new - job.output, self._steps)
         self._context_tokens += job.target + 1
 
-    def plan(self, now: float) -> list[SimulatedRequest]:
+    def plan(self, now_s: float) -> list[SimulatedRequest]:
         """Begin a segment; return the jobs retracted for lack of memory, least output first."""
         tree, retracted = self._tree, []
         room_steps = (tree.free + tree.evictable) // len(self.jobs)
@@ -70,21 +78,21 @@ class RunningBatch:
             room_steps = (tree.free + tree.evictable) // len(self.jobs)
         if retracted:
             generated = sum([self._generated_tokens(entry) for entry in self.jobs])
-            limits = sum([job.max_new for _, _, job in self.jobs])
+            limits = sum([entry.job.max_new for entry in self.jobs])
             self.ratio.record_retraction(generated, limits, len(self.jobs))
-        self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room_steps)))
+        self._plan_segment(now_s, max(1, min(self.jobs[0].end_step - self._steps, room_steps)))
         return retracted
 
-    def interrupt(self, now: float) -> bool:
+    def interrupt(self, now_s: float) -> bool:
         """End the segment after the current step; return True if that changed its end."""
-        if self.segment is None or now >= self.segment.end_s:
+        if self.segment is None or now_s >= self.segment.end_s:
             return False
-        start_s, steps, end = self.segment
+        start_s, steps, end_s = self.segment
         batch = len(self.jobs)
-        mean = self._context_tokens / batch
+        mean_context_tokens = self._context_tokens / batch
         # Steps take about equally long, so the share of time estimates the share of steps.
-        kept_steps = max(1, math.ceil((now - start_s) / (end - start_s) * steps))
-        while kept_steps < steps and self._costs.decode(batch, mean, kept_steps) < now - start_s:
+        kept_steps = max(1, math.ceil((now_s - start_s) / (end_s - start_s) * steps))
+        while kept_steps < steps and self._costs.decode(batch, mean_context_tokens, kept_steps) < now_s - start_s:
             kept_steps += 1
         if kept_steps < steps:
             self._plan_segment(start_s, kept_steps)
@@ -106,8 +114,8 @@ class RunningBatch:
         self._steps += segment.steps
         self.ratio.record_decode(segment.steps)
         self._context_tokens += len(self.jobs) * segment.steps
-        while self.jobs and self.jobs[0][0] <= self._steps:
-            _, _, job = heapq.heappop(self.jobs)
+        while self.jobs and self.jobs[0].end_step <= self._steps:
+            job = heapq.heappop(self.jobs).job
             self._reservation.remove(job)
             self._context_tokens -= job.prompt + job.output
             # The job's share of the allocated tokens; the last token has no KV.
@@ -122,8 +130,8 @@ class RunningBatch:
 
     def _retract(self) -> SimulatedRequest:
         """Retract the job with the least output; free its memory and room for further steps."""
-        entry = min(self.jobs, key=lambda entry: (self._generated_tokens(entry), -entry[2].prompt))
-        job, generated = entry[2], self._generated_tokens(entry)
+        entry = min(self.jobs, key=lambda entry: (self._generated_tokens(entry), -entry.job.prompt))
+        job, generated = entry.job, self._generated_tokens(entry)
         self.jobs.remove(entry)
         heapq.heapify(self.jobs)
         self._reservation.remove(job)
@@ -142,7 +150,6 @@ class RunningBatch:
         job.kv_tokens = 0
         return job
 
-    def _generated_tokens(self, entry: tuple[int, int, SimulatedRequest]) -> int:
+    def _generated_tokens(self, entry: DecodingJob) -> int:
         """Return the tokens that a running job has generated."""
-        finish, _, job = entry
-        return job.output - (finish - self._steps)
+        return entry.job.output - (entry.end_step - self._steps)
