@@ -65,8 +65,9 @@ class RunningBatch:
         return self._reservation.tokens(self._steps) * share
 
     def add(self, job: SimulatedRequest, remaining_steps: int) -> None:
-        heapq.heappush(self.jobs, DecodingJob(self._steps + remaining_steps, next(self._sequence), job))
-        self._reservation.add(job, self._steps + remaining_steps + job.max_new - job.output, self._steps)
+        end_step = self._steps + remaining_steps
+        heapq.heappush(self.jobs, DecodingJob(end_step, next(self._sequence), job))
+        self._reservation.add(job, end_step + job.max_new - job.output, self._steps)
         self._context_tokens += job.target + 1
 
     def plan(self, now_s: float) -> list[SimulatedRequest]:
@@ -89,10 +90,11 @@ class RunningBatch:
             return False
         start_s, steps, end_s = self.segment
         batch = len(self.jobs)
-        mean_context_tokens = self._context_tokens / batch
+        mean_tokens = self._context_tokens / batch
         # Steps take about equally long, so the share of time estimates the share of steps.
-        kept_steps = max(1, math.ceil((now_s - start_s) / (end_s - start_s) * steps))
-        while kept_steps < steps and self._costs.decode(batch, mean_context_tokens, kept_steps) < now_s - start_s:
+        elapsed_s = now_s - start_s
+        kept_steps = max(1, math.ceil(elapsed_s / (end_s - start_s) * steps))
+        while kept_steps < steps and self._costs.decode(batch, mean_tokens, kept_steps) < elapsed_s:
             kept_steps += 1
         if kept_steps < steps:
             self._plan_segment(start_s, kept_steps)
