@@ -22,9 +22,7 @@ def as_tables(result: Any) -> str:
     single_values = [{"key": k, "value": v} for k, v in values.items() if k not in lists]
     parts = [_table(single_values)] if single_values else []
     for key, rows in lists.items():
-        parts.append(
-            (f"{key}\n\n" if key else "") + _table([dict(_flatten(row)) for row in rows])
-        )
+        parts.append((f"{key}\n\n" if key else "") + _table([dict(_flatten(row)) for row in rows]))
     return "\n\n".join(parts)
 
 

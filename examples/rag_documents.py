@@ -36,7 +36,9 @@ def main(url: str) -> list[dict[str, Any]]:
     first, second, third = DOCUMENTS
     reports = [report_of(client, model, [first, second, third], "Which of them lies on the Tagus?")]
     time.sleep(2)  # documents are encoded for later while the server has nothing else to do
-    reports.append(report_of(client, model, [third, first, second], "Which of them is the highest?"))
+    reports.append(
+        report_of(client, model, [third, first, second], "Which of them is the highest?")
+    )
     return reports
 
 

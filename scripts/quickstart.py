@@ -29,7 +29,7 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 # Ten agents' conversations need about 5,000 tokens: they fit in host memory, with the readers' documents,
 # but not on the device.
 KV_TOKENS = 3072
-MAX_RUNNING = 3  # what runs is held: without a limit it fills such a pool, and no policy has a choice
+MAX_RUNNING = 3  # without a limit, held requests fill the pool, and no policy has a choice
 # Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64.
 TREE_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
 RUN_S = 50

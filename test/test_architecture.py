@@ -55,7 +55,7 @@ def test_a_folder_imports_only_allowed_folders(folder: str) -> None:
     for path in source_files():
         if folder_of(path) != folder:
             continue
-        used = {folder_of(MODULES[name]) for name in modules_in(path)} - layout.OPEN_FILES - {folder}
+        used = {folder_of(MODULES[m]) for m in modules_in(path)} - layout.OPEN_FILES - {folder}
         assert used <= layout.ALLOWED_IMPORTS[folder], (
             f"{path.relative_to(PYTHON)} imports {used - layout.ALLOWED_IMPORTS[folder]}"
         )

@@ -306,9 +306,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--quick", action="store_true", help="shorter lists of lengths and ratios")
-    parser.add_argument(
-        "--smoke", action="store_true", help="tiny sizes on a CPU: no real times"
-    )
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes on a CPU: no real times")
     return parser.parse_args(argv)
 
 

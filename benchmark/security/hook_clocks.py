@@ -96,12 +96,7 @@ def wrap_hooks() -> None:
     original = Hook.__init__
 
     def timed_init(
-        self: Hook,
-        target: str,
-        kind: str,
-        hook: Callable[..., Any],
-        *more: Any,
-        **keywords: Any,
+        self: Hook, target: str, kind: str, hook: Callable[..., Any], *more: Any, **keywords: Any
     ) -> None:
         name = target.removeprefix("sglang.srt.")
         if name.endswith("default_radix_cache_factory"):

@@ -194,7 +194,7 @@ def kill_under_load(
 
 
 def run_all(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
-    turns = prompts(arguments.prompts, arguments.seed)
+    turns = make_prompts(arguments.prompts, arguments.seed)
     tokens, rng = arguments.tokens, random.Random(arguments.seed)
     setup = ServedSetup(folder, logs, arguments.model, arguments.backend, arguments.policy)
     with setup.server("--disable-radix-cache") as server:

@@ -22,29 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the overlay and a summary on stderr."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add(
-        "--archive",
-        required=True,
-        metavar="PATH",
-        help="archive, folder or file of conversations",
-    )
+    add("--archive", required=True, metavar="PATH", help="archive, folder or file of conversations")
     add("--conversations", type=int, required=True, metavar="N", help="how many")
-    add(
-        "--window-s",
-        type=float,
-        required=True,
-        metavar="S",
-        help="they start within S seconds",
-    )
+    add("--window-s", type=float, required=True, metavar="S", help="they start within S seconds")
     add("--seed", type=int, default=0, metavar="K", help="of which conversations, and when")
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken conversations")
-    add(
-        "-o",
-        "--output",
-        required=True,
-        metavar="OUT",
-        help=".jsonl, .jsonl.gz or .jsonl.xz",
-    )
+    add("-o", "--output", required=True, metavar="OUT", help=".jsonl, .jsonl.gz or .jsonl.xz")
     try:
         return write_overlay(parser.parse_args(argv))
     except CanopyError as error:

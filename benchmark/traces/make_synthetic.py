@@ -29,13 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seconds", type=float, required=True, help="length of the trace")
     add("--seed", type=int, default=1, help="equal seeds give equal traces")
     add("--rate", type=float, metavar="REQUESTS_PER_S", help="instead of the preset's")
-    add(
-        "-o",
-        "--out",
-        type=Path,
-        required=True,
-        help="Bailian's format: .jsonl, .jsonl.gz, .xz",
-    )
+    add("-o", "--out", type=Path, required=True, help="Bailian's format: .jsonl, .jsonl.gz, .xz")
     args = parser.parse_args(argv)
     try:
         check_seconds(args.seconds)

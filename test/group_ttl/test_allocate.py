@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from canopy_lab.group_ttl.allocate import allocate, fixed_ttl_step, budget_price
+from canopy_lab.group_ttl.allocate import allocate, budget_price, fixed_ttl_step
 from canopy_lab.group_ttl.histogram import GRID_S, Curves, Histograms, count_intervals
 from sglang_canopy.errors import CanopyError
 

@@ -15,7 +15,7 @@ from canopy_lab.plan.confirm import confirm
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import METRICS, PlanRow
 from canopy_lab.plan.planner import footprint_gib_of as footprint_of
-from canopy_lab.plan.planner import min_tier_gib, make_plan, make_space
+from canopy_lab.plan.planner import make_plan, make_space, min_tier_gib
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import busiest_window

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from canopy_lab.plan.planner import make_space
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.request import PlanRequest
-from canopy_lab.plan.sizes import middle_size, round_size, halved_sizes
+from canopy_lab.plan.sizes import halved_sizes, middle_size, round_size
 from canopy_lab.plan.space import Configuration, Space
 
 

@@ -57,4 +57,6 @@ class Epic(FirstTokens):
 
     def choose(self, inputs: SelectorInput) -> torch.Tensor:
         placed = inputs.prompt.placed
-        return sorted_union([torch.arange(p.start, min(p.start + EPIC_TOKENS, p.end)) for p in placed])
+        return sorted_union(
+            [torch.arange(p.start, min(p.start + EPIC_TOKENS, p.end)) for p in placed]
+        )

@@ -20,9 +20,7 @@ def read_examples(path: str | Path, limit: int | None = None) -> list[Example]:
     """
     path = Path(path)
     if not path.is_file():
-        raise CanopyError(
-            f"--data {path} is not a file; give a JSON list or JSON lines"
-        )
+        raise CanopyError(f"--data {path} is not a file; give a JSON list or JSON lines")
     text = path.read_text()
     try:
         if text.lstrip().startswith("["):

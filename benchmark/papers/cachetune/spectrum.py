@@ -40,7 +40,9 @@ def measure(context: RunContext) -> dict[str, Any]:
             encoder = Encoder(model)
             overlaps += [_selection_overlap(encoder.encode(d)) for d in case.documents[:3]]
         spectra[data] = torch.stack(bands).mean(0)
-    pictures.draw_spectrum(context.figure(), {data: shares.tolist() for data, shares in spectra.items()})
+    pictures.draw_spectrum(
+        context.figure(), {data: shares.tolist() for data, shares in spectra.items()}
+    )
     return {
         "questions": QUESTION_COUNT,
         "energy": {data: _shares(shares) for data, shares in spectra.items()},
@@ -122,6 +124,9 @@ def _selection_overlap(chunk: Chunk) -> dict[str, float]:
 
 QUESTIONS = (
     Question(
-        "figure-2", "the spectrum of K and V, and which tokens equations 2 to 7 choose", measure, 1.5
+        "figure-2",
+        "the spectrum of K and V, and which tokens equations 2 to 7 choose",
+        measure,
+        1.5,
     ),
 )

@@ -16,6 +16,7 @@ Point = tuple[float, float]
 """DRAM in GiB, and the disk's GiB or the TTL on it in seconds."""
 ExplorationRow = dict[str, Any]
 
+
 class GridAxis(NamedTuple):
     """The values of one variable in the coarse grid."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 from kareto.algorithm2 import group_ttls
-from kareto.setting import TRACE_NAMES, TRACES, long_trace, h20_profile
+from kareto.setting import TRACE_NAMES, TRACES, h20_profile, long_trace
 
 from canopy_lab.group_ttl.allocate import allocate
 from canopy_lab.group_ttl.groups import GroupSelection, choose_groups

@@ -7,8 +7,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from kareto.algorithm1 import GridAxis, adaptive_pareto_exploration
 from kareto import setting
+from kareto.algorithm1 import GridAxis, adaptive_pareto_exploration
 
 from canopy_lab.plan.objective import OBJECTIVES, Scale
 from canopy_lab.plan.planner import make_space

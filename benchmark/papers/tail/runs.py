@@ -44,7 +44,9 @@ MIN_TOKENS = 8192
 ONLINE = (
     TailArm("lru", "lru", takes_threshold=False),
     TailArm("wa", "wa", takes_threshold=False),
-    TailArm(f"threshold-lru {MIN_TOKENS}", "threshold-lru", {"threshold_tokens": MIN_TOKENS}, False),
+    TailArm(
+        f"threshold-lru {MIN_TOKENS}", "threshold-lru", {"threshold_tokens": MIN_TOKENS}, False
+    ),
     TailArm("SGLang's tlru", "sglang-tlru", fixed_growth=True, whole_nodes=True),
     TailArm("sglang-tlru", "sglang-tlru", fixed_growth=True),
     TailArm("canopy-tlru, fixed Q", "canopy-tlru", fixed_growth=True),

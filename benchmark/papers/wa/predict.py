@@ -157,9 +157,7 @@ def _draw_curves(rows_by_case: dict[str, Any], context: RunContext) -> None:
             axis.plot(row["ages"], row["fitted"], "--", color=colour, linewidth=0.8)
         name_axes(axis, name.replace(", ", ",\n", 1), "seconds since the use", "used again by then")
         axis.set_ylim(0, 1.7 * axis.get_ylim()[1])
-        axis.legend(
-            loc="upper left", ncols=2, title="line: first, dots: second, dashes: fitted"
-        )
+        axis.legend(loc="upper left", ncols=2, title="line: first, dots: second, dashes: fitted")
     save(figure, context.figure())
 
 

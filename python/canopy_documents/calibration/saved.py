@@ -67,11 +67,7 @@ class Calibrations:
     def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
         """Save a calibration. The file is replaced atomically."""
         entries = self._read()
-        entries[self.key(setting, tier)] = {
-            **asdict(setting),
-            "tier": tier,
-            **asdict(calibration),
-        }
+        entries[self.key(setting, tier)] = {**asdict(setting), "tier": tier, **asdict(calibration)}
         replace_file(self.path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
     def _read(self) -> dict[str, dict]:

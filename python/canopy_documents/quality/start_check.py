@@ -23,9 +23,9 @@ from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.selectors import OfflineSelector, make_selector
 from canopy_documents.quality.answers import (
     Case,
+    contains_answer,
     encode_case,
     greedy_steps,
-    contains_answer,
     prompt_of_case,
     text_of,
     tokenise,

@@ -22,7 +22,7 @@ from canopy_documents.quality.checker import QualityChecker
 from canopy_documents.quality.tenant_limits import STOPPED, QualityLimits, ratio_at
 from canopy_documents.server import model_view
 from canopy_documents.server.attention import fuses
-from canopy_documents.server.library import Library, reusable_tokens, reason_not_reused
+from canopy_documents.server.library import Library, reason_not_reused, reusable_tokens
 from canopy_documents.server.options import DEFAULT_RATIO, ReuseOptions
 from canopy_documents.server.plan import PromptSlots, choose_tokens, replan
 from canopy_documents.server.request import (
@@ -32,10 +32,10 @@ from canopy_documents.server.request import (
     DocumentRequest,
     ResolvedDocument,
     ReusePlan,
-    make_document_request,
     fused_report,
     ineligible_reason,
     kept_report,
+    make_document_request,
     normal_report,
     reused_by_tier,
 )

@@ -24,7 +24,7 @@ from canopy_lab.advise.arms import (
     hit_ratio,
     run_arms,
 )
-from canopy_lab.advise.bootstrap import bootstrap, assign_clusters
+from canopy_lab.advise.bootstrap import assign_clusters, bootstrap
 from canopy_lab.advise.costs import DISK_BYTES_PER_S, ArmCost, CostModel
 from canopy_lab.advise.decide import Gain, Recommendation, decide
 from canopy_lab.advise.sample import LogSample

@@ -13,13 +13,13 @@ from canopy_lab.advise import advice_text as words
 from canopy_lab.advise.answers import Advice, ArmRow
 from canopy_lab.advise.decide import first_start
 from canopy_lab.report.axes import (
+    AXES_FRAME,
     BLUE,
     FAINT,
     GREEN,
     GREY,
     INK,
     ORANGE,
-    AXES_FRAME,
     name_axes,
     new_figure,
     note,

@@ -85,7 +85,8 @@ def describe_log(advice: Advice) -> list[str]:
     if not sample["span_s"] and sample["requests_in_log"] > 1:
         lines.append("The requests all have the same time: waits and figures an hour mean nothing.")
     if sample["merged"] > 1:
-        lines.append(f"Blocks are merged by {sample['merged']}, to {sample['block_tokens']} tokens.")
+        merged, block_tokens = sample["merged"], sample["block_tokens"]
+        lines.append(f"Blocks are merged by {merged}, to {block_tokens} tokens.")
     return lines
 
 

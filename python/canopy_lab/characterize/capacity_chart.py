@@ -10,12 +10,12 @@ from matplotlib.ticker import FuncFormatter
 
 from canopy_lab.characterize.capacity import Capacity
 from canopy_lab.report.axes import (
-    MIXED_FRAME,
+    AXES_FRAME,
     BLUE,
     GREEN,
     GREY,
     INK,
-    AXES_FRAME,
+    MIXED_FRAME,
     clock_axis,
     name_axes,
     new_figure,

@@ -17,16 +17,16 @@ from canopy_lab.characterize.skew import Skew
 from canopy_lab.characterize.trace_report import TraceReport
 from canopy_lab.characterize.turns import Turns
 from canopy_lab.report.axes import (
-    MIXED_FRAME,
+    AXES_FRAME,
     BLUE,
     FAINT,
     GREEN,
     GREY,
     INK,
+    MIXED_FRAME,
     ORANGE,
     PINK,
     SKY,
-    AXES_FRAME,
     clock_axis,
     name_axes,
     new_figure,
@@ -123,7 +123,8 @@ def _skew(skew: Skew) -> Figure:
     name_axes(axis, "busiest owners, share of all", "what they hold")
     for i, (name, colour, _, _) in enumerate(legend):
         position = (0.012, 0.96 - 0.085 * i)
-        note(axis, name, position, colour, frame=AXES_FRAME, fontsize=8.5, va="top", fontweight="bold")
+        font: dict[str, Any] = {"fontsize": 8.5, "fontweight": "bold"}
+        note(axis, name, position, colour, frame=AXES_FRAME, va="top", **font)
     title(
         axis,
         f"The busiest tenth of the blocks has {percent(skew.block_reuses.top_tenth)} of the reuses",

@@ -17,7 +17,7 @@ from canopy_lab.sim.system.config import SystemConfig
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile, load_profile
 from canopy_lab.trace.open import last_hours
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.served_log import LOG_FLAGS, CACHE_FLAG, read_served
+from canopy_lab.trace.served_log import CACHE_FLAG, LOG_FLAGS, read_served
 from canopy_lab.trace.sglang_log import last_flush, pool_tokens, read_as_server
 from sglang_canopy import declared
 from sglang_canopy.declared import declare

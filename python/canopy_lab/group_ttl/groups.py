@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from canopy_lab.group_ttl.allocate import fixed_ttl_step, budget_price
+from canopy_lab.group_ttl.allocate import budget_price, fixed_ttl_step
 from canopy_lab.group_ttl.histogram import Curves, Histograms, count_intervals
 from canopy_lab.group_ttl.paths import PathSegments
 
@@ -51,7 +51,7 @@ class Groups:
 
     roots: tuple[int, ...]
     categories: tuple[str, ...]
-    count_intervals: Histograms
+    histograms: Histograms
     curves: Curves
 
 

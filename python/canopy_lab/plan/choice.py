@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from canopy_lab.plan.objective import PlanRow, PlanMetric, metric
+from canopy_lab.plan.objective import PlanMetric, PlanRow, metric
 from canopy_lab.plan.space import GROUP
 from sglang_canopy.errors import CanopyError
 

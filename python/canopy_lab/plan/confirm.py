@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
-from canopy_lab.plan.objective import PlanRow, PlanMetric
+from canopy_lab.plan.objective import PlanMetric, PlanRow
 from canopy_lab.plan.space import KNOBS, Configuration
 
 BATCH_SIZE = 2

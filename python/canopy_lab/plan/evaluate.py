@@ -40,9 +40,7 @@ class Evaluator:
     ) -> None:
         self._workers.__exit__(error_type, error, traceback)
 
-    def __call__(
-        self, configurations: Sequence[Configuration], load: float = 1.0
-    ) -> list[PlanRow]:
+    def __call__(self, configurations: Sequence[Configuration], load: float = 1.0) -> list[PlanRow]:
         """Return one row per configuration, in order."""
         return self.at_loads([(c, load) for c in configurations])
 

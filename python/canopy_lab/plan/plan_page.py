@@ -13,17 +13,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.objective import OBJECTIVES, PlanRow, PlanMetric
+from canopy_lab.plan.objective import OBJECTIVES, PlanMetric, PlanRow
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.text import (
     EXTREMES_HEAD,
-    PLAN_HEAD,
     LOADS_HEAD,
-    row_cells,
+    PLAN_HEAD,
     choice_text,
     extreme_rows,
     load_rows,
     overview,
+    row_cells,
 )
 from canopy_lab.report.axes import (
     BLUE,

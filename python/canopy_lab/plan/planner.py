@@ -17,7 +17,7 @@ from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import SearchTarget, busiest_window, sampled_search
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.settle import settle
-from canopy_lab.plan.sizes import round_size, halved_sizes
+from canopy_lab.plan.sizes import halved_sizes, round_size
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs

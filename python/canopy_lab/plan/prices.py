@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.plan.disk_class import BILLING, DiskClass, PriceSteps, BoughtRate
+from canopy_lab.plan.disk_class import BILLING, BoughtRate, DiskClass, PriceSteps
 from sglang_canopy.errors import CanopyError
 
 PRICE_LISTS = Path(__file__).parent / "price_lists"
@@ -141,7 +141,8 @@ def _parse_disk(name: str, document: Any, source: str) -> DiskClass:
     fields = _Fields(document, f"{source}: disk class {name!r}")
     switches = {"shared_channel": True, "shared": False}
     fields.allow(
-        "per_gib_month", "bandwidth", "iops", "throughput", "billing", "note", *_SIZE_FIELDS, *switches
+        *("per_gib_month", "bandwidth", "iops", "throughput", "billing", "note"),
+        *(*_SIZE_FIELDS, *switches),
     )
     bandwidth = _Fields(fields.get("bandwidth", {}), f"{fields.source}: bandwidth")
     bandwidth.allow("latency_ms", *_BANDWIDTH_FIELDS)
@@ -212,7 +213,7 @@ class _Fields:
     def get(self, name: str, default: Any = None) -> Any:
         return self._fields.get(name, default)
 
-    def is_number(self, name: str, default: float | None = None) -> float:
+    def number(self, name: str, default: float | None = None) -> float:
         value: Any = self._fields.get(name, default)
         is_number = type(value) in (int, float) and value >= 0
         if not is_number or (math.isinf(value) and value != default):

@@ -14,7 +14,7 @@ import numpy as np
 from canopy_lab.plan.choice import Constraint
 from canopy_lab.plan.confirm import Margins, ScreeningResult, confirm
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import METRICS, PlanRow, Objectives, PlanMetric
+from canopy_lab.plan.objective import METRICS, Objectives, PlanMetric, PlanRow
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.size_series import midpoints_beside
 from canopy_lab.plan.space import Configuration, Space

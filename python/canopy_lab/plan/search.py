@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from canopy_lab.plan.objective import PlanRow, Objectives, Scale
+from canopy_lab.plan.objective import Objectives, PlanRow, Scale
 from canopy_lab.plan.size_series import LowerBounds, Midpoint, midpoints, series_of
 from canopy_lab.plan.space import KNOBS, Configuration, Knob, Space, slice_of
 
@@ -179,11 +179,8 @@ class _Search:
                 volume = self._volume()
                 original_of = {replace(c, **{name: value}).normalised(): c for c in probes}
                 self._evaluate_new(name, original_of)
-                helpful = [
-                    configuration
-                    for configuration, original in original_of.items()
-                    if configuration in self.result.rows and self._gain(original, configuration) > MARGINAL_GAIN
-                ]
+                pairs = [(old, new) for new, old in original_of.items() if new in self.result.rows]
+                helpful = [new for old, new in pairs if self._gain(old, new) > MARGINAL_GAIN]
                 if self._volume() - volume <= self.options.tolerance and not helpful:
                     continue
                 front = [replace(c, **{name: value}) for c in self._front() if knob.applies(c)]

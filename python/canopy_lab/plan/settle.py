@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import PlanRow, PlanMetric
+from canopy_lab.plan.objective import PlanMetric, PlanRow
 from canopy_lab.plan.size_series import midpoints_beside
 from canopy_lab.plan.space import Configuration, Space
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.plan.objective import PlanRow, Objectives, Scale
+from canopy_lab.plan.objective import Objectives, PlanRow, Scale
 from canopy_lab.plan.sizes import middle_size
 from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
 

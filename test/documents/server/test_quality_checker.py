@@ -10,8 +10,8 @@ import torch
 from canopy_documents.fuse import rows
 from canopy_documents.quality.checker import (
     LOAD_SHARE,
-    MAX_WAIT_S,
     MAX_CHECKS,
+    MAX_WAIT_S,
     MAX_WORK_CHECKS,
     QualityChecker,
     max_pieces,

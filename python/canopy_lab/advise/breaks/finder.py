@@ -175,7 +175,7 @@ class Finder:
             return
         prompt = self.memory.make_prompt(logged, parts)
         hit, elsewhere = self.memory.add_to_endless_cache(prompt)
-        prompt.application = self.applications.number(prompt)
+        prompt.application = self.applications.number_of(prompt)
         if prompt.application == len(self._categories):
             self._categories.append(logged.category)
         self.requests += 1

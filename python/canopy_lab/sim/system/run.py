@@ -147,11 +147,11 @@ class _SystemRun:
             instance.check_empty()
 
     def _arrive(self, number: int, now: float) -> None:
-        request, *sizes = self.workload.request(number)
+        request, path, prompt, output, end_tokens = self.workload.request(number)
         # Policies receive a request's arrival time in the simulation; no two are equal.
         self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
         request.time = self.clock
-        job = SimulatedRequest(number, now, request, *sizes)
+        job = SimulatedRequest(number, now, request, path, prompt, output, end_tokens)
         instance = self.instances[self.router.choose(job.request.path)]
         version = instance.version
         instance.arrive(job, now)
