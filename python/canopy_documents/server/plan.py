@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from canopy_documents.fuse.cache import KVCache, dense_cache
 from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.placement import copy_positions, place_chunks
-from canopy_documents.fuse.selector_cache import KVCache, dense_cache
 from canopy_documents.fuse.selectors import OfflineSelector, Selector, SelectorInput
 from canopy_documents.fuse.transfer import RowTransfer
 from canopy_documents.server.model_view import row_cache

@@ -189,7 +189,7 @@ def test_a_disk_that_could_not_be_used_at_start_is_used_later(tmp_path):
     later = disk(tmp_path)
     later.write("0" * 64, chunk)
     later.finish()
-    assert not later.contains_answer("0" * 64, 40)
+    assert not later.holds("0" * 64, 40)
     first.store.close()
     later.write("0" * 64, chunk)
     later.finish()
