@@ -251,7 +251,7 @@ class QualityChecker:
         request = check.request
 
         def find_placed() -> tuple[Any, ...]:
-            return library.check_chunks(request, check.ids)  # type: ignore[no-any-return]
+            return library.find_placed(request, check.ids)  # type: ignore[no-any-return]
 
         if not find_placed():
             self.dropped["no longer stored"] += 1

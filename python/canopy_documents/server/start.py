@@ -77,7 +77,7 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
     attention.register()
     original(scheduler, server_args, *args, **kwargs)
     runner = scheduler.tp_worker.model_runner
-    longest = options.longest_prompt(runner.model_config.context_len)
+    longest = options.max_prompt_tokens(runner.model_config.context_len)
     options = dataclasses.replace(options, prompt_tokens=longest)
     try:
         engine = DocumentEngine(runner, options, scheduler.tokenizer)
@@ -110,7 +110,7 @@ def pool_budget(original: Any, configurator: Any, budget_bytes: int, **keywords:
         return original(configurator, budget_bytes, **keywords)
     config = configurator.model_config
     shape = served_shape(configurator.model, config.hf_config)
-    tokens = options.longest_prompt(config.context_len)
+    tokens = options.max_prompt_tokens(config.context_len)
     reserved_bytes = options.pool_memory_bytes(str(configurator.device))
     working = reserved_memory(shape, configurator.model_dtype.itemsize, tokens, reserved_bytes)
     if working.total_bytes >= budget_bytes:

@@ -83,7 +83,7 @@ def learn(
 ) -> LearntTable:
     """Return a table for the traffic after ``log``, with ``budget_tokens`` on the disk on average.
 
-    ``learning.like_ttl_s`` overrides the budget, which may then be ``None``. Without a span of
+    ``learning.reference_ttl_s`` overrides the budget, which may then be ``None``. Without a span of
     time the TTL is infinite, or ``reference_ttl_s``. Raises ``CanopyError`` for a budget of 0 or less.
     """
     learning = learning or LearningOptions()

@@ -78,7 +78,7 @@ def test_a_waiting_requests_documents_on_disk_are_read(make_engine, ids, tmp_pat
     assert chunk_tiers(engine, req) == ["disk"] * 3
     engine.library.read_ahead(state)
     assert set(disk._reads) == {keys[0] for keys in state.keys}
-    opened = engine.library.open(state, req.origin_input_ids)
+    opened = engine.library.load(state, req.origin_input_ids)
     assert [document.tier for document in opened] == ["disk"] * 3
     assert not disk._reads
     assert chunk_tiers(engine, req) == ["host"] * 3
@@ -231,7 +231,7 @@ def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make_engine, id
 
 def prefixes_of(engine: DocumentEngine, req) -> list[tuple[int, ...] | None]:
     """Return the context that each used document of a request was encoded behind."""
-    documents = engine.library.open(engine.new_request(req), req.origin_input_ids)
+    documents = engine.library.load(engine.new_request(req), req.origin_input_ids)
     return [document.chunk.prefix if document.chunk is not None else None for document in documents]
 
 
@@ -309,7 +309,7 @@ def test_one_document_after_system_text_is_plain_serving(make_engine, llama, ids
     engine = make_engine(stand_ins=stand_ins)
     req = request(*prompt(ids, (1,)))
     learn(engine, req)
-    documents = engine.library.open(engine.new_request(req), req.origin_input_ids)
+    documents = engine.library.load(engine.new_request(req), req.origin_input_ids)
     prompt_ids = torch.tensor(req.origin_input_ids)
     fused_prompt = FusedPrompt(prompt_ids, tuple(document.placed_from(0) for document in documents))
     fused = fused_prefill(

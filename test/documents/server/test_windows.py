@@ -80,7 +80,7 @@ def reuse_all_chunks(engine, monkeypatch, failing_start: int = -1) -> None:
             raise CanopyError("damaged")
         placed = tuple(
             p
-            for k in engine.library.open(request, req.origin_input_ids)
+            for k in engine.library.load(request, req.origin_input_ids)
             if (p := k.placed_from(prefix))
         )
         computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)

@@ -131,7 +131,7 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
      (32768, 8192, 8192)],
 )  # fmt: skip
 def test_the_longest_prompt_is_the_option_or_the_models_context(option, context, longest) -> None:
-    assert ReuseOptions(prompt_tokens=option).longest_prompt(context) == longest
+    assert ReuseOptions(prompt_tokens=option).max_prompt_tokens(context) == longest
 
 
 @pytest.fixture
