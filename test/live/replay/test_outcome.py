@@ -125,7 +125,7 @@ def test_a_rate_stretches_the_traces_times() -> None:
 
 def test_sessions_of_a_closed_loop_begin_at_a_rate_and_think_in_scaled_time() -> None:
     jobs = [job(i, 0.0, 0.0, 1.0, 2.0, conversation=str(i // 2)) for i in range(4000)]
-    links = options.closed_loop(jobs, 0.5, 120.0)
+    links = options.link_turns(jobs, 0.5, 120.0)
     assert links.think_s[:4] == [0.0, 0.5, 0.0, 0.5]
     offsets = options.session_offsets_s(links, 3600.0, 1)
     assert offsets[-2] == pytest.approx(2000, rel=0.1)
