@@ -25,7 +25,7 @@ def pool_runner(shape, keys, values, **fields):
 
 def bare_runner(**fields):
     """The attributes of a model runner without a pool that an engine reads."""
-    backend = SimpleNamespace(canopy=SimpleNamespace(plan=None))
+    backend = SimpleNamespace(canopy=SimpleNamespace(fused_attention=None))
     return SimpleNamespace(
         attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None, **fields
     )

@@ -119,8 +119,8 @@ def test_goodput_is_the_highest_rate_below_which_all_meet_the_target() -> None:
 
 
 def test_a_rate_stretches_the_traces_times() -> None:
-    jobs = [job(i) for i in range(11)]
-    assert options.due_offsets_s(jobs, 1.0, 1e9, 0, mean_rate=2.2)[-1] == pytest.approx(5.0)
+    offsets_s = options.due_offsets_s([*map(job, range(11))], 1.0, float("inf"), 0, mean_rate=2.2)
+    assert offsets_s[-1] == pytest.approx(5.0)
 
 
 def test_sessions_of_a_closed_loop_begin_at_a_rate_and_think_in_scaled_time() -> None:

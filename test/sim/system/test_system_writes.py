@@ -21,7 +21,7 @@ def serve(trace, pending=None, **config) -> _SystemRun:
         original_step(instance, now)
         instance.tree.verify()
         if pending is not None:
-            waiting = sum(t.remaining for d in simulation.disks for t in d.channel._queues[1])
+            waiting = sum(t.remaining_bytes for d in simulation.disks for t in d.channel._queues[1])
             pending.append(waiting)
 
     simulation._step = step  # type: ignore[method-assign]
