@@ -114,9 +114,9 @@ def imported_functions() -> Iterator[Any]:
 
 def hook_functions() -> Iterator[Any]:
     """What the tables of hooks name."""
-    addon_hooks = (*document_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
+    addon_hooks = (*document_plugin.ADDON.flag_hooks, *server_plugin.ADDON.flag_hooks)
     all_hooks = (*hooks.HOOKS, *addon_hooks, *documents.HOOKS, *forced_output.HOOKS)
-    for target in (*(hook.target for hook in all_hooks), *cpu.SEAMS):
+    for target in (*(hook.target for hook in all_hooks), *cpu.CHECKED_FUNCTIONS):
         owner, name = target.rsplit(".", 1)
         yield inspect.getattr_static(pkgutil.resolve_name(owner), name)
 

@@ -156,7 +156,7 @@ def time_movers(bench: Bench, peak: dict, lengths: list[int]) -> list[dict]:
             3.0 * heads * dim * n, n * (4.0 * heads * dim * 2 + dim * 4 + 3 * 8)
         )
         kernels = {
-            "rope_scatter": lambda: rope_scatter.one_layer(
+            "rope_scatter": lambda: rope_scatter.scatter_of_layer(
                 keys, values, [len(k) for k in keys], in_chunk, positions, slots, cos_sin, *pools
             ).launch(0, 1),
             "rope_scatter joined": lambda: rope_scatter.rope_scatter_triton(

@@ -31,7 +31,7 @@ def test_installing_twice_has_no_further_effect():
 def test_nothing_is_installed_or_imported_where_torch_has_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cpu, "_installed", False)
-    monkeypatch.setattr(cpu, "check_seam", lambda *a: pytest.fail("looked at a seam"))
+    monkeypatch.setattr(cpu, "check_function", lambda *a: pytest.fail("checked a function"))
     cpu.install()
     assert cpu._installed is False
 
@@ -41,12 +41,12 @@ def test_nothing_is_installed_or_imported_where_torch_has_cuda(monkeypatch):
     [
         ("sglang.srt.mem_cache.no_such_module.f", (), "no_such_module.f is missing"),
         ("sglang.srt.server_args.ServerArgs.no_such_method", (), "no_such_method is missing"),
-        ("canopy_cpu.check_seam", ("path", "colour"), r"takes \(path\), not"),
+        ("canopy_cpu.check_function", ("path", "colour"), r"takes \(path\), not"),
     ],
 )
-def test_a_moved_seam_is_named(path, parameters, reason):
+def test_a_moved_function_is_named(path, parameters, reason):
     with pytest.raises(CanopyError, match=reason) as raised:
-        cpu.check_seam(path, parameters)
+        cpu.check_function(path, parameters)
     assert SGLANG_VERSION in str(raised.value)
 
 

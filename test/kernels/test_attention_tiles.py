@@ -22,7 +22,7 @@ requests = st.lists(
 def test_every_row_is_in_one_tile_and_every_part_has_a_place(sizes, group, block_m):
     counts, lengths = zip(*sizes)
     rows = []
-    for launch in tiles.plan(counts, lengths, group, block_m, 2, 64):
+    for launch in tiles.plan_launches(counts, lengths, group, block_m, 2, 64):
         for request, first, count, _, part, parts, _place, _ in launch.tiles.tolist():
             assert 0 < count <= launch.block_m
             assert part < parts
@@ -37,26 +37,26 @@ def test_every_row_is_in_one_tile_and_every_part_has_a_place(sizes, group, block
 
 
 def test_decode_rows_of_a_mixed_batch_have_small_tiles_of_their_own():
-    large, small = tiles.plan([400, 1, 1], [4000, 9000, 50], 4, 128, 8, 264)
-    assert (large.block_m, small.block_m) == (128, tiles.FEW)
+    large, small = tiles.plan_launches([400, 1, 1], [4000, 9000, 50], 4, 128, 8, 264)
+    assert (large.block_m, small.block_m) == (128, tiles.SMALL_TILE_ROWS)
     assert {t[0] for t in large.tiles.tolist()} == {0}
     assert {t[0] for t in small.tiles.tolist()} >= {1, 2}
 
 
 def test_the_longest_tiles_come_first():
-    (launch,) = tiles.plan([320, 64], [8000, 2000], 4, 128, 8, 64)
+    (launch,) = tiles.plan_launches([320, 64], [8000, 2000], 4, 128, 8, 64)
     assert launch.tiles[0].tolist()[:2] == [0, 9 * 128]  # the last rows of the longer request
     first = [t[1] for t in launch.tiles.tolist() if t[0] == 0]
     assert first == sorted(first, reverse=True)
 
 
 def test_few_rows_are_split_until_the_chip_is_full_and_many_are_not():
-    (few_rows,) = tiles.plan([1], [32768], 4, 128, 8, 264)
+    (few_rows,) = tiles.plan_launches([1], [32768], 4, 128, 8, 264)
     assert len(few_rows.tiles) == tiles.MAX_PARTS
     assert len(few_rows.tiles) * 8 <= 264 + 8
-    (short,) = tiles.plan([1], [700], 4, 128, 8, 264)
+    (short,) = tiles.plan_launches([1], [700], 4, 128, 8, 264)
     assert len(short.tiles) == 2  # a part has hundreds of keys
-    many_rows = tiles.plan([9830], [65536], 4, 128, 8, 264)
+    many_rows = tiles.plan_launches([9830], [65536], 4, 128, 8, 264)
     assert sum(launch.parts for launch in many_rows) == 0
 
 

@@ -131,7 +131,7 @@ def test_rope_scatter_reads_rows_of_several_chunks_in_place(case):
     rest = (positions, slots, rope_table(500, dim))
     joined = [torch.cat([x[i] for x, i in zip(xs, picks)]) for xs in (keys, values)]
     rope_scatter.reference(*joined, torch.arange(33, device=DEVICE), *rest, *copies)
-    rope_scatter.one_layer(keys, values, counts, source, *rest, *pools).launch(0, 1)
+    rope_scatter.scatter_of_layer(keys, values, counts, source, *rest, *pools).launch(0, 1)
     for result, expected in zip(pools, copies):
         assert_close(result, expected, dtype)
 
@@ -169,9 +169,9 @@ def test_rows_of_another_type_or_layout_are_refused_by_name():
     rest = (torch.arange(4),) * 3 + (rope_table(9, 64), *(x[:, None] for x in (k, v)))
     for values in (v.half(), torch.zeros(2, 4, 64).transpose(0, 1)):
         with pytest.raises(ValueError, match="allowed are dense rows"):
-            rope_scatter.one_layer([k], [values], [4], *rest).launch(0, 1)
+            rope_scatter.scatter_of_layer([k], [values], [4], *rest).launch(0, 1)
     with pytest.raises(ValueError, match="not alike"):
-        rope_scatter.one_layer([k, k], [v], [4], *rest).launch(0, 1)
+        rope_scatter.scatter_of_layer([k, k], [v], [4], *rest).launch(0, 1)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 33, 160])
@@ -190,7 +190,7 @@ def test_low_pass_keeps_a_slow_wave_and_drops_a_fast_one():
     low = lowpass.reconstruct(x, 0.5)
     assert torch.allclose(low[0, :, 0], slow.sin(), atol=1e-5)
     assert low[0, :, 1].abs().max() < 1e-5
-    whole = low + lowpass.reconstruct(x, 0.5, high=True)
+    whole = low + lowpass.reconstruct(x, 0.5, high_pass=True)
     assert torch.allclose(whole, x, atol=1e-5)
 
 
@@ -209,7 +209,7 @@ def test_every_position_in_order_is_causal_attention():
     q, k, v = torch.randn(70, 6, 64), *torch.randn(2, 70, 2, 64).unbind()
     rows = attention.Rows.single(torch.arange(70), torch.arange(70))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.125)
-    assert_close(attention.causal(q, k, v, 0.125), expected, torch.float32)
+    assert_close(attention.attend_causally(q, k, v, 0.125), expected, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -222,4 +222,5 @@ def test_blocks_of_queries_on_a_cpu_are_the_dense_reference(positions):
     ids = torch.tensor(positions)
     rows = attention.Rows.single(ids, torch.arange(700))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.2)
-    assert_close(attention.attend(q, k, v, attention.blocks(ids), 0.2), expected, torch.float32)
+    out = attention.attend(q, k, v, attention.make_blocks(ids), 0.2)
+    assert_close(out, expected, torch.float32)

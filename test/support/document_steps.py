@@ -103,7 +103,7 @@ def use_torch(monkeypatch) -> None:
         numbers = {
             f.name: tree_map(unwrap, getattr(scatter, f.name))
             for f in dataclasses.fields(scatter)
-            if f.name != "_pieces"
+            if f.name != "_transfers"
         }
         rope_scatter.LayersScatter(**numbers).reference(first, end)
 

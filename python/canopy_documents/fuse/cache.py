@@ -68,7 +68,7 @@ class KVCache:
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
-                return attention.causal(q, k, v, scale)
+                return attention.attend_causally(q, k, v, scale)
             return attention.attend(q, k, v, self._plan(positions), scale)
         return attention.sparse_prefill(q, k, v, self._rows(positions), scale)
 
@@ -87,7 +87,7 @@ class KVCache:
         )
 
     def _plan(self, positions: torch.Tensor) -> list[attention.Block]:
-        return _cached_result(self._plan_cache, positions, lambda: attention.blocks(positions))
+        return _cached_result(self._plan_cache, positions, lambda: attention.make_blocks(positions))
 
 
 def _cached_result(

@@ -17,7 +17,7 @@ from canopy_documents.store.chunk import Chunk, ChunkSuffix, PlacedChunk, base_a
 from canopy_documents.store.device_copy import is_host, to_device
 from canopy_documents.store.host_memory import HostChunk
 from canopy_kernel import pages
-from canopy_kernel.rope_scatter import one_layer
+from canopy_kernel.rope_scatter import scatter_of_layer
 from canopy_kernel.rows import rotation_factors
 
 StoredChunk = Chunk | HostChunk | ChunkSuffix
@@ -107,7 +107,7 @@ def _place_by_layer(model: Model, parts: Sequence[_Part], cache: KVCache) -> Non
     for layer in range(model.shape.layers):
         read = [p.chunk.rows(layer, indices) for p, indices, _ in parts]
         keys, values = ([to_device(x, cache.slots.device) for x in rows] for rows in zip(*read))
-        one_layer(keys, values, *locations, cache.k[layer], cache.v[layer]).run()
+        scatter_of_layer(keys, values, *locations, cache.k[layer], cache.v[layer]).run()
 
 
 def _locations(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from canopy_kernel.rows import Turns, rotate_by
+from canopy_kernel.rows import RotationFactors, rotate_by
 from sglang_canopy.errors import CanopyError
 
 #: Variants whose angle is position x a fixed frequency: a chunk may move under them.
@@ -56,7 +56,7 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def rotate_into(x: torch.Tensor, factors: Turns, out: torch.Tensor) -> None:
+def rotate_into(x: torch.Tensor, factors: RotationFactors, out: torch.Tensor) -> None:
     """Write :func:`rotate` of ``x [n, heads, d]`` into ``out``, which must not overlap ``x``.
 
     ``factors``: the ``rotation_factors`` of a table, computed once for all layers. With fp32 this takes a third

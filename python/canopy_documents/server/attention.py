@@ -46,7 +46,7 @@ class FusedAttention:
         if not is_host(q):
             return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
         if not self._block_plan:
-            self._block_plan.extend(attention.plan(self.rows))
+            self._block_plan.extend(attention.make_plan(self.rows))
         return attention.attend_in_blocks(q, k_pool, v_pool, self.rows, scale, self._block_plan)
 
 
@@ -89,7 +89,7 @@ def _forward_extend(
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
     query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-    out = fused.attend(query, pages.flat(keys), pages.flat(values), layer.scaling)
+    out = fused.attend(query, pages.view_flat(keys), pages.view_flat(values), layer.scaling)
     return out.reshape(q.shape)
 
 

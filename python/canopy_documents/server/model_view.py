@@ -27,8 +27,8 @@ from canopy_documents.store.chunk import Shape
 from canopy_documents.store.device_copy import is_host, to_device
 from canopy_kernel import attention, pages
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ranks import from_first, least_of_group
-from sglang_canopy.storage.fingerprint import NotFound, local_files, whole
+from sglang_canopy.ranks import broadcast_from_first, min_over_group
+from sglang_canopy.storage.fingerprint import FilesNotFound, find_local_files, full_digest
 from sglang_canopy.storage.weights import WEIGHTS
 
 Answer = TypeVar("Answer")
@@ -122,8 +122,8 @@ def check_head_norms(attention: Any, shape: Shape) -> None:
 def weight_files(runner: Any) -> str:
     """Return a digest of all bytes of the model's files; empty if they are not on this machine."""
     try:
-        return whole(local_files(runner.model_config.model_path))
-    except (NotFound, OSError):
+        return full_digest(find_local_files(runner.model_config.model_path))
+    except (FilesNotFound, OSError):
         return ""
 
 
@@ -202,8 +202,8 @@ def pool_views(runner: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     pool, keys, values = runner.token_to_kv_pool, [], []
     for layer in runner.model.model.layers:
         index = layer.self_attn.attn.layer_id
-        keys.append(pages.flat(pool.get_key_buffer(index)))
-        values.append(pages.flat(pool.get_value_buffer(index)))
+        keys.append(pages.view_flat(pool.get_key_buffer(index)))
+        values.append(pages.view_flat(pool.get_value_buffer(index)))
     return keys, values
 
 
@@ -259,12 +259,14 @@ def tensor_ranks(vocab: int) -> TensorRanks | None:
 def answer_of_first_rank(own_answer: Answer) -> Answer:
     """Return the first rank's answer, on every rank."""
     group = _group()
-    return own_answer if group.world_size == 1 else from_first([group.cpu_group], own_answer)
+    return (
+        own_answer if group.world_size == 1 else broadcast_from_first([group.cpu_group], own_answer)
+    )
 
 
 def on_any_rank(numbers: list[int], count: int) -> list[int]:
     """Return the numbers below ``count`` that any rank has, on every rank."""
-    absent = least_of_group(_group().cpu_group, [n not in numbers for n in range(count)])
+    absent = min_over_group(_group().cpu_group, [n not in numbers for n in range(count)])
     return [n for n, is_absent in enumerate(absent) if not is_absent]
 
 

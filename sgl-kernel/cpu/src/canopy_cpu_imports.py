@@ -23,12 +23,13 @@ SGLANG_DEFAULTS = {
 _libraries: list[object] = []  # a torch.library.Library undoes its definitions when it is collected
 
 
-def _before_sglang() -> None:
+def _set_sglang_defaults() -> None:
+    """Set the environment variables of `SGLANG_DEFAULTS` that are unset."""
     for name, value in SGLANG_DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
-def _before_torchvision() -> None:
+def _declare_torchvision_operators() -> None:
     """Declare the schemas that torchvision registers Python kernels for.
 
     The wheel on PyPI is linked against CUDA, so its extension does not load on a CPU build of
@@ -45,17 +46,20 @@ def _before_torchvision() -> None:
     _libraries.append(library)
 
 
-class _Before(MetaPathFinder):
+class _PrepareOnImport(MetaPathFinder):
     """Runs a preparation once, just before its package is first imported; finds no modules."""
 
     def __init__(self) -> None:
-        self.preparations = {"sglang": _before_sglang, "torchvision": _before_torchvision}
+        self._prepare_by_package = {
+            "sglang": _set_sglang_defaults,
+            "torchvision": _declare_torchvision_operators,
+        }
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
-        prepare = self.preparations.pop(fullname, None)
+        prepare = self._prepare_by_package.pop(fullname, None)
         if prepare is not None:
             prepare()
         return
 
 
-sys.meta_path.insert(0, _Before())
+sys.meta_path.insert(0, _PrepareOnImport())

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from canopy_kernel import pages
-from canopy_kernel.ragged import Rows
+from canopy_kernel.ragged import RequestSlices, Rows
 from canopy_kernel.triton_attention import sparse_prefill_triton
 
 __all__ = [
@@ -21,10 +21,10 @@ __all__ = [
     "Plan",
     "Rows",
     "attend",
+    "attend_causally",
     "attend_in_blocks",
-    "blocks",
-    "causal",
-    "plan",
+    "make_blocks",
+    "make_plan",
     "reference",
     "sparse_prefill",
     "sparse_prefill_triton",
@@ -36,45 +36,46 @@ def reference(
 ) -> torch.Tensor:
     """Compute dense masked attention in fp32: ``q [m, heads, d]`` -> ``[m, heads, d]``, q's dtype."""
     out = torch.empty_like(q)
-    for qs, ks in rows.requests():
-        k = pages.read(k_pool, rows.slots[ks]).float()
-        v = pages.read(v_pool, rows.slots[ks]).float()
+    for queries, keys in rows.request_slices():
+        k = pages.read(k_pool, rows.slots[keys]).float()
+        v = pages.read(v_pool, rows.slots[keys]).float()
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        score = torch.einsum("mhd,nhd->hmn", q[qs].float(), k) * scale
-        hidden = torch.arange(k.shape[0], device=q.device) > rows.positions[qs, None]
-        weight = torch.softmax(score.masked_fill(hidden, float("-inf")), dim=-1)
-        out[qs] = torch.einsum("hmn,nhd->mhd", weight, v).to(q.dtype)
+        score = torch.einsum("mhd,nhd->hmn", q[queries].float(), k) * scale
+        is_hidden = torch.arange(k.shape[0], device=q.device) > rows.positions[queries, None]
+        weight = torch.softmax(score.masked_fill(is_hidden, float("-inf")), dim=-1)
+        out[queries] = torch.einsum("hmn,nhd->mhd", weight, v).to(q.dtype)
     return out
 
 
-BLOCK = 64
+BLOCK_QUERIES = 64
 """Queries of a block on a CPU; a longer one computes more hidden keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Queries ``first..last`` over the first ``keys`` keys; mask: bool ``[queries, keys]``, visible keys."""
+    """Queries ``start:end`` over the first ``key_count`` keys; mask: bool ``[queries, keys]``, visible keys."""
 
-    first: int
-    last: int
-    keys: int
+    start: int
+    end: int
+    key_count: int
     mask: torch.Tensor
 
 
-def blocks(positions: torch.Tensor) -> list[Block]:
+def make_blocks(positions: torch.Tensor) -> list[Block]:
     """Return the blocks of sorted ``positions [m]``; equal for all layers."""
-    at = positions.cpu()
+    host_positions = positions.cpu()
     blocks = []
-    for first in range(0, len(at), BLOCK):
-        some = at[first : first + BLOCK]
-        keys = int(some[-1]) + 1
-        blocks.append(Block(first, first + len(some), keys, torch.arange(keys) <= some[:, None]))
+    for start in range(0, len(host_positions), BLOCK_QUERIES):
+        queries = host_positions[start : start + BLOCK_QUERIES]
+        key_count = int(queries[-1]) + 1
+        mask = torch.arange(key_count) <= queries[:, None]
+        blocks.append(Block(start, start + len(queries), key_count, mask))
     return blocks
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, planned: list[Block], scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: list[Block], scale: float
 ) -> torch.Tensor:
     """Attend from ``q [m, heads, d]`` to ``k, v [n, kv_heads, d]`` in position order, on a CPU."""
     m, heads, dim = q.shape
@@ -83,19 +84,21 @@ def attend(
     query = q.view(m, kv_heads, group, dim).permute(1, 2, 0, 3)
     key, value = (x.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for x in (k, v))
     out = torch.empty_like(q)
-    for block in planned:
-        part = scaled_dot_product_attention(
-            query[:, :, block.first : block.last],
-            key[:, :, : block.keys],
-            value[:, :, : block.keys],
+    for block in blocks:
+        block_out = scaled_dot_product_attention(
+            query[:, :, block.start : block.end],
+            key[:, :, : block.key_count],
+            value[:, :, : block.key_count],
             attn_mask=block.mask,
             scale=scale,
         )
-        out[block.first : block.last] = part.permute(2, 0, 1, 3).reshape(-1, heads, dim)
+        out[block.start : block.end] = block_out.permute(2, 0, 1, 3).reshape(-1, heads, dim)
     return out
 
 
-def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def attend_causally(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:
     """Compute torch's causal attention over all positions of one request, in order."""
     query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
     gqa = q.shape[1] != k.shape[1]
@@ -105,13 +108,15 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
     return out[0].transpose(0, 1)
 
 
-Plan = list[tuple[slice, slice, list[Block]]]
-"""Queries, keys and blocks of each request on a CPU; equal for all layers."""
+Plan = list[tuple[RequestSlices, list[Block]]]
+"""Slices and blocks of each request on a CPU; equal for all layers."""
 
 
-def plan(rows: Rows) -> Plan:
+def make_plan(rows: Rows) -> Plan:
     """Plan :func:`attend_in_blocks` for ``rows``."""
-    return [(qs, ks, blocks(rows.positions[qs])) for qs, ks in rows.requests()]
+    return [
+        (slices, make_blocks(rows.positions[slices.queries])) for slices in rows.request_slices()
+    ]
 
 
 def attend_in_blocks(
@@ -120,14 +125,14 @@ def attend_in_blocks(
     v_pool: torch.Tensor,
     rows: Rows,
     scale: float,
-    planned: Plan | None = None,
+    plan: Plan | None = None,
 ) -> torch.Tensor:
-    """Run the CPU path, in blocks of queries."""
+    """Attend on a CPU, in blocks of queries; arguments as in :func:`sparse_prefill`."""
     out = torch.empty_like(q)
-    for qs, ks, blocks in plan(rows) if planned is None else planned:
-        slots = rows.slots[ks]
+    for (queries, keys), blocks in make_plan(rows) if plan is None else plan:
+        slots = rows.slots[keys]
         k, v = (pages.read(pool, slots).to(q.dtype) for pool in (k_pool, v_pool))
-        out[qs] = attend(q[qs], k, v, blocks, scale)
+        out[queries] = attend(q[queries], k, v, blocks, scale)
     return out
 
 
@@ -147,7 +152,11 @@ def sparse_prefill(
     """
     if backend == "auto":
         backend = "triton" if q.is_cuda else "blocked"
-    paths = {"triton": sparse_prefill_triton, "blocked": attend_in_blocks, "reference": reference}
-    if backend not in paths:
-        raise ValueError(f"backend {backend!r}: allowed are auto, {', '.join(paths)}")
-    return paths[backend](q, k_pool, v_pool, rows, scale)
+    functions = {
+        "triton": sparse_prefill_triton,
+        "blocked": attend_in_blocks,
+        "reference": reference,
+    }
+    if backend not in functions:
+        raise ValueError(f"backend {backend!r}: allowed are auto, {', '.join(functions)}")
+    return functions[backend](q, k_pool, v_pool, rows, scale)

@@ -27,7 +27,7 @@ SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class CompiledKernel:
     """One compiled kernel: registers per thread, bytes of spills and of shared memory."""
 
     kernel: str
@@ -47,10 +47,10 @@ def matching_specialisations(
 ) -> Iterator[tuple[int, Specialisation]]:
     """Yield each chip's specialisations whose names contain ``match``."""
     for arch in arches:
-        yield from ((arch, s) for s in specialisations(arch) if match in s.name)
+        yield from ((arch, item) for item in specialisations(arch) if match in item.name)
 
 
-def compile_specialisation(s: Specialisation, arch: int) -> Built:
+def compile_specialisation(specialisation: Specialisation, arch: int) -> CompiledKernel:
     """Compile one specialisation for one chip. Raises RuntimeError under the interpreter."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -58,23 +58,26 @@ def compile_specialisation(s: Specialisation, arch: int) -> Built:
 
     if triton.knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set: kernels cannot be compiled; unset it")
-    names = s.kernel.arg_names
-    signature = {a: "constexpr" if a in s.constants else s.pointers.get(a, "i32") for a in names}
+    names, constants = specialisation.kernel.arg_names, specialisation.constants
+    types = dict.fromkeys(names, "i32") | specialisation.pointers
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
     attributes = {
         (i,): [["tt.divisibility", 16]]
-        for i, a in enumerate(names)
-        if signature[a].startswith("*") or a.endswith(("_row", "_page", "_token", "_head"))
+        for i, name in enumerate(names)
+        if signature[name].startswith("*") or name.endswith(("_row", "_page", "_token", "_head"))
     }
     binary = triton.compile(
-        ASTSource(s.kernel, signature, s.constants, attributes),
+        ASTSource(specialisation.kernel, signature, constants, attributes),
         target=GPUTarget("cuda", arch, 32),
-        options={"num_warps": s.warps, "num_stages": s.stages},
+        options={"num_warps": specialisation.warps, "num_stages": specialisation.stages},
     )
-    registers, spills = _resources(binary.asm["ptx"], arch)
-    return Built(s.name.split()[0], arch, s.name, registers, spills, binary.metadata.shared)
+    registers, spill_bytes = _read_resources(binary.asm["ptx"], arch)
+    config = specialisation.name
+    shared_bytes = binary.metadata.shared
+    return CompiledKernel(config.split()[0], arch, config, registers, spill_bytes, shared_bytes)
 
 
-def _resources(ptx: str, arch: int) -> tuple[int, int]:
+def _read_resources(ptx: str, arch: int) -> tuple[int, int]:
     """Return registers and spill bytes, as reported by ptxas."""
     from triton import knobs
 
@@ -102,20 +105,22 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--arch", type=int, action="append", choices=ARCHES, help="only this chip")
     args = parser.parse_args()
-    built = []
-    for arch, s in matching_specialisations(tuple(args.arch or ARCHES), args.match):
-        b = compile_specialisation(s, arch)
-        built.append(b)
+    kernels = []
+    for arch, specialisation in matching_specialisations(tuple(args.arch or ARCHES), args.match):
+        kernel = compile_specialisation(specialisation, arch)
+        kernels.append(kernel)
         print(
-            f"sm_{b.arch:<4}{b.config:<40} {b.registers:>4} registers  {b.spill_bytes:>5} B spilled"
-            f"  {b.shared_bytes:>7} B shared{'' if b.fits else '  DOES NOT FIT'}",
+            f"sm_{kernel.arch:<4}{kernel.config:<40} {kernel.registers:>4} registers"
+            f"  {kernel.spill_bytes:>5} B spilled  {kernel.shared_bytes:>7} B shared"
+            f"{'' if kernel.fits else '  DOES NOT FIT'}",
             flush=True,
         )
-    bad = sum(not b.fits for b in built)
-    print(f"{len(built)} compiled, {bad} do not fit")
+    oversized = sum(not kernel.fits for kernel in kernels)
+    print(f"{len(kernels)} compiled, {oversized} do not fit")
     if args.json:
-        args.json.write_text(json.dumps([{**asdict(b), "fits": b.fits} for b in built], indent=1))
-    return 1 if bad else 0
+        rows = [{**asdict(kernel), "fits": kernel.fits} for kernel in kernels]
+        args.json.write_text(json.dumps(rows, indent=1))
+    return 1 if oversized else 0
 
 
 if __name__ == "__main__":

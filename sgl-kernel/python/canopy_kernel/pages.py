@@ -17,25 +17,25 @@ def view(pool: torch.Tensor, layout: str = "NHD") -> torch.Tensor:
     return pool if layout == "NHD" else pool.transpose(1, 2)
 
 
-def flat(pool: torch.Tensor) -> torch.Tensor:
+def view_flat(pool: torch.Tensor) -> torch.Tensor:
     """View a pool ``[slots, kv_heads, head_dim]`` (SGLang's buffers) as pages of one token."""
     return pool[:, None]
 
 
 def read(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return the rows ``[n, kv_heads, head_dim]`` of a pool view at ``slots [n]``."""
-    size = pool.shape[1]
+    page_size = pool.shape[1]
     slots = slots.long()
-    if size == 1:  # a third of the time of indexing on a CPU
+    if page_size == 1:  # a third of the time of indexing on a CPU
         return pool[:, 0].index_select(0, slots)
-    return pool[slots // size, slots % size]
+    return pool[slots // page_size, slots % page_size]
 
 
 def write(pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
     """Write ``rows [n, kv_heads, head_dim]`` at ``slots [n]`` of a pool view, in its dtype."""
-    size = pool.shape[1]
+    page_size = pool.shape[1]
     slots = slots.long()
-    if size == 1:  # avoid the division by the page size
+    if page_size == 1:  # avoid the division by the page size
         pool[:, 0].index_copy_(0, slots, rows.to(pool.dtype))
         return
-    pool[slots // size, slots % size] = rows.to(pool.dtype)
+    pool[slots // page_size, slots % page_size] = rows.to(pool.dtype)

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from canopy_kernel import pages
-from canopy_kernel.rows import load_angles, load_halves, rotated, store_halves, turn, warps
+from canopy_kernel.rows import (
+    load_angles,
+    load_halves,
+    rotate,
+    rotate_halves,
+    store_halves,
+    warps_per_program,
+)
 from canopy_kernel.triton_shim import tl, triton
 
 
@@ -32,15 +39,15 @@ def reference(
     ``[n]`` new positions; slots: ``[n]`` destination slots; table: ``[positions, d]`` fp32 cos then
     sin (SGLang's ``cos_sin_cache``); pools: views ``[pages, page_size, kv_heads, d]``, written.
     """
-    rotated_k = rotated(raw_k[source.long()], table[positions.long()])
+    rotated_k = rotate(raw_k[source.long()], table[positions.long()])
     pages.write(k_pool, slots, rotated_k)
     pages.write(v_pool, slots, v[source.long()])
 
 
 @triton.jit
 def _rope_scatter_kernel(
-    like_ptr,
-    pieces_ptr,
+    row_type_ptr,
+    transfers_ptr,
     source_ptr,
     positions_ptr,
     slots_ptr,
@@ -57,34 +64,34 @@ def _rope_scatter_kernel(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    piece = pieces_ptr + tl.program_id(1) * 8
-    first = tl.load(piece + 4) + tl.program_id(0) * BLOCK
-    end = tl.load(piece + 5)
+    transfer = transfers_ptr + tl.program_id(1) * 8
+    first_token = tl.load(transfer + 4) + tl.program_id(0) * BLOCK
+    end = tl.load(transfer + 5)
     # Triton cannot infer the alignment of addresses loaded from a table; torch aligns these rows.
-    k_ptr = tl.multiple_of(tl.load(piece).to(like_ptr.dtype), 16)
-    v_ptr = tl.multiple_of(tl.load(piece + 1).to(like_ptr.dtype), 16)
-    k_row = tl.multiple_of(tl.load(piece + 2), 16)
-    v_row = tl.multiple_of(tl.load(piece + 3), 16)
-    k_pool_ptr = tl.multiple_of(tl.load(piece + 6).to(pool_ptr.dtype), 16)
-    v_pool_ptr = tl.multiple_of(tl.load(piece + 7).to(pool_ptr.dtype), 16)
+    k_ptr = tl.multiple_of(tl.load(transfer).to(row_type_ptr.dtype), 16)
+    v_ptr = tl.multiple_of(tl.load(transfer + 1).to(row_type_ptr.dtype), 16)
+    k_row = tl.multiple_of(tl.load(transfer + 2), 16)
+    v_row = tl.multiple_of(tl.load(transfer + 3), 16)
+    k_pool_ptr = tl.multiple_of(tl.load(transfer + 6).to(pool_ptr.dtype), 16)
+    v_pool_ptr = tl.multiple_of(tl.load(transfer + 7).to(pool_ptr.dtype), 16)
     dims = tl.arange(0, DIM // 2)
-    for begin in tl.range(first, end, tl.num_programs(0) * BLOCK):
-        token = begin + tl.arange(0, BLOCK)
-        alive = token < end
-        source = tl.load(source_ptr + token, mask=alive, other=0).to(tl.int64)
-        position = tl.load(positions_ptr + token, mask=alive, other=0).to(tl.int64)
-        slot = tl.load(slots_ptr + token, mask=alive, other=0).to(tl.int64)
-        both = alive[:, None]
-        cos, sin = load_angles(table_ptr, position, dims, both, DIM)
+    for block_start in tl.range(first_token, end, tl.num_programs(0) * BLOCK):
+        token = block_start + tl.arange(0, BLOCK)
+        is_token = token < end
+        source = tl.load(source_ptr + token, mask=is_token, other=0).to(tl.int64)
+        position = tl.load(positions_ptr + token, mask=is_token, other=0).to(tl.int64)
+        slot = tl.load(slots_ptr + token, mask=is_token, other=0).to(tl.int64)
+        mask = is_token[:, None]
+        cos, sin = load_angles(table_ptr, position, dims, mask, DIM)
         for head in tl.range(0, HEADS, loop_unroll_factor=2):
-            low, high = load_halves(k_ptr, source, k_row, head, dims, both, DIM)
-            low, high = turn(low, high, cos, sin)
+            low, high = load_halves(k_ptr, source, k_row, head, dims, mask, DIM)
+            low, high = rotate_halves(low, high, cos, sin)
             store_halves(
-                k_pool_ptr, slot, head, dims, low, high, both, kp_page, kp_token, kp_head, PAGE, DIM
+                k_pool_ptr, slot, head, dims, low, high, mask, kp_page, kp_token, kp_head, PAGE, DIM
             )
-            low, high = load_halves(v_ptr, source, v_row, head, dims, both, DIM)
+            low, high = load_halves(v_ptr, source, v_row, head, dims, mask, DIM)
             store_halves(
-                v_pool_ptr, slot, head, dims, low, high, both, vp_page, vp_token, vp_head, PAGE, DIM
+                v_pool_ptr, slot, head, dims, low, high, mask, vp_page, vp_token, vp_head, PAGE, DIM
             )
 
 
@@ -98,7 +105,7 @@ class LayersScatter:
 
     keys, values: ``[layers, rows, kv_heads, d]`` each, of one type; counts: tokens from each tensor, in
     order; ``source [sum of counts]``: row in its tensor, equal for all layers; pools: one view per
-    layer, of one shape and type; most_programs: bound of a launch, but at least one per tensor and
+    layer, of one shape and type; max_programs: bound of a launch, but at least one per tensor and
     layer. Otherwise as :func:`reference`.
     """
 
@@ -111,8 +118,8 @@ class LayersScatter:
     table: torch.Tensor
     k_pools: Sequence[torch.Tensor]
     v_pools: Sequence[torch.Tensor]
-    most_programs: int | None = None
-    _pieces: torch.Tensor | None = None
+    max_programs: int | None = None
+    _transfers: torch.Tensor | None = None
 
     def run(self, first: int = 0, end: int | None = None) -> None:
         """Copy layers ``first`` up to, but not including, ``end``; Triton on CUDA, else torch.
@@ -125,26 +132,27 @@ class LayersScatter:
     def reference(self, first: int, end: int) -> None:
         """Copy in plain torch."""
         for layer in range(first, end):
-            begin = 0
+            start = 0
             for k, v, count in zip(self.keys, self.values, self.counts):
-                some = slice(begin, begin + count)
-                where = (self.source[some], self.positions[some], self.slots[some], self.table)
-                reference(k[layer], v[layer], *where, self.k_pools[layer], self.v_pools[layer])
-                begin += count
+                tokens = slice(start, start + count)
+                numbers = (self.source[tokens], self.positions[tokens], self.slots[tokens])
+                pools = (self.k_pools[layer], self.v_pools[layer])
+                reference(k[layer], v[layer], *numbers, self.table, *pools)
+                start += count
 
     def launch(self, first: int, end: int) -> None:
         """Launch the Triton kernel once for all these layers."""
-        blocks, pieces = grid = self.grid(first, end)
-        if not blocks or not pieces:
+        blocks, transfers = grid = self.grid(first, end)
+        if not blocks or not transfers:
             return
-        if self._pieces is None:
-            self._pieces = self._addresses()
+        if self._transfers is None:
+            self._transfers = self._addresses()
         k_pool, v_pool = self.k_pools[0], self.v_pools[0]
         heads, dim = self.keys[0].shape[2:]
-        pieces_per_layer = len(self.counts)
+        transfers_per_layer = len(self.counts)
         _rope_scatter_kernel[grid](
             self.keys[0],
-            self._pieces[pieces_per_layer * first : pieces_per_layer * end],
+            self._transfers[transfers_per_layer * first : transfers_per_layer * end],
             self.source,
             self.positions,
             self.slots,
@@ -156,16 +164,16 @@ class LayersScatter:
             PAGE=k_pool.shape[1],
             DIM=dim,
             BLOCK=BLOCK,
-            num_warps=warps(dim),
+            num_warps=warps_per_program(dim),
         )
 
     def grid(self, first: int, end: int) -> tuple[int, int]:
-        """Return the programs of a launch: per tensor and layer, and the number of those."""
-        pieces = len(self.counts) * (end - first)
+        """Return the programs per transfer of a launch, and its transfers: one per tensor and layer."""
+        transfers = len(self.counts) * (end - first)
         blocks = triton.cdiv(max(self.counts, default=0), BLOCK)
-        if self.most_programs is not None and pieces:
-            blocks = min(blocks, max(1, self.most_programs // pieces))
-        return blocks, pieces
+        if self.max_programs is not None and transfers:
+            blocks = min(blocks, max(1, self.max_programs // transfers))
+        return blocks, transfers
 
     def _addresses(self) -> torch.Tensor:
         """Return ``[layers * tensors, 8]`` int64: addresses of K and V rows, their strides, the first
@@ -184,31 +192,41 @@ class LayersScatter:
         entries = []
         for layer, pools in enumerate(zip(self.k_pools, self.v_pools)):
             pool_addresses = [pool.data_ptr() for pool in pools]
-            begin = 0
+            start = 0
             for k, v, count in zip(self.keys, self.values, self.counts):
-                rows = [x.data_ptr() + layer * x.stride(0) * x.element_size() for x in (k, v)]
+                row_addresses = [
+                    x.data_ptr() + layer * x.stride(0) * x.element_size() for x in (k, v)
+                ]
                 entries.append(
-                    [*rows, k.stride(1), v.stride(1), begin, begin + count, *pool_addresses]
+                    [
+                        *row_addresses,
+                        k.stride(1),
+                        v.stride(1),
+                        start,
+                        start + count,
+                        *pool_addresses,
+                    ]
                 )
-                begin += count
+                start += count
         table = torch.tensor(entries, dtype=torch.int64)
         device = self.k_pools[0].device  # the rows may be in pinned host memory
         return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
-def _check_rows(x: torch.Tensor, first: torch.Tensor) -> None:
-    heads, dim = first.shape[2:]
-    if x.stride()[2:] != (dim, 1) or x.dtype != first.dtype:
+def _check_rows(x: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise ValueError unless rows are dense, 16-byte aligned, and of the type and heads of ``expected``."""
+    heads, dim = expected.shape[2:]
+    if x.stride()[2:] != (dim, 1) or x.dtype != expected.dtype:
         raise ValueError(
             f"rows are {x.dtype} with strides {x.stride()[1:]}: allowed are dense rows "
-            f"[*, {heads}, {dim}] of one type ({first.dtype})"
+            f"[*, {heads}, {dim}] of one type ({expected.dtype})"
         )
-    bytes_apart = x.stride(0) * x.element_size() if x.shape[0] > 1 else 0
-    if (x.data_ptr() | bytes_apart) % 16 or x.stride(1) % 16:
+    layer_bytes = x.stride(0) * x.element_size() if x.shape[0] > 1 else 0
+    if (x.data_ptr() | layer_bytes) % 16 or x.stride(1) % 16:
         raise ValueError("rows must begin at multiples of 16 bytes; copy the tensor")
 
 
-def one_layer(
+def scatter_of_layer(
     keys: Sequence[torch.Tensor],
     values: Sequence[torch.Tensor],
     counts: Sequence[int],
@@ -220,7 +238,7 @@ def one_layer(
     v_pool: torch.Tensor,
 ) -> LayersScatter:
     """Return a :class:`LayersScatter` of a single layer: ``keys, values [rows, kv_heads, d]``."""
-    keys, values = ([x[None] for x in some] for some in (keys, values))
+    keys, values = ([x[None] for x in rows] for rows in (keys, values))
     return LayersScatter(
         keys, values, counts, source, positions, slots, table, [k_pool], [v_pool]
     )  # fmt: skip
@@ -229,4 +247,6 @@ def one_layer(
 def rope_scatter_triton(raw_k, v, source, positions, slots, table, k_pool, v_pool) -> None:
     """Launch the Triton kernel; arguments as in :func:`reference`. Rows dense in heads and d."""
     counts = [source.numel()]
-    one_layer([raw_k], [v], counts, source, positions, slots, table, k_pool, v_pool).launch(0, 1)
+    scatter_of_layer([raw_k], [v], counts, source, positions, slots, table, k_pool, v_pool).launch(
+        0, 1
+    )

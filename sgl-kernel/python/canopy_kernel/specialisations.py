@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-DIMS = (64, 128, 256)
-PAGES = (1, 16, 64)
+HEAD_DIMS = (64, 128, 256)
+PAGE_SIZES = (1, 16, 64)
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 GROUP = 4
 """Query heads per KV head. Only row addresses are divided by it, once per tile."""
@@ -31,43 +31,43 @@ def specialisations(arch: int) -> Iterator[Specialisation]:
     """Yield all specialisations for one chip (80, 90, 100), which determines their tiles."""
     from canopy_kernel import lowpass
 
-    for kind in DTYPES:
-        for dim in DIMS:
-            for page in PAGES:
-                yield from _attention(kind, dim, page, arch)
-                yield from _movers(kind, dim, page)
-        for few in (False, True):
-            yield from _merges(kind, few, arch)
+    for dtype in DTYPES:
+        for dim in HEAD_DIMS:
+            for page in PAGE_SIZES:
+                yield from _attention(dtype, dim, page, arch)
+                yield from _rope_scatters(dtype, dim, page)
+        for is_small in (False, True):
+            yield from _merges(dtype, is_small, arch)
         yield Specialisation(
-            f"energy {kind}",
+            f"energy {dtype}",
             lowpass._energy_kernel,
-            {"k_ptr": f"*{kind}", "v_ptr": f"*{kind}", "out_ptr": "*fp32"},
+            {"k_ptr": f"*{dtype}", "v_ptr": f"*{dtype}", "out_ptr": "*fp32"},
             {"WIDTH": 1024, "BLOCK": lowpass.BLOCK, "STEP": lowpass.STEP},
             4,
             2,
         )
 
 
-def _attention(kind: str, dim: int, page: int, arch: int) -> Iterator[Specialisation]:
+def _attention(dtype: str, dim: int, page: int, arch: int) -> Iterator[Specialisation]:
     """Yield attention with large and small tiles, whole and split."""
     import torch
 
     from canopy_kernel import tiles, triton_attention
 
-    dtype = getattr(torch, DTYPES[kind])
-    for few, split in ((False, False), (False, True), (True, False), (True, True)):
-        config = triton_attention.configuration(dim, dtype, few, arch, split)
-        if not few and config.block_m == tiles.FEW:
+    torch_dtype = getattr(torch, DTYPES[dtype])
+    for is_small, is_split in ((False, False), (False, True), (True, False), (True, True)):
+        config = triton_attention.configuration(dim, torch_dtype, is_small, arch, is_split)
+        if not is_small and config.block_m == tiles.SMALL_TILE_ROWS:
             continue  # only small tiles exist
-        what = ("few_rows" if few else "rows") + ("_split" if split else "")
+        variant = ("few_rows" if is_small else "rows") + ("_split" if is_split else "")
         yield Specialisation(
-            f"sparse_prefill {what} d{dim} {kind} page{page}",
+            f"sparse_prefill {variant} d{dim} {dtype} page{page}",
             triton_attention._sparse_prefill_kernel,
             {
-                **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{kind}"),
+                **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}"),
                 **dict.fromkeys(("positions_ptr", "slots_ptr"), "*i64"),
                 **dict.fromkeys(("query_starts_ptr", "key_starts_ptr", "tiles_ptr"), "*i32"),
-                **dict.fromkeys(("part_ptr", "part_lse_ptr"), "*fp32" if split else f"*{kind}"),
+                **dict.fromkeys(("part_ptr", "part_lse_ptr"), "*fp32" if is_split else f"*{dtype}"),
                 "scale_log2": "fp32",
             },
             {
@@ -76,29 +76,29 @@ def _attention(kind: str, dim: int, page: int, arch: int) -> Iterator[Specialisa
                 "DIM": dim,
                 "BLOCK_M": config.block_m,
                 "BLOCK_K": config.block_k,
-                "IEEE": kind == "fp32",
+                "IEEE": dtype == "fp32",
                 "WIDE": False,
-                "SPLIT": split,
+                "SPLIT": is_split,
             },
             config.warps,
             config.stages,
         )
 
 
-def _merges(kind: str, few: bool, arch: int) -> Iterator[Specialisation]:
+def _merges(dtype: str, is_small: bool, arch: int) -> Iterator[Specialisation]:
     import torch
 
     from canopy_kernel import triton_attention
 
-    for dim in DIMS:
-        config = triton_attention.configuration(dim, getattr(torch, DTYPES[kind]), few, arch)
+    for dim in HEAD_DIMS:
+        config = triton_attention.configuration(dim, getattr(torch, DTYPES[dtype]), is_small, arch)
         yield Specialisation(
-            f"merge_parts {'few_rows' if few else 'rows'} d{dim} {kind}",
+            f"merge_parts {'few_rows' if is_small else 'rows'} d{dim} {dtype}",
             triton_attention._merge_kernel,
             {
                 **dict.fromkeys(("part_ptr", "part_lse_ptr"), "*fp32"),
                 **dict.fromkeys(("merges_ptr", "query_starts_ptr"), "*i32"),
-                "out_ptr": f"*{kind}",
+                "out_ptr": f"*{dtype}",
             },
             {
                 "GROUP": GROUP,
@@ -111,20 +111,20 @@ def _merges(kind: str, few: bool, arch: int) -> Iterator[Specialisation]:
         )
 
 
-def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
+def _rope_scatters(dtype: str, dim: int, page: int) -> Iterator[Specialisation]:
     from canopy_kernel import rope_scatter, rows
 
-    label = f"d{dim} {kind} page{page}"
+    label = f"d{dim} {dtype} page{page}"
     pointers = {"positions_ptr": "*i64", "slots_ptr": "*i64", "table_ptr": "*fp32"}
     yield Specialisation(
         f"rope_scatter {label}",
         rope_scatter._rope_scatter_kernel,
         {
-            **dict.fromkeys(("like_ptr", "pool_ptr"), f"*{kind}"),
-            **dict.fromkeys(("pieces_ptr", "source_ptr"), "*i64"),
+            **dict.fromkeys(("row_type_ptr", "pool_ptr"), f"*{dtype}"),
+            **dict.fromkeys(("transfers_ptr", "source_ptr"), "*i64"),
             **pointers,
         },
         {"HEADS": KV_HEADS, "PAGE": page, "DIM": dim, "BLOCK": rope_scatter.BLOCK},
-        rows.warps(dim),
+        rows.warps_per_program(dim),
         2,
     )

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-FEW = 16
-"""Rows of the small tile: the minimum of a matrix instruction."""
+SMALL_TILE_ROWS = 16
+"""The minimum of a matrix instruction."""
 MIN_KEYS = 512
 """Approximate minimum keys per part; smaller parts cost more to merge."""
 MAX_PARTS = 32
 FIELDS = 8
 """int32 fields per tile: request, first row, rows, unused, part, parts, place of the part in the
 workspace, unused."""
+
+
+class Tile(NamedTuple):
+    """A whole tile: its approximate keys, and its first four ``FIELDS``."""
+
+    keys: int
+    fields: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,59 +44,65 @@ class Launch:
     parts: int
 
 
-def plan(
-    counts: Sequence[int],
-    lengths: Sequence[int],
+def plan_launches(
+    query_counts: Sequence[int],
+    key_counts: Sequence[int],
     group: int,
     block_m: int,
     kv_heads: int,
     programs: int | Mapping[int, int],
 ) -> list[Launch]:
-    """Plan tiles of whole requests: of ``block_m`` rows, or of ``FEW`` if a request (a decode row, a
+    """Plan tiles of whole requests: of ``block_m`` rows, or of ``SMALL_TILE_ROWS`` if a request (a decode row, a
     short question) or its rest has at most that many rows.
 
-    counts, lengths: queries and keys per request; programs: concurrent programs of the chip, or a
+    query_counts, key_counts: per request; programs: concurrent programs of the chip, or a
     mapping from rows per tile if they differ. With fewer tiles than programs, tiles are split along the
     keys.
     """
-    large: list[tuple[int, list[int]]] = []
-    small: list[tuple[int, list[int]]] = []
-    for request, (m, n) in enumerate(zip(counts, lengths)):
-        first, rows = 0, m * group
+    large: list[Tile] = []
+    small: list[Tile] = []
+    for request, (queries, keys) in enumerate(zip(query_counts, key_counts)):
+        first, rows = 0, queries * group
         while first < rows:
-            size = FEW if rows - first <= FEW or block_m <= FEW else block_m
-            tile_rows = min(size, rows - first)
-            last = (first + tile_rows - 1) // group
-            keys = last + 1 + (n - m) * (last + 1) // m  # estimate; positions are on the device
-            (small if size == FEW else large).append((keys, [request, first, tile_rows, 0]))
+            tile_size = (
+                SMALL_TILE_ROWS
+                if rows - first <= SMALL_TILE_ROWS or block_m <= SMALL_TILE_ROWS
+                else block_m
+            )
+            tile_rows = min(tile_size, rows - first)
+            tile_queries = (first + tile_rows - 1) // group + 1
+            # An estimate: the positions are on the device.
+            tile_keys = tile_queries + (keys - queries) * tile_queries // queries
+            tiles = small if tile_size == SMALL_TILE_ROWS else large
+            tiles.append(Tile(tile_keys, [request, first, tile_rows, 0]))
             first += tile_rows
     if isinstance(programs, int):
-        programs = {block_m: programs, FEW: programs}
+        programs = {block_m: programs, SMALL_TILE_ROWS: programs}
     return [
-        _launch(size, sized_tiles, kv_heads, programs[size])
-        for size, sized_tiles in ((block_m, large), (FEW, small))
-        if sized_tiles
+        _make_launch(size, tiles, kv_heads, programs[size])
+        for size, tiles in ((block_m, large), (SMALL_TILE_ROWS, small))
+        if tiles
     ]
 
 
-def _launch(
-    block_m: int, sized_tiles: list[tuple[int, list[int]]], kv_heads: int, programs: int
-) -> Launch:
-    sized_tiles.sort(key=lambda t: -t[0])
-    share = max(MIN_KEYS, sum(keys for keys, _ in sized_tiles) * kv_heads // max(1, programs))
-    tiles: list[list[int]] = []
+def _make_launch(block_m: int, tiles: list[Tile], kv_heads: int, programs: int) -> Launch:
+    """Split tiles of many keys into parts, longest first."""
+    tiles.sort(key=lambda tile: -tile.keys)
+    total_keys = sum(tile.keys for tile in tiles) * kv_heads
+    part_keys = max(MIN_KEYS, total_keys // max(1, programs))
+    rows: list[list[int]] = []
     merges: list[list[int]] = []
-    place = 0
-    for keys, tile in sized_tiles:
-        parts = min(MAX_PARTS, -(-keys // share))
+    workspace_parts = 0
+    for keys, fields in tiles:
+        parts = min(MAX_PARTS, -(-keys // part_keys))
         if parts == 1:
-            tiles.append([*tile, 0, 1, 0, 0])
+            rows.append([*fields, 0, 1, 0, 0])
             continue
-        tiles += [[*tile, part, parts, place + part, 0] for part in range(parts)]
-        merges.append([*tile[:3], place, parts, 0, 0, 0])
-        place += parts
-    return Launch(block_m, _table(tiles), _table(merges), place)
+        rows += [[*fields, part, parts, workspace_parts + part, 0] for part in range(parts)]
+        merges.append([*fields[:3], workspace_parts, parts, 0, 0, 0])
+        workspace_parts += parts
+    return Launch(block_m, _to_table(rows), _to_table(merges), workspace_parts)
 
 
-def _table(rows: list[list[int]]) -> torch.Tensor:
+def _to_table(rows: list[list[int]]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int32).reshape(-1, FIELDS)

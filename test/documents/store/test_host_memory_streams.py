@@ -119,7 +119,7 @@ def machine(request, monkeypatch):
     monkeypatch.setattr(transfer, "launch_ranges", lambda layers, size: [(0, 1), (1, layers)])
 
     def enqueue_scatter(scatter, first=0, end=LAYERS):
-        assert scatter.most_programs, "the transfer would occupy the device"
+        assert scatter.max_programs, "the transfer would occupy the device"
         numbers = {
             f.name: tree_map(unwrap, getattr(scatter, f.name)) for f in dataclasses.fields(scatter)
         }

@@ -22,15 +22,13 @@ _CONV = "sglang.srt.layers.attention.mamba.causal_conv1d"
 _MAMBA_HOST = "sglang.srt.mem_cache.pool_host.mamba"
 _MLA_HOST = "sglang.srt.mem_cache.pool_host.mla"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility"
-_MLA_FORMS = (
+_MLA_REGISTER = (
     "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.register"
 )
 _LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
-# Replaced and required functions, with their leading parameters. If a release moved one, the start
-# fails and names it.
-SEAMS: dict[str, tuple[str, ...]] = {
+CHECKED_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "sglang.srt.layers.attention.attention_registry.register_attention_backend": ("name",),
     f"{_TORCH_NATIVE}.init_forward_metadata": ("self", "forward_batch"),
     f"{_TORCH_NATIVE}._run_sdpa_forward_extend": (
@@ -55,15 +53,17 @@ SEAMS: dict[str, tuple[str, ...]] = {
         *("conv_state_indices", "pad_slot_id"),
     ),
     f"{_MAMBA_HOST}.MambaPoolHost.__init__": ("pin_memory",),
-    _MLA_FORMS: ("backend_name", "handler_func"),
+    _MLA_REGISTER: ("backend_name", "handler_func"),
     _LAYOUT: ("server_args",),
     _BACKENDS: ("server_args",),
     _LORA: ("base_model", "lora_backend"),
     "sglang.srt.arg_groups.overrides.declare_resolution": ("server_args", "source", "fields"),
     "sglang.srt.arg_groups.overrides.resolving_view": (),
 }
+"""Replaced and called functions of SGLang, with the parameters that each must have in this order. If a
+release moved one, the start fails and names it."""
 
-LATE = (_MLA_FORMS,)
+CHECKED_AT_MODEL_LOAD = (_MLA_REGISTER,)
 """Checked before a model with latent attention loads: importing them takes 1.6 s of CPU time."""
 
 _installed = False
@@ -86,22 +86,22 @@ def install() -> None:
     if _installed or not runs_on_cpu_only():
         return
     _check_environment()
-    for seam, parameters in SEAMS.items():
-        if seam not in LATE:
-            check_seam(seam, parameters)
+    for path, parameters in CHECKED_FUNCTIONS.items():
+        if path not in CHECKED_AT_MODEL_LOAD:
+            check_function(path, parameters)
 
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from canopy_cpu import hicache, lora, short_conv
 
-    register_attention_backend("torch_native")(_new_tokens_backend)
+    register_attention_backend("torch_native")(_make_backend)
     HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
     for pool_class in (_HOST_POOL, f"{_MAMBA_HOST}.MambaPoolHost"):
-        HookRegistry.register(f"{pool_class}.__init__", hicache.unpinned, HookType.BEFORE)
-    HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
-    HookRegistry.register(_LORA, lora.unpin, HookType.BEFORE)
-    short_conv.stand_in_for_kernels()
+        HookRegistry.register(f"{pool_class}.__init__", hicache.disable_pinning, HookType.BEFORE)
+    HookRegistry.register(_LAYOUT, hicache.replace_kernel_io, HookType.BEFORE)
+    HookRegistry.register(_LORA, lora.disable_pinning, HookType.BEFORE)
+    short_conv.register_stand_ins()
     for function in (short_conv.causal_conv1d_fn, short_conv.causal_conv1d_update):
         HookRegistry.register(f"{_CONV}.{function.__name__}", function, HookType.REPLACE)
     for name in (_MHA_HOST, _MLA_HOST, _MAMBA_HOST):
@@ -114,33 +114,37 @@ def install() -> None:
     _installed = True
 
 
-def check_seam(path: str, parameters: tuple[str, ...]) -> None:
+def check_function(path: str, parameters: tuple[str, ...]) -> None:
     """Raise CanopyError unless `path` can be called with at least these parameters, in order."""
     function = _resolve(path)
     if function is None:
-        raise CanopyError(f"{path} is missing: {_FIX}")
+        raise CanopyError(f"{path} is missing: {_INSTALL_ADVICE}")
     names = [name for name in inspect.signature(function).parameters if name in parameters]
     if names != list(parameters):
-        raise CanopyError(f"{path} takes ({', '.join(names)}), not {parameters}: {_FIX}")
+        raise CanopyError(f"{path} takes ({', '.join(names)}), not {parameters}: {_INSTALL_ADVICE}")
 
 
-_FIX = "Canopy's CPU support is tested with sglang 0.5.22 and 0.5.23; install one of them"
+_INSTALL_ADVICE = (
+    "Canopy's CPU support is tested with sglang 0.5.22 and 0.5.23; install one of them"
+)
 
 
 def _resolve(path: str) -> Callable[..., Any] | None:
+    """Return the function at a dotted path; ``None`` if its module or name is missing."""
     parts = path.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
+    for module_length in range(len(parts) - 1, 0, -1):
         try:
-            function: Any = importlib.import_module(".".join(parts[:cut]))
+            function: Any = importlib.import_module(".".join(parts[:module_length]))
         except ModuleNotFoundError:
             continue
-        for name in parts[cut:]:
+        for name in parts[module_length:]:
             function = getattr(function, name, None)
         return function
     return None
 
 
 def _check_environment() -> None:
+    """Raise CanopyError unless the CPU engine is on and its stand-in for `sgl_kernel` is installed."""
     engine = os.environ.get("SGLANG_USE_CPU_ENGINE")
     if engine != "1":
         raise CanopyError(
@@ -157,14 +161,14 @@ def _check_environment() -> None:
         ) from error
 
 
-def _new_tokens_backend(runner: Any) -> Any:
+def _make_backend(runner: Any) -> Any:
     from canopy_cpu import mla
     from canopy_cpu.attention import NewTokensAttnBackend
 
     if getattr(runner, "use_mla_backend", False):
-        for seam in LATE:
-            check_seam(seam, SEAMS[seam])
-        mla.absorb()
+        for path in CHECKED_AT_MODEL_LOAD:
+            check_function(path, CHECKED_FUNCTIONS[path])
+        mla.register_absorbed_form()
     return NewTokensAttnBackend(runner)
 
 

@@ -22,28 +22,29 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch.nn.functional import scaled_dot_product_attention
 
-# A block of queries attends up to its own last token. Longer blocks waste more of the causal
-# triangle; shorter blocks need more calls.
 QUERY_BLOCK = 512
-# Padding one request by this many tokens costs about as much as a separate call.
+"""Queries of a block, which attends up to its own last token. Longer blocks waste more of the causal
+triangle; shorter blocks need more calls."""
 PADDING_PER_CALL = 64
+"""Tokens of padding that cost about as much as a separate call."""
 
 
 @dataclass(slots=True, frozen=True)
 class QueryBlock:
-    """Queries `start:end` of the batch; they attend to the request's first `visible` tokens."""
+    """Queries `start:end` of the batch; they attend to the request's first `visible_tokens`."""
 
     start: int
     end: int
-    visible: int
-    mask: torch.Tensor | None  # bool [end - start, visible]; None: plain causal from token 0
+    visible_tokens: int
+    mask: torch.Tensor | None  # bool [end - start, visible_tokens]; None: plain causal from token 0
 
 
 @dataclass(slots=True, frozen=True)
-class ExtendPlan:
-    """One entry per request: its cache rows [tokens] and its queries."""
+class ExtendRequest:
+    """A request's cache rows [tokens] and its queries."""
 
-    requests: list[tuple[torch.Tensor, list[QueryBlock]]]
+    rows: torch.Tensor
+    blocks: list[QueryBlock]
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,40 +66,45 @@ def plan_extend(
     req_pool_indices: torch.Tensor,
     seq_lens: torch.Tensor,
     extend_seq_lens: torch.Tensor,
-) -> ExtendPlan:
-    requests, taken = [], 0
-    for row, length, new in zip(
+) -> list[ExtendRequest]:
+    """Plan the attention of new tokens: one entry per request. Arguments are SGLang's."""
+    requests, query_start = [], 0
+    for row, length, new_tokens in zip(
         req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist()
     ):
-        cached = length - new
-        step = QUERY_BLOCK if cached else max(new, 1)
+        cached_tokens = length - new_tokens
+        step = QUERY_BLOCK if cached_tokens else max(new_tokens, 1)
         blocks = []
-        for first in range(0, new, step):
-            last = min(first + step, new)
-            visible = cached + last
+        for first in range(0, new_tokens, step):
+            end = min(first + step, new_tokens)
+            visible_tokens = cached_tokens + end
             mask = None
-            if cached or first:
-                mask = torch.ones(last - first, visible, dtype=torch.bool).tril_(cached + first)
-            blocks.append(QueryBlock(taken + first, taken + last, visible, mask))
-        requests.append((req_to_token[row, :length], blocks))
-        taken += new
-    return ExtendPlan(requests)
+            if cached_tokens or first:
+                mask = torch.ones(end - first, visible_tokens, dtype=torch.bool)
+                mask.tril_(cached_tokens + first)
+            blocks.append(QueryBlock(query_start + first, query_start + end, visible_tokens, mask))
+        requests.append(ExtendRequest(req_to_token[row, :length], blocks))
+        query_start += new_tokens
+    return requests
 
 
 def plan_decode(
     req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor
 ) -> list[DecodeGroup]:
+    """Plan a decode step: groups of requests of similar length. Arguments are SGLang's."""
     pool_rows, lengths = req_pool_indices.tolist(), seq_lens.tolist()
     groups = []
     for members in group_by_length(lengths):
-        longest = lengths[members[-1]]
-        rows = req_to_token[[pool_rows[i] for i in members], :longest]
+        group_length = lengths[members[-1]]
+        rows = req_to_token[[pool_rows[i] for i in members], :group_length]
         mask = None
-        if lengths[members[0]] < longest:
-            inside = torch.arange(longest) < torch.tensor([lengths[i] for i in members])[:, None]
-            rows = torch.where(inside, rows, rows[:, :1])
-            mask = inside[:, None, None]
-        groups.append(DecodeGroup(torch.tensor(members), rows.flatten(), longest, mask))
+        if lengths[members[0]] < group_length:
+            is_token = (
+                torch.arange(group_length) < torch.tensor([lengths[i] for i in members])[:, None]
+            )
+            rows = torch.where(is_token, rows, rows[:, :1])
+            mask = is_token[:, None, None]
+        groups.append(DecodeGroup(torch.tensor(members), rows.flatten(), group_length, mask))
     return groups
 
 
@@ -110,16 +116,18 @@ def group_by_length(lengths: list[int]) -> list[list[int]]:
     [[0, 2], [1]]
     """
     groups: list[list[int]] = []
-    padding = 0
+    padding_tokens = 0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if groups:
-            grown = padding + len(groups[-1]) * (lengths[index] - lengths[groups[-1][-1]])
-            if grown <= PADDING_PER_CALL * len(groups[-1]):
+            grown_padding = padding_tokens + len(groups[-1]) * (
+                lengths[index] - lengths[groups[-1][-1]]
+            )
+            if grown_padding <= PADDING_PER_CALL * len(groups[-1]):
                 groups[-1].append(index)
-                padding = grown
+                padding_tokens = grown_padding
                 continue
         groups.append([index])
-        padding = 0
+        padding_tokens = 0
     return groups
 
 
@@ -133,10 +141,12 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         self._plan: Any = None
-        self._plan_key: tuple[Any, ...] | None = None
-        self._in_window_pool = False
+        self._plan_key: tuple[Any, Any] | None = None
+        """``req_pool_indices`` and ``seq_lens`` of the batch of ``_plan``."""
+        self._uses_window_pool = False
         """Whether the current layer has its KV in the pool of sliding windows."""
         self._window_rows: tuple[torch.Tensor, torch.Tensor] | None = None
+        """``req_pool_indices`` of the batch, and its rows in that pool [requests, tokens]."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
@@ -144,47 +154,48 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         self._plan_key = (forward_batch.req_pool_indices, forward_batch.seq_lens)
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._in_window_pool = self._keeps_in_window_pool(layer)
+        self._uses_window_pool = self._has_window_pool(layer)
         return super().forward_extend(q, k, v, layer, *args, **kwargs)
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._in_window_pool = self._keeps_in_window_pool(layer)
+        self._uses_window_pool = self._has_window_pool(layer)
         return super().forward_decode(q, k, v, layer, *args, **kwargs)
 
-    def _keeps_in_window_pool(self, layer: Any) -> bool:
+    def _has_window_pool(self, layer: Any) -> bool:
         return (
             self.use_sliding_window_kv_pool
             and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
         )
 
-    def _translated(self, call: SimpleNamespace) -> dict[str, Any]:
-        """Return the arguments with rows of the pool of sliding windows, one line per request.
+    def _translate_rows(self, call: SimpleNamespace) -> dict[str, Any]:
+        """Return the arguments with rows of the sliding windows' pool, row ``i`` for request ``i``.
 
         Rows of tokens outside every window may have been reused; the mask hides them.
         """
-        cached = self._window_rows
-        if cached is None or cached[0] is not call.req_pool_indices:
+        indices, rows = self._window_rows or (None, None)
+        if rows is None or indices is not call.req_pool_indices:
             rows = call.req_to_token[call.req_pool_indices, : int(call.seq_lens.max())]
             rows = self.token_to_kv_pool.translate_loc_from_full_to_swa(rows.long())
-            cached = self._window_rows = call.req_pool_indices, rows.clamp_(min=0)
-        line = torch.arange(len(cached[1]), device=cached[1].device)
-        return {**vars(call), "req_to_token": cached[1], "req_pool_indices": line}
+            rows = rows.clamp_(min=0)
+            self._window_rows = call.req_pool_indices, rows
+        requests = torch.arange(len(rows), device=rows.device)
+        return {**vars(call), "req_to_token": rows, "req_pool_indices": requests}
 
     def _run_sdpa_forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [new tokens, heads, head size]; the arguments are upstream's."""
-        call = _arguments(_EXTEND, args, kwargs)
-        if self._in_window_pool:
-            return super()._run_sdpa_forward_extend(**self._translated(call))
+        call = _bind_arguments(_EXTEND_PARAMETERS, args, kwargs)
+        if self._uses_window_pool:
+            return super()._run_sdpa_forward_extend(**self._translate_rows(call))
         if not call.causal or _is_special(call):
             return super()._run_sdpa_forward_extend(*args, **kwargs)
-        plan = self._planned(
+        requests = self._get_plan(
             call,
             lambda: plan_extend(
                 call.req_to_token, call.req_pool_indices, call.seq_lens, call.extend_seq_lens
             ),
         )
         _attend(
-            plan,
+            requests,
             call.query,
             call.output,
             call.k_cache,
@@ -196,13 +207,13 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
 
     def _run_sdpa_forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [requests, heads, head size]; the arguments are upstream's."""
-        call = _arguments(_DECODE, args, kwargs)
-        if self._in_window_pool:
-            return super()._run_sdpa_forward_decode(**self._translated(call))
+        call = _bind_arguments(_DECODE_PARAMETERS, args, kwargs)
+        if self._uses_window_pool:
+            return super()._run_sdpa_forward_decode(**self._translate_rows(call))
         if _is_special(call):
             return super()._run_sdpa_forward_decode(*args, **kwargs)
         query, output, k_cache = call.query, call.output, call.k_cache
-        groups = self._planned(
+        groups = self._get_plan(
             call, lambda: plan_decode(call.req_to_token, call.req_pool_indices, call.seq_lens)
         )
         kv_heads = k_cache.shape[1]
@@ -220,29 +231,29 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
             output[group.members] = attended.reshape(count, *output.shape[1:])
         return output
 
-    def _planned(self, call: Any, make: Callable[[], Any]) -> Any:
-        """Return the result of ``make``, called once for all layers of the batch of ``given``."""
-        key = self._plan_key
-        if key is None or key[0] is not call.req_pool_indices or key[1] is not call.seq_lens:
-            return make()
+    def _get_plan(self, call: Any, make_plan: Callable[[], Any]) -> Any:
+        """Return the result of ``make_plan``, which is called once for all layers of a batch."""
+        indices, lengths = self._plan_key or (None, None)
+        if indices is not call.req_pool_indices or lengths is not call.seq_lens:
+            return make_plan()
         if self._plan is None:
-            self._plan = make()
+            self._plan = make_plan()
         return self._plan
 
 
-_EXTEND, _DECODE = (
+_EXTEND_PARAMETERS, _DECODE_PARAMETERS = (
     tuple(inspect.signature(getattr(TorchNativeAttnBackend, name)).parameters)[1:]
     for name in ("_run_sdpa_forward_extend", "_run_sdpa_forward_decode")
 )
-_OPTIONAL = {
+_DEFAULTS = {
     **dict.fromkeys(("encoder_lens", "scaling", "sliding_window_size")),
     **dict.fromkeys(("enable_gqa", "causal", "is_cross_attn"), False),
 }
 
 
-def _arguments(names: Sequence[str], args: Any, kwargs: Any) -> SimpleNamespace:
-    """Return a call's arguments by SGLang's names (checked by `cpu.install`)."""
-    return SimpleNamespace(**{**_OPTIONAL, **dict(zip(names, args)), **kwargs})
+def _bind_arguments(names: Sequence[str], args: Any, kwargs: Any) -> SimpleNamespace:
+    """Return a call's arguments by SGLang's names (checked by `canopy_cpu.install`)."""
+    return SimpleNamespace(**{**_DEFAULTS, **dict(zip(names, args)), **kwargs})
 
 
 def _is_special(call: SimpleNamespace) -> bool:
@@ -254,7 +265,7 @@ def _is_special(call: SimpleNamespace) -> bool:
 
 
 def _attend(
-    plan: ExtendPlan,
+    requests: list[ExtendRequest],
     query: torch.Tensor,
     output: torch.Tensor,
     k_cache: torch.Tensor,
@@ -262,14 +273,14 @@ def _attend(
     **options: Any,
 ) -> None:
     """Fill ``output`` [queries, heads, head size]; the caches are [slots, kv heads, head size]."""
-    for rows, blocks in plan.requests:
-        keys = k_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
-        values = v_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
-        for block in blocks:
+    for request in requests:
+        keys = k_cache.index_select(0, request.rows).transpose(0, 1)[None].to(query.dtype)
+        values = v_cache.index_select(0, request.rows).transpose(0, 1)[None].to(query.dtype)
+        for block in request.blocks:
             attended = scaled_dot_product_attention(
                 query[block.start : block.end].transpose(0, 1)[None],
-                keys[:, :, : block.visible],
-                values[:, :, : block.visible],
+                keys[:, :, : block.visible_tokens],
+                values[:, :, : block.visible_tokens],
                 attn_mask=block.mask,
                 is_causal=block.mask is None,
                 **options,

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-# SGLang leaves 10 GiB of the machine free next to a host pool, which is all of a small machine.
 RESERVE_BYTES = 1 << 30
+"""Memory left free next to a host pool. SGLang leaves 10 GiB, which is all of a small machine."""
 
 
-def unpinned(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def disable_pinning(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """BEFORE hook of the host pools' `__init__`: do not pin memory, which only CUDA needs."""
     return args, {**kwargs, "pin_memory": False}
 
 
-def direct_io(server_args: Any) -> None:
+def replace_kernel_io(server_args: Any) -> None:
     """BEFORE hook of `resolve_layout_io_compatibility`: the `kernel` I/O backend needs CUDA.
 
     SGLang's own resolution follows and selects the host layout for `direct`.
@@ -40,9 +40,9 @@ def transfer_kv_direct(
     page_size: int,
 ) -> None:
     """Copy tokens between two pools, each [tokens, heads, head size] per layer."""
-    source, target = src_indices.long(), dst_indices.long()
+    source_rows, target_rows = src_indices.long(), dst_indices.long()
     for src, dst in zip(src_layers, dst_layers, strict=True):
-        dst.index_copy_(0, target, src.index_select(0, source))
+        dst.index_copy_(0, target_rows, src.index_select(0, source_rows))
 
 
 def transfer_kv_all_layer_direct_lf_pf(
@@ -57,11 +57,13 @@ def transfer_kv_all_layer_direct_lf_pf(
     `src_ptrs`: all K layers then all V layers, each [tokens, heads, head size]. `dst_ptrs`: K and
     V host buffers [pages, layers, page size, heads, head size].
     """
-    source, pages = src_indices.long(), _pages(dst_indices, page_size)
-    layers = len(src_ptrs) // len(dst_ptrs)
+    source_rows, pages = src_indices.long(), _page_numbers(dst_indices, page_size)
+    layer_count = len(src_ptrs) // len(dst_ptrs)
     for index, src in enumerate(src_ptrs):
-        host = dst_ptrs[index // layers]
-        host[pages, index % layers] = src.index_select(0, source).view(-1, *host.shape[2:])
+        host = dst_ptrs[index // layer_count]
+        host[pages, index % layer_count] = src.index_select(0, source_rows).view(
+            -1, *host.shape[2:]
+        )
 
 
 def transfer_kv_per_layer_direct_pf_lf(
@@ -73,12 +75,12 @@ def transfer_kv_per_layer_direct_pf_lf(
     page_size: int,
 ) -> None:
     """Copy pages of one layer back from the host: K and V, shapes as in the previous function."""
-    pages, target = _pages(src_indices, page_size), dst_indices.long()
+    pages, target_rows = _page_numbers(src_indices, page_size), dst_indices.long()
     for host, dst in zip(src_ptrs, dst_ptrs, strict=True):
-        dst.index_copy_(0, target, host[pages, layer_id].view(-1, *dst.shape[1:]))
+        dst.index_copy_(0, target_rows, host[pages, layer_id].view(-1, *dst.shape[1:]))
 
 
-def _pages(token_indices: torch.Tensor, page_size: int) -> torch.Tensor:
+def _page_numbers(token_indices: torch.Tensor, page_size: int) -> torch.Tensor:
     return token_indices[::page_size].long() // page_size
 
 

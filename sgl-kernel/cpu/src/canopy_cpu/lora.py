@@ -17,7 +17,7 @@ MODULES = ("layers", "lora", "mem_pool", "backend.torch_backend")
 _FACTORIES = ("tensor", "empty", "zeros", "ones", "full", "arange")
 
 
-class _Unpinned(ModuleType):
+class _UnpinnedTorch(ModuleType):
     """torch with factories that ignore ``pin_memory``."""
 
     def __getattr__(self, name: str) -> Any:
@@ -25,21 +25,21 @@ class _Unpinned(ModuleType):
         if name not in _FACTORIES:
             return original
 
-        def unpinned(*args: Any, **kwargs: Any) -> Any:
+        def create_unpinned(*args: Any, **kwargs: Any) -> Any:
             kwargs.pop("pin_memory", None)
             return original(*args, **kwargs)
 
-        return unpinned
+        return create_unpinned
 
 
-def unpin(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """BEFORE hook of ``LoRAManager.__init__``: a server with adapters is starting."""
+def disable_pinning(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE hook of ``LoRAManager.__init__``: make torch ignore pinning, before adapters are loaded."""
     for name in MODULES:
         module = importlib.import_module(f"sglang.srt.lora.{name}")
-        module.torch = _Unpinned("torch")  # type: ignore[attr-defined]
-    torch.Tensor.pin_memory = _itself  # type: ignore[method-assign, assignment]
+        module.torch = _UnpinnedTorch("torch")  # type: ignore[attr-defined]
+    torch.Tensor.pin_memory = _return_unpinned  # type: ignore[method-assign, assignment]
     return args, kwargs
 
 
-def _itself(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+def _return_unpinned(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return tensor

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 
-def absorb() -> None:
+def register_absorbed_form() -> None:
     """Make ``torch_native`` use the absorbed form: queries attend to the cached latent vectors."""
     from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
         AttnForwardMethod,
     )
 
-    def absorbed(_attention: Any, _batch: Any) -> Any:
+    def select_absorbed_form(_attention: Any, _batch: Any) -> Any:
         return AttnForwardMethod.MLA
 
-    handlers.AttentionBackendRegistry.register("torch_native", absorbed)
+    handlers.AttentionBackendRegistry.register("torch_native", select_absorbed_form)

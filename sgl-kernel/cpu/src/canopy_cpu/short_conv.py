@@ -46,14 +46,14 @@ def causal_conv1d_fn(
         slot = number if cache_indices is None else int(cache_indices[number])
         if start == end or slot == pad_slot_id:
             continue
-        before = x.new_zeros(x.shape[0], width - 1)
-        begun = has_initial_state is not None and bool(has_initial_state[number])
-        if conv_states is not None and begun:
-            before = conv_states[slot, :, -(width - 1) :].to(x.dtype)
-        seen = torch.cat([before, x[:, start:end]], dim=1)
-        out[:, start:end] = _convolve(seen[None], weight, bias, activation)[0]
+        earlier = x.new_zeros(x.shape[0], width - 1)
+        has_state = has_initial_state is not None and bool(has_initial_state[number])
+        if conv_states is not None and has_state:
+            earlier = conv_states[slot, :, -(width - 1) :].to(x.dtype)
+        inputs = torch.cat([earlier, x[:, start:end]], dim=1)
+        out[:, start:end] = _convolve(inputs[None], weight, bias, activation)[0]
         if conv_states is not None:
-            conv_states[slot, :, -(width - 1) :] = seen[:, -(width - 1) :].to(conv_states.dtype)
+            conv_states[slot, :, -(width - 1) :] = inputs[:, -(width - 1) :].to(conv_states.dtype)
     return out
 
 
@@ -68,19 +68,21 @@ def causal_conv1d_update(
     pad_slot_id: int = PAD_SLOT,
     **_: Any,
 ) -> torch.Tensor:
-    """Convolve one new token per request, ``x`` [requests, dim] (or [requests, dim, tokens])."""
+    """Convolve the new tokens of each request, ``x`` [requests, dim] or [requests, dim, tokens]; returns x's
+    shape, and updates ``conv_state`` [slots, dim, at least width - 1].
+    """
     assert cache_seqlens is None, "circular states are not used by SGLang's models"
     tokens = x if x.dim() == 3 else x[..., None]
     width = weight.shape[1]
-    whole = conv_state_indices is None
-    slots = torch.arange(len(x)) if whole else conv_state_indices.long()  # type: ignore[union-attr]
-    live = slots != pad_slot_id
-    slots = slots[live]
-    before = conv_state[slots][..., -(width - 1) :].to(x.dtype)
-    seen = torch.cat([before, tokens[live]], dim=-1)
+    is_dense = conv_state_indices is None
+    slots = torch.arange(len(x)) if is_dense else conv_state_indices.long()  # type: ignore[union-attr]
+    has_request = slots != pad_slot_id
+    slots = slots[has_request]
+    earlier = conv_state[slots][..., -(width - 1) :].to(x.dtype)
+    inputs = torch.cat([earlier, tokens[has_request]], dim=-1)
     out = torch.zeros_like(tokens)
-    out[live] = _convolve(seen, weight, bias, activation)
-    conv_state[slots, :, -(width - 1) :] = seen[..., -(width - 1) :].to(conv_state.dtype)
+    out[has_request] = _convolve(inputs, weight, bias, activation)
+    conv_state[slots, :, -(width - 1) :] = inputs[..., -(width - 1) :].to(conv_state.dtype)
     return out if x.dim() == 3 else out[..., 0]
 
 
@@ -92,7 +94,7 @@ def _convolve(
     return F.silu(out) if activation in ("silu", "swish", True) else out
 
 
-def stand_in_for_kernels() -> None:
+def register_stand_ins() -> None:
     """Add the CPU kernels' names to SGLang's backends of recurrent layers, which import all of
     them.
 
@@ -100,17 +102,17 @@ def stand_in_for_kernels() -> None:
     that needs it gets an error.
     """
     with contextlib.suppress(ImportError):
-        importlib.import_module(_KERNELS)
+        importlib.import_module(_KERNEL_MODULE)
         return
-    kernels: Any = types.ModuleType(_KERNELS, "Stand-ins of Canopy's CPU support.")
+    kernels: Any = types.ModuleType(_KERNEL_MODULE, "Stand-ins of Canopy's CPU support.")
     kernels.causal_conv1d_fn_cpu = causal_conv1d_fn
     kernels.causal_conv1d_update_cpu = causal_conv1d_update
-    kernels.chunk_gated_delta_rule_cpu = _no_linear_attention
-    sys.modules[_KERNELS] = kernels
+    kernels.chunk_gated_delta_rule_cpu = _refuse_linear_attention
+    sys.modules[_KERNEL_MODULE] = kernels
     _OPERATORS.extend(_declare_operators())
 
 
-def _no_linear_attention(*_: Any, **__: Any) -> Any:
+def _refuse_linear_attention(*_: Any, **__: Any) -> Any:
     raise CanopyError(
         "linear attention (the gated delta rule) has no kernel for this CPU; serve this model on a "
         "GPU, or one with short convolutions (LFM2) here"
@@ -132,10 +134,10 @@ def _declare_operators() -> list[torch.library.Library]:
         inputs = ", ".join(f"Tensor a{number}" for number in range(arguments))
         outputs = ", ".join(["Tensor"] * results)
         library.define(f"{name}({inputs}) -> ({outputs})")
-        library.impl(name, _no_linear_attention, "CPU")
+        library.impl(name, _refuse_linear_attention, "CPU")
     return [library]
 
 
-_KERNELS = "sgl_kernel.mamba"
+_KERNEL_MODULE = "sgl_kernel.mamba"
 _OPERATORS: list[torch.library.Library] = []
 """References that keep the declared operators alive."""

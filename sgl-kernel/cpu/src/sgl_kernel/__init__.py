@@ -31,12 +31,12 @@ def assign_req_to_token_pool_cpu(
     Shapes: `req_pool_indices`, `start_offset`, `end_offset` [requests]; `req_to_token`
     [rows, pool_len]; `out_cache_loc` [sum of end - start], in request order.
     """
-    taken = 0
+    next_slot = 0
     for row, start, end in zip(
         req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist()
     ):
-        req_to_token[row, start:end] = out_cache_loc[taken : taken + end - start]
-        taken += end - start
+        req_to_token[row, start:end] = out_cache_loc[next_slot : next_slot + end - start]
+        next_slot += end - start
 
 
 def copy_all_layer_kv_cache_cpu(
@@ -49,12 +49,12 @@ def copy_all_layer_kv_cache_cpu(
     """
     if tgt_loc.numel() == 0:
         return
-    target, source = tgt_loc.long(), src_loc.long()
-    rows = int(max(target.max(), source.max())) + 1
+    target_rows, source_rows = tgt_loc.long(), src_loc.long()
+    rows = int(max(target_rows.max(), source_rows.max())) + 1
     for address, stride in zip(data_ptrs.tolist(), strides.tolist()):
         memory = (ctypes.c_uint8 * (rows * stride)).from_address(address)
         layer = torch.frombuffer(memory, dtype=torch.uint8).view(rows, stride)
-        layer[target] = layer[source]
+        layer[target_rows] = layer[source_rows]
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]
@@ -62,10 +62,10 @@ def __getattr__(name: str):  # type: ignore[no-untyped-def]
     if not name.endswith("_cpu"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r} (CPU stand-in)")
 
-    def missing(*args: object, **kwargs: object) -> None:
+    def raise_missing(*args: object, **kwargs: object) -> None:
         raise NotImplementedError(
             f"sgl_kernel.{name} needs compiled kernels: speculative decoding does not run in "
             "Canopy's CPU mode; start without --speculative-* flags"
         )
 
-    return missing
+    return raise_missing
