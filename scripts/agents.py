@@ -56,10 +56,8 @@ class ClientTurn:
 
 
 def read_texts(folders: Iterable[Path]) -> list[str]:
-    """Return the text files below ``folders``, sorted by name.
-
-    Raises SetupError if there is too little text for different prompts.
-    """
+    """Return the text files below ``folders``, sorted by name. Raises SetupError if there is too
+    little text for different prompts."""
     folders = list(folders)
     paths = sorted(p for f in folders for p in f.rglob("*") if p.suffix in SUFFIXES and p.is_file())
     texts = [p.read_text("utf-8", errors="replace")[:FILE_CHARS] for p in paths[:MAX_FILES]]

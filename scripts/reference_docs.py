@@ -206,8 +206,8 @@ def keys_table(cls: type) -> str:
 
 def canopy_flags(hidden: bool) -> str:
     """Return the flags of ``--help``, or the hidden flags."""
-    short_row = [f"`{flags.SHORT} NAME`", flags.short_help()]
-    rows = declared_flags(*flags.KINDS, server_plugin.ReplayFlags, hidden=hidden)
+    short_row = [f"`{flags.SHORT_FLAG} NAME`", flags.short_help()]
+    rows = declared_flags(*flags.FLAG_CLASSES, server_plugin.ReplayFlags, hidden=hidden)
     return markdown_list(rows if hidden else [short_row, *rows])
 
 
@@ -293,7 +293,7 @@ def document_request_fields() -> str:
 
 def identity_sources() -> str:
     """Return the possible places of a conversation's name, in order of precedence."""
-    rows = [[source.places_text, source.sent_by] for source in identity.SOURCES]
+    rows = [[source.places_text, source.sent_by] for source in identity.IDENTITY_FIELDS]
     return markdown_table(["where", "who sends it"], rows)
 
 
@@ -308,7 +308,7 @@ def _allowed_text(check: Callable[[Any], Any]) -> str:
 
 def metrics_table() -> str:
     rows = []
-    for metric in (*series.CACHE, *series.IGNORED, *document_series.METRICS):
+    for metric in (*series.CACHE_METRICS, *series.IGNORED_METRICS, *document_series.METRICS):
         labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
         rows.append([f"`{series.PREFIX}{metric.name}{labels}`", metric.meaning])
     return markdown_list(rows)

@@ -42,10 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist's own hook reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run servers first, then ranks and long files; the others go to the first idle worker.
-
-    A file stays with one worker. Files marked with the same `xdist_group` do, one after the other.
-    """
+    """Run servers first, then ranks and long files; the others go to the first idle worker. A file
+    stays with one worker. Files marked with the same `xdist_group` do, one after the other."""
     order = {item: (_late(item), *_group(item)) for item in items}
     items.sort(key=order.__getitem__)
     if not config.getoption("--all"):

@@ -59,7 +59,7 @@ class BoundedMachine(RuleBasedStateMachine):
 
     @rule()
     def take_turns(self) -> None:
-        entry = self.bounded.next()
+        entry = self.bounded.pop_next()
         if not self.turns:
             assert entry is None
             return

@@ -48,7 +48,7 @@ def test_named_pipes_instead_of_rebuildable_files_never_block_a_start(tmp_path, 
     for name in ("learnt.json", "calibration.json", "loads-0.json"):
         os.mkfifo(tmp_path / name)
     with pytest.raises(CanopyError, match="not a regular file"):
-        saved_curves.read(str(tmp_path / "learnt.json"))
+        saved_curves.read_profile(str(tmp_path / "learnt.json"))
     with pytest.raises(OSError, match="not a regular file"):
         folder._make_file(tmp_path / "learnt.json", "namespace")
     setting = Setting("model", "cpu", "float32", 1, "torch_native")

@@ -77,11 +77,11 @@ class TimedTree:
                 core.requests.report_end(req)
             finished_s = time.thread_time()
             if self.is_canopy:
-                core.inserting = request
+                core.inserting_request = request
             cache.insert(params)
             inserted_s = time.thread_time()
             if self.is_canopy:
-                core.inserting = None
+                core.inserting_request = None
             seconds = (matched_s - arrived_s, inserted_s - finished_s)
             if self.is_canopy:
                 seconds += ((arrived_s - start_s) + (finished_s - finishing_s),)

@@ -93,8 +93,8 @@ def run_checks(_: RunContext) -> dict[str, float]:
     from sglang.srt.runtime_context import get_server_args
 
     from sglang_canopy.radix.overrides import check_overrides
-    from sglang_canopy.radix.tier_self_test import run_host
-    from sglang_canopy.server.scheduler.cache_factory import OURS, check_tree, new_cache
+    from sglang_canopy.radix.tier_self_test import check_host_tier
+    from sglang_canopy.server.scheduler import cache_factory as factory
     from sglang_canopy.server.start.hooks import HOOKS
     from sglang_canopy.server.start.self_check import check_signature
     from sglang_canopy.storage.page_self_test import check_page
@@ -110,9 +110,9 @@ def run_checks(_: RunContext) -> dict[str, float]:
 
     return {
         "hooks": time_ms(lambda: [check_signature(hook) for hook in HOOKS]),
-        "overrides": time_ms(lambda: check_overrides(*OURS)),
-        "tree": time_ms(lambda: check_tree(64)),
-        "host": time_ms(lambda: run_host(new_cache, 64, arguments, "cpu")),
+        "overrides": time_ms(lambda: check_overrides(*factory.OVERRIDING_CLASSES)),
+        "tree": time_ms(lambda: factory.check_tree(64)),
+        "host": time_ms(lambda: check_host_tier(factory.new_cache, 64, arguments, "cpu")),
         "disk": time_ms(lambda: check_page(pool)),
     }
 

@@ -117,9 +117,9 @@ class ArmScheduler:
             self.clock.skipped_s += IDLE_S
 
     def _broadcast_time(self, time_s: float) -> None:
-        from sglang_canopy.server.scheduler.admission import take_time
+        from sglang_canopy.server.scheduler.admission import take_times
 
-        take_time(self._scheduler, [repr(time_s)])
+        take_times(self._scheduler, [repr(time_s)])
 
 
 def stats_of(part: Any) -> Any:

@@ -37,10 +37,10 @@ ANSWER_TOKENS = 16
 
 def install() -> None:
     """The plugin: delay each read and write of Canopy's disk tier."""
-    from sglang_canopy.storage.backend import CanopyStorage
+    from sglang_canopy.storage.current_store import CurrentStore
 
     delay_s = float(os.environ[DELAY_VARIABLE])
-    read, write = CanopyStorage._read, CanopyStorage._write
+    read, write = CurrentStore.read, CurrentStore.write
 
     def slow_read(*arguments: Any) -> Any:
         time.sleep(delay_s)
@@ -50,7 +50,7 @@ def install() -> None:
         time.sleep(delay_s)
         write(*arguments)
 
-    CanopyStorage._read, CanopyStorage._write = slow_read, slow_write  # type: ignore[method-assign]
+    CurrentStore.read, CurrentStore.write = slow_read, slow_write  # type: ignore[method-assign]
 
 
 def slow_disk_environment(folder: Path, slow_s: float) -> dict[str, str]:

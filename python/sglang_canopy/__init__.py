@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 SGLANG_VERSION = "0.5.23"
-"""The pinned release of SGLang; ``releases.TESTED`` has the others that are tested."""
+"""The pinned release of SGLang; ``releases.TESTED_RELEASES`` has the others that are tested."""
 
 
 class _StaleEntryPoint(importlib.abc.MetaPathFinder):

@@ -35,11 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def replay(
     dataset_name: str, dataset_path: str, base_url: str, model: str, **arguments: Any
 ) -> dict[str, Any]:
-    """Replay a trace from Python; return the command's JSON result.
-
-    Further arguments are the command's options: ``num_prompts=200, no_labels=True``. Raises
-    ``CanopyError``. An unknown option exits as the command does.
-    """
+    """Replay a trace from Python; return the command's JSON result. Further arguments are the command's
+    options: ``num_prompts=200, no_labels=True``. Raises ``CanopyError``. An unknown option exits as the
+    command does."""
     argv = ["--dataset-name", dataset_name, "--dataset-path", str(dataset_path)]
     argv += ["--base-url", base_url, "--model", model]
     for name, value in arguments.items():

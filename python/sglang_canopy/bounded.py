@@ -21,10 +21,10 @@ class Entry(NamedTuple, Generic[Key, Value]):
 class _Share(Generic[Key, Value]):
     """One tenant's values with their sizes, oldest first."""
 
-    __slots__ = ("entries", "size")
+    __slots__ = ("size", "sized_values")
 
     def __init__(self) -> None:
-        self.entries: dict[Key, tuple[Value, int]] = {}
+        self.sized_values: dict[Key, tuple[Value, int]] = {}
         self.size = 0
 
 
@@ -44,27 +44,26 @@ class BoundedByTenant(Generic[Key, Value]):
         """Tenants by size; few sizes differ, since all sizes add up to at most ``limit``."""
 
     def __len__(self) -> int:
-        """Return the number of entries."""
-        return sum(len(share.entries) for share in self._tenants.values())
+        return sum(len(share.sized_values) for share in self._tenants.values())
 
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
     def __iter__(self) -> Iterator[Entry[Key, Value]]:
         for tenant, share in self._tenants.items():
-            for key, (value, _) in share.entries.items():
+            for key, (value, _) in share.sized_values.items():
                 yield Entry(tenant, key, value)
 
     def get(self, tenant: Tenant, key: Key) -> Value | None:
         share = self._tenants.get(tenant)
-        entry = None if share is None else share.entries.get(key)
-        return None if entry is None else entry[0]
+        value, _ = (None, 0) if share is None else share.sized_values.get(key, (None, 0))
+        return value
 
     def put(self, tenant: Tenant, key: Key, value: Value, size: int = 1) -> list[Entry[Key, Value]]:
         """Add an entry, or replace it, as its tenant's newest. Return the entries that were dropped."""
         self.pop(tenant, key)
         share = self._tenants.setdefault(tenant, _Share())
-        share.entries[key] = value, size
+        share.sized_values[key] = value, size
         self._resize(tenant, share, size)
         dropped: list[Entry[Key, Value]] = []
         while self.limit_per_tenant is not None and share.size > self.limit_per_tenant:
@@ -76,15 +75,15 @@ class BoundedByTenant(Generic[Key, Value]):
     def pop(self, tenant: Tenant, key: Key) -> Value | None:
         """Remove and return a value; ``None`` without one."""
         share = self._tenants.get(tenant)
-        if share is None or key not in share.entries:
+        if share is None or key not in share.sized_values:
             return None
-        value, size = share.entries.pop(key)
+        value, size = share.sized_values.pop(key)
         self._resize(tenant, share, -size)
-        if not share.entries:
+        if not share.sized_values:
             del self._tenants[tenant]
         return value
 
-    def next(self) -> Entry[Key, Value] | None:
+    def pop_next(self) -> Entry[Key, Value] | None:
         """Remove and return the oldest entry of the tenant whose turn it is; ``None`` if empty."""
         if not self._tenants:
             return None
@@ -100,7 +99,7 @@ class BoundedByTenant(Generic[Key, Value]):
 
     def tenants_of(self, key: Key) -> list[Tenant]:
         """Return the tenants that have an entry of this key."""
-        return [tenant for tenant, share in self._tenants.items() if key in share.entries]
+        return [tenant for tenant, share in self._tenants.items() if key in share.sized_values]
 
     def forget(self, tenant: Tenant) -> bool:
         """Remove a tenant's entries. Return whether there were any."""
@@ -115,9 +114,8 @@ class BoundedByTenant(Generic[Key, Value]):
         self.size = 0
 
     def _drop_oldest(self, tenant: Tenant) -> Entry[Key, Value]:
-        entries = self._tenants[tenant].entries
-        key = next(iter(entries))
-        value, _ = entries[key]
+        sized_values = self._tenants[tenant].sized_values
+        key, (value, _) = next(iter(sized_values.items()))
         self.pop(tenant, key)
         return Entry(tenant, key, value)
 

@@ -1,5 +1,4 @@
-"""Options declared once: a dataclass field's metadata defines its flag, key, check and reference
-row.
+"""Options declared once: a dataclass field's metadata defines its flag, key, check and reference row.
 
 A command or a server declares its flags as fields of a frozen dataclass::
 
@@ -15,10 +14,9 @@ A command or a server declares its flags as fields of a frozen dataclass::
     limits = declared.read(Limits, parser.parse_args())
 
 Related options share one flag: ``DiskKeys`` is another such dataclass, with fields declared by
-``declare_key``, and ``--disk`` accepts ``/data``, ``/data,capacity_gb=20``, ``capacity_gb=20`` or
-the equivalent JSON object. ``make`` builds a server's configuration objects
-(``--radix-eviction-policy-config``) from such classes. ``rows`` is the source of the reference
-pages.
+``declare_key``, and ``--disk`` accepts ``/data``, ``/data,capacity_gb=20``, ``capacity_gb=20`` or the
+equivalent JSON object. ``make`` builds a server's configuration objects
+(``--radix-eviction-policy-config``) from such classes. ``rows`` is the source of the reference pages.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _KEY = "canopy option"
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class Option:
     """An option, from the metadata of its field."""
 
     flag: str | None
@@ -60,7 +58,7 @@ class Declared:
     """
     shown_default: str | None = None
     """The default in words, if the value needs explanation."""
-    former: str | None = None
+    former_flag: str | None = None
     """Earlier name of the flag, which still works, with a warning."""
     hidden: bool = False
     """Accepted and documented, but not in ``--help``."""
@@ -97,33 +95,32 @@ class Declared:
             return False
         if isinstance(value, float) and not math.isfinite(value) and self.allowed:
             return False
-        above = self.low is None or value >= self.low
-        return above and (self.high is None or value <= self.high)
+        is_above = self.low is None or value >= self.low
+        return is_above and (self.high is None or value <= self.high)
 
 
-def declare(default: Any, flag: str, help: str, **more: Any) -> Any:
-    """Return a dataclass field with a flag. ``more``: the other fields of ``Declared``."""
-    return _field(default, Declared(flag, help, **more))
+def declare(default: Any, flag: str, help: str, **properties: Any) -> Any:
+    """Return a dataclass field with a flag. ``properties``: the other fields of ``Option``."""
+    return _field(default, Option(flag, help, **properties))
 
 
-def declare_key(default: Any, help: str, **more: Any) -> Any:
+def declare_key(default: Any, help: str, **properties: Any) -> Any:
     """Return a dataclass field that is a key of a JSON object, without its own flag."""
-    return _field(default, Declared(None, help, **more))
+    return _field(default, Option(None, help, **properties))
 
 
-def _field(default: Any, option: Declared) -> Any:
+def _field(default: Any, option: Option) -> Any:
     return dataclasses.field(default=default, metadata={_KEY: option})
 
 
-def declared_fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Declared]]:
+def declared_fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
     """Yield the declared fields of ``cls``, in order."""
     for field in dataclasses.fields(cls):
         if _KEY in field.metadata:
             yield field, field.metadata[_KEY]
 
 
-def option_of(cls: type, name: str) -> Declared:
-    """Return the option of the field ``name``."""
+def option_of(cls: type, name: str) -> Option:
     return next(option for field, option in declared_fields(cls) if field.name == name)
 
 
@@ -146,13 +143,13 @@ def add_flags(group: argparse._ActionsContainer, cls: type) -> None:
                 help=help,
                 **_argparse_options(field, option),
             )
-            if option.former is not None:
+            if option.former_flag is not None:
                 group.add_argument(
-                    option.former, dest=option.dest, action=_Former, help=argparse.SUPPRESS
+                    option.former_flag, dest=option.dest, action=_FormerFlag, help=argparse.SUPPRESS
                 )
 
 
-class _Former(argparse.Action):
+class _FormerFlag(argparse.Action):
     """Set a flag by its earlier name."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, name: str | None = None) -> None:
@@ -160,12 +157,12 @@ class _Former(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
-def _argparse_options(field: dataclasses.Field[Any], option: Declared) -> dict[str, Any]:
+def _argparse_options(field: dataclasses.Field[Any], option: Option) -> dict[str, Any]:
     if _is_switch(field):
         return {"action": "store_true"}
     if option.choices:
         return {"choices": option.choices}
-    kind = None if option.parse else _number_of(field)
+    kind = None if option.parse else _number_type(field)
     action = {"action": "append"} if option.repeated else {}
     return {"metavar": option.metavar, **action, **({} if kind is None else {"type": kind})}
 
@@ -185,7 +182,7 @@ def read(cls: type, args: Any) -> Any:
     return cls(**from_args(cls, args))
 
 
-def _parse_value(option: Declared, value: Any) -> Any:
+def _parse_value(option: Option, value: Any) -> Any:
     parse = option.parse or (lambda text: text)
     try:
         value = option.join(value) if option.join else value
@@ -198,11 +195,9 @@ def _parse_value(option: Declared, value: Any) -> Any:
 
 
 def make(cls: type, values: Any) -> Any:
-    """Return an object of the dataclass ``cls`` from a JSON object.
-
-    Checks keys by name and type, then by the errors of ``cls`` (``CanopyError`` or ``ValueError``)
-    for a key. Raises ``CanopyError`` naming the key and the allowed keys.
-    """
+    """Return an object of the dataclass ``cls`` from a JSON object. Checks keys by name and type, then
+    by the errors of ``cls`` (``CanopyError`` or ``ValueError``) for a key. Raises ``CanopyError``
+    naming the key and the allowed keys."""
     if not isinstance(values, Mapping):
         raise CanopyError(f"the configuration must be a JSON object, got {values!r:.60}")
     hints = typing.get_type_hints(cls)
@@ -211,7 +206,7 @@ def make(cls: type, values: Any) -> Any:
     for key, value in values.items():
         if key not in allowed:
             raise CanopyError(f"unknown key {key!r:.60}; allowed keys: {listing}")
-        if not _fits(value, allowed[key]):
+        if not _has_type(value, allowed[key]):
             raise CanopyError(
                 f"key {key!r} must be {_type_name(allowed[key])}, got {value!r:.60}; "
                 f"allowed keys: {listing}"
@@ -223,12 +218,10 @@ def make(cls: type, values: Any) -> Any:
 
 
 def keyed(cls: type, head: str) -> Callable[[str], Any]:
-    """Return a parser of ``HEAD``, ``HEAD,KEY=VALUE,...``, ``KEY=VALUE,...`` or a JSON object.
-
-    Words without ``=`` are the value of the key ``head``, joined with commas. Values of keys with a
-    parser and of text keys are texts; other values are JSON.
-    """
-    typed = ((field, option.parse or _text_of(field)) for field, option in declared_fields(cls))
+    """Return a parser of ``HEAD``, ``HEAD,KEY=VALUE,...``, ``KEY=VALUE,...`` or a JSON object. Words
+    without ``=`` are the value of the key ``head``, joined with commas. Values of keys with a parser
+    and of text keys are texts; other values are JSON."""
+    typed = ((field, option.parse or _text_type(field)) for field, option in declared_fields(cls))
     parsers = {field.name: parse for field, parse in typed if parse is not None}
 
     def parse(text: str) -> Any:
@@ -239,9 +232,9 @@ def keyed(cls: type, head: str) -> Callable[[str], Any]:
                     k: parsers[k](v) for k, v in values.items() if k in parsers and type(v) is str
                 }
                 return make(cls, values | texts)
-            heads, values = split_keys(text, parsers)
-            if heads:
-                values[head] = _value(parsers.get(head), ",".join(heads))
+            words, values = split_keys(text, parsers)
+            if words:
+                values[head] = _parse_word(parsers.get(head), ",".join(words))
             return make(cls, values)
         except CanopyError as error:
             raise CanopyError(f"{text:.80}: {error}") from None
@@ -259,11 +252,11 @@ def split_keys(
         if "=" in word:
             key, _, value = word.partition("=")
             key = key.strip().replace("-", "_")
-            values[key] = _value(parsers.get(key), value.strip())
+            values[key] = _parse_word(parsers.get(key), value.strip())
     return [word for word in words if "=" not in word], values
 
 
-def _value(parse: Callable[[str], Any] | None, text: str) -> Any:
+def _parse_word(parse: Callable[[str], Any] | None, text: str) -> Any:
     if parse is not None:
         return parse(text)
     try:
@@ -272,35 +265,33 @@ def _value(parse: Callable[[str], Any] | None, text: str) -> Any:
         return text
 
 
-def _text_of(field: dataclasses.Field[Any]) -> type[str] | None:
+def _text_type(field: dataclasses.Field[Any]) -> type[str] | None:
     """Return ``str`` if the field is annotated as one, else ``None``."""
     return str if "str" in _types(field) else None
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def _alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    for option in _options(hint):
-        if option is type(None):
-            ok = value is None
-        elif option is float:
-            ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-        elif option is int:
-            ok = isinstance(value, int) and not isinstance(value, bool)
+def _has_type(value: Any, hint: Any) -> bool:
+    for kind in _alternatives(hint):
+        if kind is type(None):
+            is_fit = value is None
+        elif kind is float:
+            is_fit = isinstance(value, (int, float)) and not isinstance(value, bool)
+        elif kind is int:
+            is_fit = isinstance(value, int) and not isinstance(value, bool)
         else:
-            ok = isinstance(value, typing.get_origin(option) or option)
-        if ok:
+            is_fit = isinstance(value, typing.get_origin(kind) or kind)
+        if is_fit:
             return True
     return False
 
 
 def _type_name(hint: Any) -> str:
-    names = [
-        ("null" if o is type(None) else getattr(o, "__name__", str(o))) for o in _options(hint)
-    ]
-    return " or ".join(names)
+    kinds = _alternatives(hint)
+    return " or ".join("null" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
 
 
 # ---- checks and pages ----
@@ -325,8 +316,7 @@ class Checked:
 
 
 def rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:
-    """Return ``flag``, ``value``, ``default``, ``allowed`` and ``help`` of each option, for the
-    reference.
+    """Return ``flag``, ``value``, ``default``, ``allowed`` and ``help`` of each option, for the reference.
 
     ``hidden``: whether to return only the options hidden from ``--help``, or only the others.
     """
@@ -354,7 +344,7 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _shown_default(field: dataclasses.Field[Any], option: Declared) -> str:
+def _shown_default(field: dataclasses.Field[Any], option: Option) -> str:
     if option.shown_default is not None:
         return option.shown_default
     return "" if field.default is None or _is_switch(field) else str(field.default)
@@ -364,7 +354,7 @@ def _is_switch(field: dataclasses.Field[Any]) -> bool:
     return "bool" in _types(field)
 
 
-def _number_of(field: dataclasses.Field[Any]) -> type | None:
+def _number_type(field: dataclasses.Field[Any]) -> type | None:
     """Return ``int`` or ``float`` if the field is annotated as one, else ``None``."""
     names = _types(field)
     return int if "int" in names else float if "float" in names else None

@@ -2,7 +2,5 @@
 
 
 class CanopyError(ValueError):
-    """A user's mistake. The message names the given value, the allowed values and the remedy.
-
-    The command line prints it as one line and exits with status 2. A server stops with it.
-    """
+    """A user's mistake. The message names the given value, the allowed values and the remedy. The
+    command line prints it as one line and exits with status 2. A server stops with it."""

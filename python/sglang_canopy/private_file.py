@@ -17,7 +17,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-BAD = ".bad"
+BAD_SUFFIX = ".bad"
 SET_ASIDE: Counter[str] = Counter()
 """Number of unusable files of this process, by name."""
 
@@ -36,11 +36,8 @@ def read_regular(path: Path | str, max_bytes: int) -> bytes:
 
 
 def replace_file(path: Path | str, text: str, *, durable: bool = False) -> None:
-    """Write ``text`` to ``path`` atomically with mode 0600.
-
-    ``durable``: sync the file to disk first. Raises ``OSError``; the old file is then unchanged and
-    no scratch file remains.
-    """
+    """Write ``text`` to ``path`` atomically with mode 0600. ``durable``: sync the file to disk first.
+    Raises ``OSError``; the old file is then unchanged and no scratch file remains."""
     path = Path(path)
     # mkstemp creates the file with mode 0600, and the rename keeps the mode.
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -57,16 +54,16 @@ def replace_file(path: Path | str, text: str, *, durable: bool = False) -> None:
         raise
 
 
-def set_aside(path: Path | str, why: object) -> None:
-    """Rename an unusable file to ``NAME.bad``, replacing an earlier one; log and count it.
-
-    If the folder is read-only, the file stays and is replaced by its next write.
-    """
+def set_aside(path: Path | str, reason: object) -> None:
+    """Rename an unusable file to ``NAME.bad``, replacing an earlier one; log and count it. If the
+    folder is read-only, the file stays and is replaced by its next write."""
     path = Path(path)
     SET_ASIDE[path.name] += 1
-    now = path.with_name(path.name + BAD)
+    kept_path = path.with_name(path.name + BAD_SUFFIX)
     try:
-        os.replace(path, now)
+        os.replace(path, kept_path)
     except OSError:
-        now = path
-    logger.warning("%s cannot be used (%s). It is kept as %s; starting without it.", path, why, now)
+        kept_path = path
+    logger.warning(
+        "%s cannot be used (%s). It is kept as %s; starting without it.", path, reason, kept_path
+    )

@@ -24,30 +24,30 @@ def groups_of(cache: Any) -> list[Any]:
     return groups or ([cache.tp_group] if cache.tp_world_size > 1 else [])
 
 
-def from_first(groups: Sequence[Any], value: T) -> T:
+def broadcast_from_first(groups: Sequence[Any], value: T) -> T:
     """Return the first rank's value, which is pickled, on all ranks of ``groups``."""
     for group in groups:
-        box = [value]
-        first = torch.distributed.get_global_rank(group, 0)
-        torch.distributed.broadcast_object_list(box, first, group)
-        (value,) = box
+        values = [value]
+        first_rank = torch.distributed.get_global_rank(group, 0)
+        torch.distributed.broadcast_object_list(values, first_rank, group)
+        (value,) = values
     return value
 
 
-def least_of_ranks(cache: Any, values: Sequence[int]) -> list[int]:
+def min_over_ranks(cache: Any, values: Sequence[int]) -> list[int]:
     """Return the least value of any rank at each position."""
     return _reduce(values, cache._all_reduce)
 
 
-def least_of_group(group: Any, values: Sequence[int]) -> list[int]:
-    """As ``least_of_ranks``, over one group, for CPU tensors."""
+def min_over_group(group: Any, values: Sequence[int]) -> list[int]:
+    """As ``min_over_ranks``, over one group, for CPU tensors."""
     return _reduce(values, functools.partial(torch.distributed.all_reduce, group=group))
 
 
-def true_in_groups(groups: Sequence[Any], flag: bool) -> bool:
-    """Whether ``flag`` is true on all ranks of ``groups``."""
+def all_over_groups(groups: Sequence[Any], flag: bool) -> bool:
+    """Return whether ``flag`` is true on all ranks of ``groups``."""
     for group in groups:
-        flag = least_of_group(group, [flag]) == [1]
+        flag = min_over_group(group, [flag]) == [1]
     return flag
 
 
@@ -58,6 +58,6 @@ def _reduce(values: Sequence[int], reduce: Callable[..., Any]) -> list[int]:
     return [int(value) for value in tensor.tolist()]
 
 
-def true_on_all(cache: Any, flag: bool) -> bool:
-    """Whether ``flag`` is true on all ranks."""
-    return least_of_ranks(cache, [flag]) == [1]
+def all_over_ranks(cache: Any, flag: bool) -> bool:
+    """Return whether ``flag`` is true on all ranks."""
+    return min_over_ranks(cache, [flag]) == [1]

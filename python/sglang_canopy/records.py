@@ -29,7 +29,8 @@ class LateHint:
 
 def chat_category(**features: bool) -> str:
     """Return the category of a chat: ``chat`` and the features that it has, in this order."""
-    return "-".join(("chat", *(name.replace("_", "-") for name, has in features.items() if has)))
+    names = (name.replace("_", "-") for name, has_it in features.items() if has_it)
+    return "-".join(("chat", *names))
 
 
 ABORT = "abort"
@@ -76,10 +77,10 @@ class Request:
 
     def copy(self, **changes: Any) -> Request:
         """Return a plain ``Request`` copy with ``changes``."""
-        return Request(**({name: getattr(self, name) for name in _OF_REQUEST} | changes))
+        return Request(**({name: getattr(self, name) for name in _REQUEST_FIELDS} | changes))
 
 
-_OF_REQUEST = tuple(f.name for f in fields(Request))
+_REQUEST_FIELDS = tuple(f.name for f in fields(Request))
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -120,10 +121,8 @@ class LeafRecord:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Leaf(LeafRecord):
-    """A run of cached tokens that a policy can rank. Trees subclass it or hold one per node.
-
-    The tree writes every field except ``rank_state``, which belongs to the policy.
-    """
+    """A run of cached tokens that a policy can rank. Trees subclass it or hold one per node. The tree
+    writes every field except ``rank_state``, which belongs to the policy."""
 
     awaited_until: float | None = None
     """Time until which it is protected for a waiting request."""
@@ -156,15 +155,13 @@ class Leaf(LeafRecord):
         self.over = request.over and not self.shared
         self.source = request.source
         self.slo_ms = request.slo_ms
-        back = request.return_in_s
-        self.return_at = None if back is None else request.time + back
+        return_in_s = request.return_in_s
+        self.return_at = None if return_in_s is None else request.time + return_in_s
 
     def protected_until(self) -> float:
         """Return the time until which the node is evicted last; -inf without protection."""
-        keep, awaited = self.keep_until, self.awaited_until
-        if keep is None:
-            return float("-inf") if awaited is None else awaited
-        return keep if awaited is None else max(keep, awaited)
+        times = (self.keep_until, self.awaited_until)
+        return max((time for time in times if time is not None), default=float("-inf"))
 
     def inherit(self, other: Leaf) -> None:
         """Copy all fields except ``offset``, ``length``, ``number`` and ``rank_state``."""
@@ -173,10 +170,10 @@ class Leaf(LeafRecord):
 
 
 RECORD_FIELDS = tuple(f.name for f in fields(LeafRecord))
-_COPIED = RECORD_FIELDS[2:]
+_COPIED_FIELDS = RECORD_FIELDS[2:]
 
 
 def copy_record(source: LeafRecord, target: LeafRecord) -> None:
     """Copy all fields except the run's position, ``offset`` and ``length``."""
-    for name in _COPIED:
+    for name in _COPIED_FIELDS:
         setattr(target, name, getattr(source, name))

@@ -10,10 +10,10 @@ import inspect
 import logging
 from typing import Any
 
-TESTED = ("0.5.22", "0.5.23")
+TESTED_RELEASES = ("0.5.22", "0.5.23")
 """Releases that the tests run on, oldest first; the last one is pinned."""
 
-RELEASE_RANGE = f"{TESTED[0]} to {TESTED[-1]}"
+RELEASE_RANGE = f"{TESTED_RELEASES[0]} to {TESTED_RELEASES[-1]}"
 
 SWITCHED_OFF: dict[str, str] = {}
 """What this process does without, and the reason."""
@@ -38,15 +38,13 @@ def record_uncalled_hooks() -> None:
         switch_off(target, "SGLang did not call it for the first request; its hook has no effect")
 
 
-def existing_fields(kind: Any, *fields: str) -> tuple[str, ...]:
-    """Return those ``fields`` that the named tuple ``kind`` has.
-
-    ``MatchResult.last_visited_node_id`` is new in 0.5.23.
-    """
-    return tuple(name for name in fields if name in kind._fields)
+def existing_fields(named_tuple: Any, *fields: str) -> tuple[str, ...]:
+    """Return those ``fields`` that the class ``named_tuple`` has. ``MatchResult.last_visited_node_id``
+    is new in 0.5.23."""
+    return tuple(name for name in fields if name in named_tuple._fields)
 
 
-def without_none(**arguments: Any) -> dict[str, Any]:
+def drop_none(**arguments: Any) -> dict[str, Any]:
     """Return the arguments that are not None: SGLang passes them only since 0.5.23."""
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -57,17 +55,13 @@ def decode_context(config: Any) -> tuple[int, int]:
 
 
 def reports_aborts(scheduler: Any) -> bool:
-    """Return whether a scheduler reports each request that leaves its queue.
-
-    0.5.22 sends the abort itself, without that method.
-    """
+    """Return whether a scheduler reports each request that leaves its queue. 0.5.22 sends the abort
+    itself, without that method."""
     return hasattr(scheduler, "send_abort_output")
 
 
-def call_eviction(call: Any, node: Any, tracker: Any, **lists: Any) -> None:
-    """Call a private eviction of ``UnifiedTreeCore`` with the lists that it takes.
-
-    ``cache_actions`` is new in 0.5.23.
-    """
-    taken = inspect.signature(call).parameters
-    call(node, tracker, **{name: value for name, value in lists.items() if name in taken})
+def call_eviction(evict: Any, node: Any, tracker: Any, **lists: Any) -> None:
+    """Call a private eviction of ``UnifiedTreeCore`` with the lists that it takes. ``cache_actions`` is
+    new in 0.5.23."""
+    parameters = inspect.signature(evict).parameters
+    evict(node, tracker, **{name: value for name, value in lists.items() if name in parameters})

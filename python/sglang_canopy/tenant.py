@@ -4,10 +4,9 @@ SGLang separates requests by two fields of their bodies, ``extra_key`` and ``cac
 shared only if both are equal. A *tenant* is that pair. The tree, the disk tier, documents, hints,
 pins, quotas and metrics all name a tenant by the result of ``tenant_of``.
 
-A *namespace* is finer: SGLang appends the id of a LoRA adapter to the extra key of the requests
-that use it, since their KV differs. One tenant may use several adapters. A client's key could
-therefore end like an adapter's id and match that adapter's KV; ``isolate_adapter_keys`` prevents
-this.
+A *namespace* is finer: SGLang appends the id of a LoRA adapter to the extra key of the requests that use
+it, since their KV differs. One tenant may use several adapters. A client's key could therefore end like an
+adapter's id and match that adapter's KV; ``isolate_adapter_keys`` prevents this.
 
 Any client with a tenant's name can send requests as that tenant, so a name is a secret between the
 gateway and the server. A server shows ``shown_tenant`` instead.
@@ -27,13 +26,13 @@ from urllib.parse import quote
 
 from sglang_canopy.errors import CanopyError
 
-MAX_TENANT = 128
+MAX_TENANT_CHARS = 128
 """Characters of a tenant's name; a longer name is replaced by its digest."""
 
 VOUCHED_S = 600.0
 """Seconds after a vouched request during which all others count as one tenant."""
 
-AT_LIMIT = 0.95
+AT_LIMIT_SHARE = 0.95
 """Used share of a limit at which metrics count a tenant as at its limit."""
 
 SHOWN_KEY_VARIABLE = "CANOPY_SHOWN_TENANT_KEY"
@@ -59,43 +58,40 @@ class ChargedTenants:
     """
 
     def __init__(self) -> None:
-        self._until = -math.inf
+        self._vouched_until = -math.inf
 
-    def charge(self, tenant: str | None, vouched: bool, now: float) -> Hashable:
+    def charge(self, tenant: str | None, is_vouched: bool, now: float) -> Hashable:
         """Return the tenant to charge for a request at ``now``, in seconds on the requests' clock."""
-        if vouched:
-            self._until = now + VOUCHED_S
+        if is_vouched:
+            self._vouched_until = now + VOUCHED_S
             return Vouched(tenant)
-        return UNVOUCHED if now < self._until else tenant
+        return UNVOUCHED if now < self._vouched_until else tenant
 
 
 def tenant_of(extra_key: str | None, cache_salt: str | None) -> str | None:
-    """Return the tenant's name; ``None`` for requests with neither field (the public tenant).
-
-    ``salt`` for a salt alone, ``key/`` for an extra key alone, ``key/salt`` for both. All
-    characters except letters, digits and ``_.-~`` are percent-escaped, so that no two pairs have
-    one name. Empty strings count as absent, as in SGLang.
-    """
+    """Return the tenant's name; ``None`` for requests with neither field (the public tenant). ``salt``
+    for a salt alone, ``key/`` for an extra key alone, ``key/salt`` for both. All characters except
+    letters, digits and ``_.-~`` are percent-escaped, so that no two pairs have one name. Empty strings
+    count as absent, as in SGLang."""
     if not extra_key and not cache_salt:
         return None
     name = quote(cache_salt or "", safe="", errors="surrogatepass")
     if extra_key:
         name = f"{quote(extra_key, safe='', errors='surrogatepass')}/{name}"
-    return name if len(name) <= MAX_TENANT else tenant_digest(name)
+    return name if len(name) <= MAX_TENANT_CHARS else tenant_digest(name)
 
 
 def tenants_of_prompts(extra_key: Any, cache_salt: Any) -> set[str | None]:
-    """Return the tenants of a request's prompts. Each field is one text for all prompts, or a list
-    of one per prompt. Includes ``None`` if a prompt has no tenant; values other than texts count as
-    absent."""
+    """Return the tenants of a request's prompts. Each field is one text for all prompts, or a list of one
+    per prompt. Includes ``None`` if a prompt has no tenant; values other than texts count as absent."""
     fields = [field if isinstance(field, list) else [field] for field in (extra_key, cache_salt)]
-    prompts = max(1, *map(len, fields))
-    rows = (field * prompts if len(field) == 1 else field for field in fields)
-    names = itertools.zip_longest(*(([_text(name) for name in row]) for row in rows))
-    return {tenant_of(*pair) for pair in names}
+    prompt_count = max(1, *map(len, fields))
+    columns = (field * prompt_count if len(field) == 1 else field for field in fields)
+    names = ([_text_or_none(name) for name in column] for column in columns)
+    return {tenant_of(*pair) for pair in itertools.zip_longest(*names)}
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
@@ -111,15 +107,15 @@ def tenant_of_req(req: Any) -> str | None:
 
 
 def _clients_key(req: Any) -> str | None:
-    kept = getattr(req, _CLIENTS_KEY, "")
-    if kept != "":
-        return kept  # type: ignore[no-any-return]
+    saved_key = getattr(req, _CLIENTS_KEY, "")
+    if saved_key != "":
+        return saved_key  # type: ignore[no-any-return]
     extra_key, lora_id = req.extra_key, getattr(req, "lora_id", None)
     return extra_key.removesuffix(lora_id) if extra_key and lora_id else extra_key
 
 
 _CLIENTS_KEY = "canopy_clients_key"
-_ADAPTER = re.compile(r"/?[0-9a-f]{32}$|/$")
+_ADAPTER_SUFFIX = re.compile(r"/?[0-9a-f]{32}$|/$")
 
 DOCUMENTS_MARK = "\x00canopy-documents/"
 """Separates a client's extra key from the name of a namespace for KV of reused documents.
@@ -134,12 +130,12 @@ def documents_key(clients_key: str | None, name: str) -> str:
 
 
 def tenants_of_key(
-    extra_key: str | None, cache_salt: str | None, lora: bool = False
+    extra_key: str | None, cache_salt: str | None, has_adapters: bool = False
 ) -> set[str | None]:
     """Return the tenants whose KV may be under a node's keys: two if, on a server with adapters
-    (``lora``), the extra key may end with an adapter's id, which is 32 hex digits."""
+    (``has_adapters``), the extra key may end with an adapter's id, which is 32 hex digits."""
     clients = (extra_key or "").partition(DOCUMENTS_MARK)[0]
-    keys = (clients, _ADAPTER.sub("", clients)) if lora else (clients,)
+    keys = (clients, _ADAPTER_SUFFIX.sub("", clients)) if has_adapters else (clients,)
     return {tenant_of(key, cache_salt) for key in keys}
 
 
@@ -169,22 +165,18 @@ def remember_clients_key(req: Any) -> None:
 
 
 def isolate_adapter_keys(req: Any) -> None:
-    """Give a new SGLang ``Req`` an extra key that is equal only for equal adapters and tenants.
-
-    Applies to every request of a server with adapters, including requests without an adapter. A
-    client's key gets a final slash, which adapter ids (hex digits) do not contain: the presence of
-    a slash, and the text after the last slash, separate the key from the id.
-    """
+    """Give a new SGLang ``Req`` an extra key that is equal only for equal adapters and tenants. Applies
+    to every request of a server with adapters, including requests without an adapter. A client's key
+    gets a final slash, which adapter ids (hex digits) do not contain: the presence of a slash, and the
+    text after the last slash, separate the key from the id."""
     remember_clients_key(req)
     clients_key, lora_id = _clients_key(req), getattr(req, "lora_id", None)
     req.extra_key = f"{clients_key}/{lora_id or ''}" if clients_key else lora_id
 
 
 def tenant_namespace(extra_key: str | None, cache_salt: str | None) -> bytes:
-    """Return bytes that differ for any two pairs whose KV must not be shared.
-
-    ``extra_key``: the scheduler's ``Req.extra_key``, including the adapter's id.
-    """
+    """Return bytes that differ for any two pairs whose KV must not be shared. ``extra_key``: the
+    scheduler's ``Req.extra_key``, including the adapter's id."""
     parts = [(part or "").encode(errors="surrogatepass") for part in (extra_key, cache_salt)]
     return len(parts[0]).to_bytes(8, "little") + parts[0] + parts[1]
 

@@ -125,9 +125,9 @@ def test_a_paused_sessions_recomputation_is_no_loss() -> None:
     gate, (old, _, young) = gate_that_thrashes()
     gate.hint_over(None, old.name)
     gate.advance(gate.now + 1.0)
-    lost = gate.activation.thrash.lost
+    lost = gate.activation.thrash.lost_tokens
     young.turn(gate.now, cached_share=0.0)
-    assert gate.activation.thrash.lost == lost
+    assert gate.activation.thrash.lost_tokens == lost
 
 
 def test_a_return_is_learnt_when_it_arrives() -> None:
@@ -191,7 +191,7 @@ def test_one_swift_reply_makes_no_agent_and_keeps_no_place() -> None:
     new = Client(gate, "new person", stop="end")
     new.turn(125.0)
     new.turn(130.0)
-    assert not any(session.is_agent for session in gate.places.active.values())
+    assert not any(session.is_agent for session in gate.places.active_sessions.values())
     gate._refresh()
     assert 0 < gate.stats()["footprint_tokens"] <= 40, "of the new one, not yet known as a person"
     new.turn(135.0)
@@ -232,7 +232,7 @@ def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
 
 
 def test_a_deactivated_gate_admits_a_few_waiting_sessions_at_each_call(monkeypatch):
-    monkeypatch.setattr("sglang_canopy.admission.gate._ENTER_AT_ONCE", 3, raising=False)
+    monkeypatch.setattr("sglang_canopy.admission.gate._MAX_ENTERED_AT_ONCE", 3, raising=False)
     gate, _ = gate_that_thrashes()
     waiting = [Client(gate, f"new{number}") for number in range(10)]
     for client in waiting:
@@ -261,7 +261,7 @@ def test_the_gate_deactivates_after_a_while_without_waiting() -> None:
 def end_turn(
     activation: Activation, after_s: float, waiting: bool = False, exceeds_capacity: bool = True
 ) -> None:
-    activation.advance(activation._now + after_s, waiting, busy=True)
+    activation.advance(activation._now + after_s, waiting, is_busy=True)
     activation.record_turn(100, exceeds_capacity)
 
 
@@ -296,7 +296,7 @@ def test_it_activates_only_if_few_sessions_without_recomputation_are_faster(
 def test_idle_time_does_not_count_as_slow_service() -> None:
     activation = activation_of(5.0, 1.0)
     for _ in range(10):
-        activation.advance(activation._now + 3600.0, waiting=False, busy=False)
+        activation.advance(activation._now + 3600.0, has_waiting=False, is_busy=False)
         end_turn(activation, 0.2)
     assert not activation.may_activate(activation._now, 8.0)
 
@@ -347,8 +347,8 @@ def test_time_in_which_no_session_waits_is_no_part_of_the_trial() -> None:
     activation.activate()
     end_turn(activation, 1.0, waiting=True, exceeds_capacity=False)
     for _ in range(100):
-        activation.advance(activation._now, waiting=False, busy=True)
-        activation.advance(activation._now + 50.0, waiting=True, busy=True)
+        activation.advance(activation._now, has_waiting=False, is_busy=True)
+        activation.advance(activation._now + 50.0, has_waiting=True, is_busy=True)
         end_turn(activation, 5.0, waiting=True, exceeds_capacity=False)
     assert activation.active
     assert activation.ineffective_activations == 0
@@ -372,5 +372,5 @@ def test_the_window_of_thrash_is_a_capacity_in_a_bounded_number_of_parts(prompt:
     for _ in range(5000):
         thrash.record_prompt(prompt, prompt)
     assert thrash.share == 1.0
-    assert 1000 <= thrash.computed <= 1000 + 2 * max(prompt, 1000 // 64 + 1)
+    assert 1000 <= thrash.computed_tokens <= 1000 + 2 * max(prompt, 1000 // 64 + 1)
     assert len(thrash._parts) <= 66

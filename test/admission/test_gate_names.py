@@ -37,7 +37,7 @@ def admission_shares(owners: dict[str, tuple[str, str]]) -> dict[str, float]:
         for tenant in owners:
             while waiting[tenant] < WAITING_PER_TENANT:
                 waiting[tenant] += arrive(tenant, float(now))
-        oldest = next(iter(gate.places.active.values()))
+        oldest = next(iter(gate.places.active_sessions.values()))
         ticket, request = next((t, r) for t, (s, r) in gate.by_ticket.items() if s is oldest)
         request.over = True
         gate.finish(ticket, request)

@@ -96,7 +96,7 @@ def test_new_sessions_wait_while_thinking_sessions_fill_the_memory(gate) -> None
 def test_the_pause_after_an_overtaken_request_is_learnt(gate) -> None:
     agent = Agent("a", 50, growth=10)
     ticket, request = arrive(gate, agent, 0.0)
-    request.time = 3.0  # ``Requests._learn``: it counts as arriving with its overtakers
+    request.time = 3.0  # it counts as arriving with its overtakers
     gate.advance(5.0)
     gate.finish(ticket, request)
     agent.grow()
@@ -193,7 +193,7 @@ def test_a_paused_session_that_returns_waits_and_is_paused_no_more(gate) -> None
     """Else a bound on paused sessions could forget it, and nothing would admit its request."""
     agent = Agent("a", 60)
     assert serve_turn(gate, agent, 0.0)
-    (session,) = gate.places.active.values()
+    (session,) = gate.places.active_sessions.values()
     gate.places.pause(session, 1.0)
     arrive(gate, Agent("b", 90), 1.0)
     ticket, _ = arrive(gate, agent, 2.0)
@@ -386,14 +386,14 @@ class RandomClients:
 
     def check(self, admitted: int, exceeded: float) -> None:
         gate = self.gate
-        active = list(gate.places.active.values())
-        charged = sum(s.charge for s in active)
-        assert gate.footprints.charged == pytest.approx(charged, abs=1e-6)
+        active = list(gate.places.active_sessions.values())
+        charged = sum(s.charge_tokens for s in active)
+        assert gate.footprints.charged_tokens == pytest.approx(charged, abs=1e-6)
         uses = Counter(block for s in active for block in s.blocks)
         assert uses == Counter({block: n for block, (n, _) in gate.footprints._uses.items()})
         charge_by_tenant = Counter[str | None]()
         for session in active:
-            charge_by_tenant[session.tenant] += session.charge  # type: ignore[assignment]
+            charge_by_tenant[session.tenant] += session.charge_tokens  # type: ignore[assignment]
         charges = {t: tokens for t, tokens in charge_by_tenant.items() if tokens > 1e-6}
         assert {
             t: n for t, n in gate.footprints.charge_by_tenant.items() if n > 1e-6
@@ -401,7 +401,7 @@ class RandomClients:
         assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
         assert gate.places.count_by_tenant == Counter(s.tenant for s in active)
         assert set(gate.by_ticket) == set(self.open)
-        paused = gate.places.paused
+        paused = gate.places.paused_sessions
         assert not {s.number for s in active} & {*gate.waiting.sessions, *paused}
         assert not set(gate.waiting.sessions) & set(paused)
         assert all(not s.under_way and s.answered and not s.blocks for s in paused.values())

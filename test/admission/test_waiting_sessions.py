@@ -60,7 +60,7 @@ def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None
                 active[tenant] -= 1
                 if not active[tenant]:
                     del active[tenant]
-        order = [session.number for session in waiting_sessions.in_order()]
+        order = [session.number for session in waiting_sessions.in_turn()]
         assert order == defined_order(shares, waiting_sessions._last_served)
 
 
@@ -76,7 +76,7 @@ def test_a_tenant_with_active_sessions_is_not_overtaken_by_short_sessions_of_oth
     for tenant in (steady, *short_tenants) * 2:
         add_session(tenant)
     for _ in range(100 * 41):
-        session = next(waiting_sessions.in_order())
+        session = next(waiting_sessions.in_turn())
         waiting_sessions.admit(session)
         admitted[session.charged_to] += 1
         add_session(session.charged_to)
@@ -94,7 +94,7 @@ def test_new_tenants_do_not_starve_a_tenant_that_waits_repeatedly() -> None:
         add_session(steady)
     for number in range(200):
         add_session(Vouched(f"v{number}"))
-        session = next(waiting_sessions.in_order())
+        session = next(waiting_sessions.in_turn())
         waiting_sessions.admit(session)
         admitted[session.charged_to == steady] += 1
         if session.charged_to == steady:

@@ -61,6 +61,6 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
     assert {row["policy"] for row in rows} == {"wa"}
     assert {row["write_policy"] for row in rows if row["dram_gib"]} == {"write_back"}
     assert read_config("plan.yaml")["radix-eviction"] == "auto"
-    server_args = command_line.parse(["--model-path", "/none", "--config", "plan.yaml"])
+    server_args = command_line.parse_options(["--model-path", "/none", "--config", "plan.yaml"])
     assert server_args.radix_eviction_policy == "auto"
     assert not command_line.refusal_findings(server_args)

@@ -7,11 +7,11 @@ import pytest
 
 from sglang_canopy.declared import declared_fields
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.server.start.flags import KINDS
+from sglang_canopy.server.start.flags import FLAG_CLASSES
 
 BOUNDED_FIELDS = [
     (flags_class, field, option)
-    for flags_class in KINDS
+    for flags_class in FLAG_CLASSES
     for field, option in declared_fields(flags_class)
     if option.choices or option.low is not None or option.high is not None
 ]

@@ -5,7 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings, chunk_of
+from sglang_canopy.config.server_settings import (
+    SGLANG_DEFAULTS,
+    ServerSettings,
+    default_chunk_tokens,
+)
 from sglang_canopy.errors import CanopyError
 
 PLANNED = ServerSettings(
@@ -73,7 +77,7 @@ def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     monkeypatch.setattr(memory_hook, "declare_resolution", declare)
     with pytest.raises(StopHere):
         memory_hook.handle_gpu_memory_settings(None)
-    assert declared == {"chunked_prefill_size": chunk_of(gib)}
+    assert declared == {"chunked_prefill_size": default_chunk_tokens(gib)}
 
 
 def test_settings_restored_from_their_flags_are_equal() -> None:

@@ -10,7 +10,7 @@ from sglang_canopy.config import tiers as tiers_module
 from sglang_canopy.config.tiers import TierFlags, TierOptions
 from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.live import live_cache
+from sglang_canopy.radix.live import make_policies
 from sglang_canopy.server.start import flags as options
 from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
@@ -42,7 +42,7 @@ def tier_options(flags: dict, **others) -> TierOptions:
 def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() -> None:
     server = arguments(radix_eviction_policy_config={"min_samples": 9, "quantum_tokens": 16})
     tiers = options.resolve_tiers(server, flags_of(), is_canopy=True)
-    live = live_cache("wa", server.radix_eviction_policy_config, tiers)
+    live = make_policies("wa", server.radix_eviction_policy_config, tiers)
     assert live.host_policy.model is live.device_policy.model  # type: ignore[attr-defined]
     extra = json.loads(server.hicache_storage_backend_extra_config)
     assert (extra["policy"], extra["policy_config"]) == ("wa", {"min_samples": 9})
@@ -54,7 +54,7 @@ def test_each_tier_takes_its_own_policy() -> None:
     server = arguments(radix_eviction_policy="canopy-lru")
     flags = flags_of(canopy_host_eviction="wa,min_samples=5", canopy_disk_eviction="etlru")
     tiers = options.resolve_tiers(server, flags, is_canopy=True)
-    live = live_cache("canopy-lru", None, tiers)
+    live = make_policies("canopy-lru", None, tiers)
     assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")
     assert live.host_policy.config.min_samples == 5
     assert json.loads(server.hicache_storage_backend_extra_config)["policy"] == "etlru"
@@ -74,13 +74,13 @@ def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
 
 
 def test_nodes_have_the_labels_of_the_policy_that_learns() -> None:
-    live = live_cache("canopy-lru", None, tier_options({"canopy_host_eviction": "wa"}))
+    live = make_policies("canopy-lru", None, tier_options({"canopy_host_eviction": "wa"}))
     assert live.learners[0] is live.host_policy
-    live = live_cache("wa", None, tier_options({"canopy_host_eviction": "etlru"}))
+    live = make_policies("wa", None, tier_options({"canopy_host_eviction": "etlru"}))
     assert live.learners[0] is live.device_policy
-    live = live_cache("canopy-lru", None, tier_options({"canopy_disk_eviction": "wa"}))
+    live = make_policies("canopy-lru", None, tier_options({"canopy_disk_eviction": "wa"}))
     assert live.learners[0].name == "wa"
-    assert live.disk_learns
+    assert live.does_disk_learn
 
 
 def test_a_quota_is_for_every_tenant_or_for_named_ones() -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from canopy_documents.plugin.series import METRICS
-from sglang_canopy.telemetry.series import CACHE, PREFIX, RANK_LABEL
+from sglang_canopy.telemetry.series import CACHE_METRICS, PREFIX, RANK_LABEL
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads(
@@ -36,7 +36,7 @@ PANELS = {
 def labels_by_series() -> dict[str, set[str]]:
     """Names on ``/metrics`` and the labels of each."""
     labels_of = {}
-    for metric in (*CACHE, *METRICS):
+    for metric in (*CACHE_METRICS, *METRICS):
         labels_of[PREFIX + metric.name] = {*metric.labels, *COMMON_LABELS}
     return labels_of
 

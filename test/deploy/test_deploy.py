@@ -43,7 +43,7 @@ def test_the_server_accepts_every_flag(server, smollm2, tmp_path) -> None:
         name, _, value = word.partition("=")
         value = value.replace("/var/cache/canopy", str(tmp_path))
         words.append(f"{name}={overrides.get(name, value)}" if value else name)
-    args = command_line.parse(words)
+    args = command_line.parse_options(words)
     assert args.radix_eviction_policy == "auto"
     assert args.hicache_storage_backend == "canopy"
     assert not command_line.refusal_findings(args)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.disk.journal import FIELDS, FILE
+from sglang_canopy.disk.journal import FIELDS, INDEX_FILE
 from support.disk_pages import chain, get, put, store_at
 from support.disk_recount import recount
 
@@ -49,7 +49,7 @@ def stored() -> Iterator[Path]:
 
 def damage(folder: Path, row: int, field: str, value: Any) -> None:
     """Write ``value`` into a field of a row; ``("text", raw)`` are bytes declared as text."""
-    with closing(sqlite3.connect(next(folder.rglob(FILE)))) as index, index:
+    with closing(sqlite3.connect(next(folder.rglob(INDEX_FILE)))) as index, index:
         cell = "?"
         if isinstance(value, tuple):
             value, cell = value[1], "CAST(? AS TEXT)"
@@ -73,7 +73,7 @@ def check_start_and_use(stored: Path, changes: list) -> None:
         store = store_at(folder, pages=16)
         assert store.unavailable is None
         pages = len(store)
-        assert pages + store.counters.dropped_at_start == 9
+        assert pages + store.counters.dropped_rows == 9
         for name in "abc":
             get(store, chain(name, 3))  # asserts that the pages served are correct
         put(store, chain("new", 3))
@@ -83,7 +83,7 @@ def check_start_and_use(stored: Path, changes: list) -> None:
         store.close()
         reopened = store_at(folder, pages=16)
         assert reopened.unavailable is None
-        assert reopened.counters.dropped_at_start == 0
+        assert reopened.counters.dropped_rows == 0
         assert all(get(reopened, chain("new", 3)))
         recount(reopened)
         reopened.close()
@@ -114,7 +114,7 @@ def test_a_row_with_a_number_out_of_range_is_dropped_and_counted(stored, tmp_pat
     shutil.copytree(stored, folder)
     damage(folder, 2, field, 1 << 62)
     store = store_at(folder, pages=16)
-    assert (len(store), store.counters.dropped_at_start) == (8, 1)
+    assert (len(store), store.counters.dropped_rows) == (8, 1)
     assert store.counters.faults["index"] == 1
 
 
@@ -136,7 +136,7 @@ def test_a_store_of_a_newer_version_starts_empty(tmp_path) -> None:
     store = store_at(tmp_path)
     put(store, chain("a", 3))
     store.close()
-    with closing(sqlite3.connect(store.state.journal.folder / FILE)) as index:
+    with closing(sqlite3.connect(store.state.journal.folder / INDEX_FILE)) as index:
         index.execute("PRAGMA user_version=99")
     reopened = store_at(tmp_path)
     assert (reopened.unavailable, len(reopened)) == (None, 0)

@@ -104,15 +104,15 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
         put(store, chain(i, 1), tenant=f"t{i}")
     store.clock.now += 20
     visits = []
-    for owner in (LRU, type(store.state.evictable), type(store.state.index), UnitAllocator):
+    for owner in (LRU, type(store.state.evictable_pages), type(store.state.index), UnitAllocator):
         for name in ("drop", "refund_tenant", "withdraw", "remove", "free"):
             if hasattr(owner, name):
                 monkeypatch.setattr(owner, name, lambda *a, **k: visits.append(a))
     store.clear()
     assert not visits
-    assert len(store) == store.state.units.used == 0
-    assert store.counters.evicted == {"cleared": 30}
-    assert not store.state.evictable.tenant_bytes
+    assert len(store) == store.state.units.used_units == 0
+    assert store.counters.evicted_pages == {"cleared": 30}
+    assert not store.state.evictable_pages.tenant_bytes
     recount(store)
 
 
@@ -141,11 +141,11 @@ def test_tenants_at_their_quota_are_counted_as_pages_change(tmp_path) -> None:
     store = store_at(tmp_path, pages=8, quotas={"a": 2 * PAGE_BYTES, "b": 100 * PAGE_BYTES})
     put(store, chain(0, 1), tenant="a")
     put(store, chain(1, 1), tenant="b")
-    assert store.state.evictable.tenants_at_quota() == 0
+    assert store.state.evictable_pages.count_tenants_at_quota() == 0
     put(store, chain(2, 1), tenant="a")
-    assert store.state.evictable.tenants_at_quota() == 1
+    assert store.state.evictable_pages.count_tenants_at_quota() == 1
     store.clear()
-    assert store.state.evictable.tenants_at_quota() == 0
+    assert store.state.evictable_pages.count_tenants_at_quota() == 0
 
 
 def test_a_folder_that_could_not_be_created_is_created_later(tmp_path, monkeypatch) -> None:

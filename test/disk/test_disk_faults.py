@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.disk.journal import FILE
+from sglang_canopy.disk.journal import INDEX_FILE
 from sglang_canopy.ttl.table import TTLTable
 from support.disk_pages import PAGE_BYTES, Clock, chain, content, get, put, store_at
 from support.disk_recount import bad_pages
@@ -52,7 +52,7 @@ def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     store.clock.now += 10
     put(store, chain("late", 4))
     assert get(store, chain("late", 4)) == [True] * 4
-    assert store.counters.evicted["capacity"] >= 1
+    assert store.counters.evicted_pages["capacity"] >= 1
     assert bad_pages(store) == 0
 
 
@@ -132,7 +132,7 @@ def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
     assert store.sweep() == 0
     store.close()
     assert store.counters.faults == {"read-only": 1}
-    assert store.counters.refused == {"unavailable": 2}
+    assert store.counters.refused_pages == {"unavailable": 2}
     assert len(warnings(caplog)) == 1
 
 
@@ -176,7 +176,7 @@ def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
     assert store.meta(chain("b", 2)) == [None, None]
     assert get(store, chain("c", 2)) == [True, True]
     assert store.counters.faults == {"corrupt": 1}
-    assert store.counters.evicted == {"corrupt": 4}
+    assert store.counters.evicted_pages == {"corrupt": 4}
     assert len(warnings(caplog)) == 1
     store.close()
     assert store_at(tmp_path, pages=16).count_leading(trunk) == 1
@@ -190,7 +190,7 @@ def test_a_truncated_segment_loses_only_the_cut_pages(tmp_path):
     reopened = store_at(tmp_path)
     assert reopened.count_leading(chain("a", 6)) == 4
     assert get(reopened, chain("a", 4)) == [True] * 4
-    assert reopened.counters.dropped_at_start == 2
+    assert reopened.counters.dropped_rows == 2
     assert bad_pages(reopened) == 0
 
 
@@ -200,7 +200,7 @@ def test_a_broken_index_serves_no_wrong_page(tmp_path, damage, caplog):
     for i in range(30):
         put(store, chain(i, 10))
     store.close()
-    index = store.state.journal.folder / FILE
+    index = store.state.journal.folder / INDEX_FILE
     size = index.stat().st_size
     if damage == "garbage":
         index.write_bytes(os.urandom(size))
@@ -223,10 +223,10 @@ def test_a_broken_index_serves_no_wrong_page(tmp_path, damage, caplog):
     if damage in ("garbage", "foreign"):
         assert len(reopened) == 0
         assert reopened.counters.faults["index"] == 1
-        assert (reopened.state.journal.folder / f"{FILE}.bad").exists()
+        assert (reopened.state.journal.folder / f"{INDEX_FILE}.bad").exists()
     if damage in ("empty", "missing"):
         assert len(reopened) == 0
-        assert reopened.counters.orphans == 300
+        assert reopened.counters.orphan_units == 300
     assert put(reopened, chain("new", 3)) == [True] * 3
     assert bad_pages(reopened) == 0
 
@@ -248,7 +248,7 @@ def test_a_wrong_index_serves_no_wrong_page(tmp_path):
     for name in "abc":
         put(store, chain(name, 3))
     store.close()
-    with sqlite3.connect(store.state.journal.folder / FILE) as index:
+    with sqlite3.connect(store.state.journal.folder / INDEX_FILE) as index:
         ids = [r[0] for r in index.execute("SELECT id FROM pages ORDER BY id")]
         first = index.execute("SELECT unit FROM pages WHERE id=?", (ids[0],)).fetchone()[0]
         index.execute("UPDATE pages SET unit=? WHERE id=?", (first, ids[1]))
@@ -263,18 +263,18 @@ def test_a_wrong_index_serves_no_wrong_page(tmp_path):
     for name in "abc":
         get(reopened, chain(name, 3))  # asserts that the pages served are correct
     assert reopened.count_leading(chain("c", 3)) == 1
-    assert reopened.counters.dropped_at_start >= 3
+    assert reopened.counters.dropped_rows >= 3
     assert reopened.counters.faults["corrupt"] == 1
     assert bad_pages(reopened) == 0
     reopened.close()
-    assert store_at(tmp_path, pages=16).counters.dropped_at_start == 0
+    assert store_at(tmp_path, pages=16).counters.dropped_rows == 0
 
 
 def test_pages_from_the_future_are_as_old_as_the_restart(tmp_path):
-    store = store_at(tmp_path, now=Clock(5e9), ttl=TTLTable(residual_ttl_s=100.0))
+    store = store_at(tmp_path, clock=Clock(5e9), ttl=TTLTable(residual_ttl_s=100.0))
     put(store, chain("a", 2))
     store.close()
-    reopened = store_at(tmp_path, now=Clock(1000.0), ttl=TTLTable(residual_ttl_s=100.0))
+    reopened = store_at(tmp_path, clock=Clock(1000.0), ttl=TTLTable(residual_ttl_s=100.0))
     assert reopened.count_leading(chain("a", 2)) == 2
     assert reopened.counters.faults == {"clock": 2}
     reopened.clock.now += 101
@@ -288,7 +288,7 @@ def test_data_without_a_record_is_swept_at_start(tmp_path):
     with open(segment_of(store), "ab") as file:
         file.write(content("without a record") * 3)
     reopened = store_at(tmp_path)
-    assert reopened.counters.orphans == 3
+    assert reopened.counters.orphan_units == 3
     assert segment_of(reopened).stat().st_size == 2 * PAGE_BYTES
 
 

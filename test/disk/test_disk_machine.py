@@ -126,7 +126,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.store = store_at(
             self.folder,
             pages=PAGES,
-            now=self.clock,
+            clock=self.clock,
             ttl=TTLTable(residual_ttl_s=TTL_S),
             quotas={"t": QUOTA_PAGES * PAGE_BYTES},
         )

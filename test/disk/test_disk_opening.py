@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_canopy.disk import folder, segments
-from sglang_canopy.disk.folder import MARK
+from sglang_canopy.disk.folder import MARK_FILE
 from sglang_canopy.disk.journal import Journal
 from support.disk_pages import PAGE_BYTES, chain, get, put, store_at
 from support.disk_recount import bad_pages
@@ -40,7 +40,7 @@ def test_a_busy_folder_is_used_with_its_pages_once_it_is_free(tmp_path, caplog) 
 
 
 START_FAULTS = {
-    "read-only": (folder, "_make_top", OSError(30, "Read-only file system")),
+    "read-only": (folder, "_make_store_folder", OSError(30, "Read-only file system")),
     "io": (segments.SegmentFiles, "trim", OSError(5, "Input/output error")),
     "busy": (Journal, "open", sqlite3.OperationalError("database is locked")),
 }
@@ -61,7 +61,7 @@ def test_a_store_opens_with_its_pages_after_a_failed_start(tmp_path, monkeypatch
         patch.setattr(owner, name, fail)
         reopened = store_at(tmp_path, quotas={"t": 8 * PAGE_BYTES})
         assert error.args[-1] in reopened.unavailable
-        assert len(reopened) == len(reopened.state.evictable.tenant_bytes) == 0
+        assert len(reopened) == len(reopened.state.evictable_pages.tenant_bytes) == 0
         assert not list(reopened.policy.leaves())
     assert reopened.counters.faults.total() == 1
     assert reopened.open()
@@ -92,18 +92,18 @@ def test_a_temporary_store_leaves_no_folder(tmp_path) -> None:
 
 def test_a_mark_that_was_never_written_is_written(tmp_path) -> None:
     """A crash or a full disk leaves such a folder, next to a partial write."""
-    (tmp_path / MARK).touch()
-    (tmp_path / f".{MARK}.k3v1").touch()
+    (tmp_path / MARK_FILE).touch()
+    (tmp_path / f".{MARK_FILE}.k3v1").touch()
     store = store_at(tmp_path)
     assert store.unavailable is None
     assert put(store, chain("a", 2)) == [True] * 2
-    assert (tmp_path / MARK).read_text().startswith("sglang-canopy disk store")
+    assert (tmp_path / MARK_FILE).read_text().startswith("sglang-canopy disk store")
 
 
 def test_a_mark_of_another_version_is_set_aside(tmp_path, caplog) -> None:
-    (tmp_path / MARK).write_text("sglang-canopy disk store, version 99\n")
+    (tmp_path / MARK_FILE).write_text("sglang-canopy disk store, version 99\n")
     assert store_at(tmp_path).unavailable is None
-    assert "version 99" in (tmp_path / f"{MARK}.bad").read_text()
+    assert "version 99" in (tmp_path / f"{MARK_FILE}.bad").read_text()
     assert caplog.text.count("cannot be used") == 1
 
 

@@ -19,7 +19,7 @@ def test_a_sweep_does_bounded_work_and_resumes(tmp_path):
     store = store_at(tmp_path, pages=16, ttl=TTLTable(residual_ttl_s=10.0))
     put(store, chain("a", 10))
     store.clock.now += 20
-    assert [store.sweep(limit=4) for _ in range(3)] == [4, 4, 2]
+    assert [store.sweep(max_pages=4) for _ in range(3)] == [4, 4, 2]
 
 
 def test_groups_have_their_own_ttl_and_keep_it_under_another_table(tmp_path):
@@ -33,7 +33,7 @@ def test_groups_have_their_own_ttl_and_keep_it_under_another_table(tmp_path):
     assert [store.count_leading(k) for k in (long, short, ungrouped)] == [2, 0, 0]
     store.close()
     reopened = store_at(
-        tmp_path, pages=16, now=Clock(1200.0), ttl=TTLTable(groups=(Group(3, 1.0), Group(9, 500.0)))
+        tmp_path, pages=16, clock=Clock(1200.0), ttl=TTLTable((Group(3, 1.0), Group(9, 500.0)))
     )
     assert reopened.meta(short)[0].group == 1
 
@@ -48,7 +48,7 @@ def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, quota_name):
     assert put(store, chain("b", 2), tenant="small") == [True, True]
     assert store.count_leading(chain("a", 3)) == 1
     assert store.count_leading(other_keys) == 4
-    assert store.counters.evicted == {"quota": 2}
+    assert store.counters.evicted_pages == {"quota": 2}
     assert put(store, chain("c", 5), tenant="large") == [True] * 4 + [False]
     recount(store)
 
@@ -62,7 +62,7 @@ def test_a_tenant_at_its_quota_loses_expired_pages_before_older_live_ones(tmp_pa
     store.clock.now += 20
     assert put(store, chain("c", 1), tenant="t", group=0) == [True]
     assert store.count_leading(chain("a", 1)) == 1
-    assert store.counters.evicted == {"ttl": 2}
+    assert store.counters.evicted_pages == {"ttl": 2}
 
 
 @pytest.mark.parametrize("policy", policy_names())
@@ -115,7 +115,7 @@ def test_a_smaller_capacity_keeps_the_pages_that_fit(tmp_path):
     store.clock.now += 1
     put(store, chain("b", 8))
     store.close()
-    reopened = store_at(tmp_path, pages=6, now=Clock(1002.0))
+    reopened = store_at(tmp_path, pages=6, clock=Clock(1002.0))
     assert reopened.count_leading(chain("b", 8)) == 6
     assert get(reopened, chain("b", 6)) == [True] * 6
     assert sum(f.stat().st_size for f in reopened.path.rglob("segment-*")) <= 6 * PAGE_BYTES
@@ -138,5 +138,5 @@ def test_a_crash_loses_no_use_that_a_sweep_recorded(tmp_path):
     store.touch(keys, PageMeta(last_access=store.clock()))
     store.sweep()
     shutil.copytree(tmp_path / "a", tmp_path / "b")  # as after a kill
-    reopened = store_at(tmp_path / "b", pages=400, now=Clock(1060.0))
+    reopened = store_at(tmp_path / "b", pages=400, clock=Clock(1060.0))
     assert {m.last_access for m in reopened.meta(keys)} == {1050.0}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.disk.folder import RANK
+from sglang_canopy.disk.folder import RANK_SEPARATOR
 from sglang_canopy.disk.store import DiskStore
 from support.disk_pages import Clock, chain, content, metas, store_at
 
@@ -42,7 +42,7 @@ def test_ten_changes_of_model_stay_within_the_capacity(tmp_path) -> None:
     for start in range(10):
         running = store(tmp_path, f"model {start}")
         assert put(running, "a", 16) == 16
-        assert running.counters.evicted == {}
+        assert running.counters.evicted_pages == {}
         running.close()
         size = sum(file.stat().st_size for file in tmp_path.rglob("*"))
         assert size <= 16 * PAGE_BYTES + 2 * OVERHEAD_BYTES
@@ -51,7 +51,7 @@ def test_ten_changes_of_model_stay_within_the_capacity(tmp_path) -> None:
 def test_the_oldest_namespace_is_deleted_first_and_none_of_a_running_server(tmp_path) -> None:
     other_server = store(tmp_path, "other")
     put(other_server, "a", 4)
-    ranks = [f"server{RANK}{rank}" for rank in (0, 1)]
+    ranks = [f"server{RANK_SEPARATOR}{rank}" for rank in (0, 1)]
     middle, oldest, newest, rank_1 = (
         idle_namespace(tmp_path, name, 4, used_at)
         for name, used_at in (("b", 200.0), ("a", 100.0), ("c", 300.0), (ranks[1], 50.0))
@@ -92,7 +92,8 @@ def test_a_volume_full_of_an_old_namespace_is_used_at_once(small_disk, volume_is
 
 def test_a_killed_servers_temporary_folder_is_deleted_at_the_next_start(tmp_path) -> None:
     killed, running = (
-        store(tmp_path, name, temporary=True) for name in (f"m{RANK}killed", f"m{RANK}running")
+        store(tmp_path, f"m{RANK_SEPARATOR}{name}", temporary=True)
+        for name in ("killed", "running")
     )
     put(killed, "a", 1)
     put(running, "a", 1)
@@ -115,8 +116,8 @@ def test_a_namespace_whose_server_ends_later_is_deleted_without_a_restart(tmp_pa
 
 
 def test_the_ranks_of_a_server_share_the_capacity_that_idle_namespaces_occupy(tmp_path) -> None:
-    old = [idle_namespace(tmp_path, f"old{RANK}{rank}", 8, 100.0 + rank) for rank in range(2)]
-    ranks = [store(tmp_path, f"new{RANK}{rank}") for rank in range(2)]
+    old = [idle_namespace(tmp_path, f"old{RANK_SEPARATOR}{i}", 8, 100.0 + i) for i in range(2)]
+    ranks = [store(tmp_path, f"new{RANK_SEPARATOR}{rank}") for rank in range(2)]
     for rank in ranks:
         assert put(rank, "a", 7) == 7
     assert [path.exists() for path in old] == [True, True]

@@ -34,10 +34,8 @@ def numbers(text: str) -> list[float]:
 
 
 def missing_numbers(text: str, files: set[Path]) -> list[str]:
-    """Return the measured numbers that no file of ``files`` has, exactly or before rounding.
-
-    The numbers of a table's row stand together in one line of a file.
-    """
+    """Return the measured numbers that no file of ``files`` has, exactly or before rounding. The
+    numbers of a table's row stand together in one line of a file."""
     lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     by_line = [numbers(line) for line in lines]
     all_values = [[n for line in by_line for n in line]]

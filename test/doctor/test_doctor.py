@@ -18,7 +18,7 @@ from sglang_canopy import SGLANG_VERSION, releases
 from sglang_canopy.config.refusals import unsupported_reason, unsupported_reasons
 from sglang_canopy.config.setups import POLICIES, SETUPS
 from sglang_canopy.doctor import examine, machine
-from sglang_canopy.doctor.command_line import HIDDEN, arguments_of, mask_secrets
+from sglang_canopy.doctor.command_line import HIDDEN, mask_secrets, server_arguments
 from sglang_canopy.doctor.examine import Report
 from sglang_canopy.doctor.machine import FAULT, NOTE, REFUSED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
@@ -174,12 +174,12 @@ def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> 
     ],
 )
 def test_a_launch_command_may_be_pasted_as_it_is(words) -> None:
-    assert arguments_of(words) == ["--model-path", "M", "--x"]
+    assert server_arguments(words) == ["--model-path", "M", "--x"]
 
 
 def test_a_command_of_something_else_is_refused() -> None:
     with pytest.raises(CanopyError, match="sglang serve MODEL"):
-        arguments_of(["docker", "run", "image"])
+        server_arguments(["docker", "run", "image"])
 
 
 @given(st.text(min_size=4, alphabet="QXZ987"), st.booleans())
@@ -211,7 +211,7 @@ def distribution(version: str, folder: str) -> SimpleNamespace:
         ([], FAULT, "not installed"),
         ([("0.0.1", "/a")], NOTE, SGLANG_VERSION),
         ([(SGLANG_VERSION, "/a"), (SGLANG_VERSION, "/b")], FAULT, "two sglangs"),
-        *(([(tested, "/a"), (tested, "/a")], None, "") for tested in releases.TESTED),
+        *(([(tested, "/a"), (tested, "/a")], None, "") for tested in releases.TESTED_RELEASES),
     ],
 )
 def test_a_missing_untested_or_second_sglang_is_reported(installed, kind, text) -> None:
@@ -272,7 +272,7 @@ def test_room_is_for_every_rank_on_the_machine(monkeypatch, ranks, count) -> Non
     monkeypatch.setattr(machine, "check_host_memory", lambda room: rooms.append(room) or [])
     monkeypatch.setattr(machine, "check_folder", lambda *places: rooms.append(places[-1]) or [])
     monkeypatch.setattr(examine.command_line, "used_parts", lambda _args: {"disk"})
-    assert examine._places(SimpleNamespace(host="", port=1, **args)) == []
+    assert examine._check_resources(SimpleNamespace(host="", port=1, **args)) == []
     assert rooms == [count * 10**9] * 2
 
 

@@ -69,7 +69,7 @@ def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
     config, notes = plan_of(replace(WITH_DISK, ttl="group", disk_gib=8.0), inputs)
     path = tmp_path / "plan.yaml"
     write_config(path, config, notes)
-    args = command_line.parse(["--model-path", "/none", "--config", str(path)])
+    args = command_line.parse_options(["--model-path", "/none", "--config", str(path)])
     assert args.page_size == config["page-size"]
     assert args.radix_eviction_policy == "wa"
     tiers = tier_options(TierFlags(**from_args(TierFlags, args)))

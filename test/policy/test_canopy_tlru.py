@@ -103,7 +103,7 @@ def test_the_target_in_milliseconds_becomes_tokens_through_the_ttft_model():
     request = Request(time=0.0, path=(1,), prompt_tokens=1, ttft_model=(0.001, 0.05))
     request.label = policy.arrive(request)
     policy.finish(request)
-    assert policy.target.tokens == pytest.approx(60.0)
+    assert policy.target.threshold == pytest.approx(60.0)
     assert policy.victim(0.0) == (admitted, 40)
     policy.drop(admitted)
     leaf = leaf_of(policy, history=100, length=100)
@@ -121,7 +121,7 @@ def test_an_observed_percentile_sets_the_threshold():
         request = Request(time=0.0, path=(tokens,), prompt_tokens=tokens, cached_tokens=0)
         request.label = policy.arrive(request)
         policy.finish(request)
-    assert policy.target.tokens == 30.0
+    assert policy.target.threshold == 30.0
 
 
 def test_plans_for_the_growth_of_the_leafs_own_category():

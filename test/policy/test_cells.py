@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.policy.structures.cells import Cells, EndQueue
+from sglang_canopy.policy.structures.cells import LEAF, Cells, EndQueue
 from sglang_canopy.records import Leaf
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, age_bin
@@ -63,7 +63,7 @@ def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
             assert least is None
             continue
         ends = scan_ends(live, now)
-        assert (*least[0], least[1]) == min(ends, key=lambda end: end[:4])
+        assert (*least.order, least.entry[LEAF]) == min(ends, key=lambda end: end[:4])
 
 
 def test_weights_scale_a_cell():
@@ -72,9 +72,9 @@ def test_weights_scale_a_cell():
     heavy, light = Leaf(), Leaf()
     cells.push("heavy", heavy, lambda: (category, 3.0))
     cells.push("light", light, lambda: (category, 1.0))
-    assert cells.least(0.0)[1] is light
+    assert cells.least(0.0).entry[LEAF] is light
     cells.reweigh(lambda cell: 1.0 if cell.key == "heavy" else 2.0)
-    assert cells.least(0.0)[1] is heavy
+    assert cells.least(0.0).entry[LEAF] is heavy
 
 
 def test_removed_entries_do_not_accumulate():
@@ -85,4 +85,4 @@ def test_removed_entries_do_not_accumulate():
         queue.remove(queue.push(Leaf(0, 1), float(time)))
     assert len(queue._low) < 100
     assert len(queue._high) < 100
-    assert queue.oldest()[-1] is stays
+    assert queue.oldest()[LEAF] is stays

@@ -20,12 +20,13 @@ from sglang_canopy.policy.base import QUANTUM_TOKENS, tokens_kept
     ],
 )
 def test_evicts_only_the_needed_tail(length, keep, need, page, quantum, kept) -> None:
-    assert tokens_kept(length, keep, need, page=page, quantum=quantum, whole_nodes=False) == kept
+    options = {"page_tokens": page, "quantum_tokens": quantum, "whole_nodes": False}
+    assert tokens_kept(length, keep, need, **options) == kept
 
 
 def test_whole_nodes_are_evicted_but_for_the_kept_head() -> None:
-    assert tokens_kept(96, 0, 1, page=16, quantum=1, whole_nodes=True) == 0
-    assert tokens_kept(96, 20, 1, page=16, quantum=1, whole_nodes=True) == 32
+    assert tokens_kept(96, 0, 1, page_tokens=16, quantum_tokens=1, whole_nodes=True) == 0
+    assert tokens_kept(96, 20, 1, page_tokens=16, quantum_tokens=1, whole_nodes=True) == 32
 
 
 def test_the_default_quantum_is_that_of_a_server() -> None:

@@ -17,7 +17,7 @@ def policy_with(options, ranks=(1.0,), grows_to=0):
     policy = make_policy("etlru", options)
     category = policy.model.categories.refine(tuple(LABEL.split("|")))
     category.rank = [*ranks, *[ranks[-1]] * (BINS - len(ranks))]
-    category.grows = [1.0 if i <= token_bin(grows_to) else 0.0 for i in range(TOKEN_BINS)]
+    category.growth_exceedance = [float(i <= token_bin(grows_to)) for i in range(TOKEN_BINS)]
     return policy
 
 
@@ -41,7 +41,7 @@ def test_the_floor_decides_between_tail_and_hits():
         policy = policy_with({"threshold_tokens": 1000.0, "floor": floor}, grows_to=100)
         other_category = policy.model.categories.refine(("other",))
         other_category.rank = [2.0] * BINS
-        other_category.grows = [0.0] * TOKEN_BINS
+        other_category.growth_exceedance = [0.0] * TOKEN_BINS
         leaves = {"tail": leaf_of(policy, history=5000, length=1000)}
         spare = Leaf(0, 900)
         spare.history, spare.category, spare.hits = 900, "other", 1

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.policy.block_tree import Evicted, RadixTree
+from sglang_canopy.policy.block_tree import RadixTree, TreeCut
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.survival import BINS
@@ -136,7 +136,7 @@ def test_a_twin_ranks_by_the_same_curves_and_learns_nothing_itself():
 
 
 def run(policy, requests, capacity=12):
-    cuts: list[Evicted] = []
+    cuts: list[TreeCut] = []
     tree = RadixTree(policy, capacity, 1, on_evict=cuts.append)
     for number, (time, conversation, length, hint) in enumerate(requests):
         path = tuple(conversation * 100 + i for i in range(length))

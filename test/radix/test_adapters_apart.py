@@ -10,7 +10,7 @@ from sglang.srt.lora.lora_registry import NAMESPACE_URL
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_canopy.radix.live_request import State
+from sglang_canopy.radix.live_request import RequestPhase
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.tenant import isolate_adapter_keys, tenant_of, tenant_of_req
 from support.disk_tree import DiskTree
@@ -35,7 +35,8 @@ def req(
 def create_request(tree: LiveTree, adapter: str | None = None, extra_key: str | None = None) -> Req:
     request = req(extra_key, {"law": LAW, "tax": TAX, None: None}[adapter])
     scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=True)
-    arrivals.request_created(request, scheduler, SimpleNamespace(mm_inputs=None, lora_name=adapter))
+    received = SimpleNamespace(mm_inputs=None, lora_name=adapter)
+    arrivals.register_created(request, scheduler, received)
     return request
 
 
@@ -71,7 +72,7 @@ def test_three_tiers_separate_adapters_and_forged_keys(tmp_path) -> None:
         assert tree.fetch(TOKENS, request.extra_key) == 0
         assert tree.load_back(TOKENS, request.extra_key) == 0
         request.canopy.request.time = float(time)
-        request.canopy.request.state = State.DONE
+        request.canopy.request.phase = RequestPhase.DONE
         tree.insert(TOKENS, request.canopy.request, extra=request.extra_key)
     assert len(set(keys)) == len(cases)
     assert tree.load_back(TOKENS, keys[-2]) == len(TOKENS)  # from the host
@@ -96,6 +97,6 @@ def test_a_server_without_adapters_leaves_keys_as_they_are() -> None:
     tree = LiveTree(64)
     request = req("a/")
     scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=False)
-    arrivals.request_created(request, scheduler, SimpleNamespace(mm_inputs=None, lora_name=None))
+    arrivals.register_created(request, scheduler, SimpleNamespace(mm_inputs=None, lora_name=None))
     assert request.extra_key == "a/"
     assert tenant_of_req(request) == tenant_of("a/", None)

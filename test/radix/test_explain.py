@@ -8,7 +8,7 @@ import pytest
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
 from sglang_canopy.radix.missed import TierEviction
-from sglang_canopy.radix.traffic import MAX_DECISIONS, Decisions
+from sglang_canopy.radix.traffic import MAX_EVICTIONS, EvictionLog
 from sglang_canopy.reuse.survival import continuation_probability
 from support.live_tree import LiveTree, check
 
@@ -86,7 +86,7 @@ def test_a_question_changes_no_eviction(seed, policy):
             assert explained["tokens"]["device"] == sum(row["tokens"] for row in on_device) > 0
             json.dumps(explained)
             check(trees[0])
-    sums = [tree.core.live.counters.victims.sum for tree in trees]
+    sums = [tree.core.live.counters.victim_digest.count_and_digest for tree in trees]
     assert sums[0] == sums[1]
 
 
@@ -97,25 +97,25 @@ def decision(**fields):
 
 
 def test_decisions_are_bounded_and_the_newest_come_first():
-    ring = Decisions()
-    for number in range(MAX_DECISIONS + 10):
+    ring = EvictionLog()
+    for number in range(MAX_EVICTIONS + 10):
         ring.append(decision(time=float(number), tokens=number))
-    assert len(ring) == MAX_DECISIONS
+    assert len(ring) == MAX_EVICTIONS
     assert [entry.tokens for entry in ring.latest_of(None, "a", limit=2)] == [
-        MAX_DECISIONS + 9,
-        MAX_DECISIONS + 8,
+        MAX_EVICTIONS + 9,
+        MAX_EVICTIONS + 8,
     ]
     assert ring.latest_of("other tenant", "a") == []
 
 
 def test_the_rate_is_of_recent_evictions():
-    ring = Decisions()
-    assert ring.rate(0, 1000.0) == 0.0
+    ring = EvictionLog()
+    assert ring.tokens_per_s(0, 1000.0) == 0.0
     ring.append(decision(time=100.0, tokens=10**6))
     ring.append(decision(time=900.0, tokens=300))
     ring.append(decision(time=950.0, tokens=300))
     ring.append(decision(time=960.0, tokens=999, tier=1))
-    assert ring.rate(0, 1000.0) == 6.0
+    assert ring.tokens_per_s(0, 1000.0) == 6.0
 
 
 def test_continuation_probability_follows_the_survival_curve():

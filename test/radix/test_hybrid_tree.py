@@ -70,9 +70,9 @@ def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
     tree.cache.unlock(lock)
     tree.recount()
     assert tree.core.evictable_device_leaves.lowest_ranked(100, 100)[0] == (head, 0)
-    tree.core.evictable_device_leaves.victim_expired = True  # of the eviction before
+    tree.core.evictable_device_leaves.has_victim_expired = True  # of the eviction before
     tree.evict(full=1)
-    assert not tree.core.evictable_device_leaves.victim_expired
+    assert not tree.core.evictable_device_leaves.has_victim_expired
     assert tree.match(old).device_prefix_len == 4
     assert [node.canopy.length for node in tree.nodes()] == [4]
     tree.recount()
@@ -123,8 +123,8 @@ def test_a_full_host_evicts_by_the_policy(kit_tree, kind, core) -> None:
         tree.serve(sequence(tree, 1000 * number, size), float(number))
         tree.recount()
     rows = tree.core.live.counters.row("default").tiers
-    assert sum(rows[DEVICE].evicted) > 0
-    assert sum(rows[HOST].evicted) > 0
+    assert sum(rows[DEVICE].evicted_tokens) > 0
+    assert sum(rows[HOST].evicted_tokens) > 0
     hit_tokens = [tree.match(sequence(tree, 1000 * n, size)).full_kv_hit_length for n in range(8)]
     assert hit_tokens[0] == 0
     assert hit_tokens[-1] == size
@@ -141,6 +141,6 @@ def test_kv_with_its_state_on_the_host_is_usable(kit_tree) -> None:
     assert (tree.match(first).device_prefix_len, tree.values(MAMBA)) == (0, [])
     assert len(tree.values(FULL)) == len(first)
     tree.core.evictable_device_leaves.admit_pending()
-    assert not tree.core.evictable_device_leaves.unusable
+    assert not tree.core.evictable_device_leaves.unusable_leaves
     tree.recount()
     assert tree.load_back(first) == len(first)

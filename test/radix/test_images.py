@@ -31,12 +31,12 @@ def created_req(tree: LiveTree, time: float, picture: int | None):
         item = MultimodalDataItem(modality=Modality.IMAGE, hash=picture, offsets=[(8, 15)])
         item.pad_value = 1_000_000 + picture
         images = MultimodalInputs(mm_items=[item], im_token_id=IMAGE)
-    arrivals.request_created(req, scheduler, SimpleNamespace(mm_inputs=images))
+    arrivals.register_created(req, scheduler, SimpleNamespace(mm_inputs=images))
     if images is not None:
         pad = MultiModalityDataPaddingPatternMultimodalTokens().pad_input_tokens
         req.origin_input_ids = duplicate_pad_mm_input_ids(tokens, images, pad)
         req.multimodal_inputs = images
-    arrivals.request_queued(scheduler, req)
+    arrivals.register_queued(scheduler, req)
     return req
 
 

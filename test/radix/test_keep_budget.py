@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, Request
-from sglang_canopy.telemetry.status import Status
+from sglang_canopy.telemetry.status import StatusCollector
 from sglang_canopy.tenant import UNVOUCHED, Vouched, shown_tenant
 from support.live_tree import LiveTree, check, fake_req
 from support.parity import PAGE, chained_path, fields, tokens_of, turns
@@ -89,7 +89,7 @@ def test_a_longer_keep_is_charged_to_its_own_tenant_and_within_its_share(tree) -
         tree.serve(conversation(n), 20.0 + n, keep_until=3600.0)
     budgets = tree.core.protected.keeps.budget.by_tenant
     assert budgets == {Vouched("v0"): 40, Vouched("v1"): 60, UNVOUCHED: 100}
-    assert tree.core.protected.keeps.refused == 5
+    assert tree.core.protected.keeps.refused_paths == 5
     check(tree)
 
 
@@ -264,8 +264,8 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
             check(live)
             nodes = live.core._node_arena.values()
             recount_keeps(live.core.protected.keeps, (node.canopy for node in nodes))
-        granted += sim.keeps.granted
-        refused += sim.keeps.refused
+        granted += sim.keeps.granted_paths
+        refused += sim.keeps.refused_paths
     assert granted > 50
     assert refused > 50
 
@@ -276,7 +276,7 @@ def test_the_status_shows_kept_tokens_by_tenant() -> None:
     tree.serve(conversation(2), 1.0, keep_until=3600.0)
     for n in range(3, 10):
         tree.serve(conversation(n), float(n), tenant="a", keep_until=3600.0)
-    keep = Status(tree.cache, 0).collect(0.0)["keep"]
+    keep = StatusCollector(tree.cache, 0).collect(0.0)["keep"]
     tenants = [{"tenant": shown_tenant("a"), "tokens": 100}, {"tenant": None, "tokens": 20}]
     assert keep["tenants"] == tenants
     assert (keep["tenant_limit_tokens"], keep["total_limit_tokens"]) == (100, 250)

@@ -14,7 +14,7 @@ from sglang.srt.disaggregation.kv_events import (
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_canopy.config.tiers import TierOptions
-from sglang_canopy.radix.live_request import State
+from sglang_canopy.radix.live_request import RequestPhase
 from sglang_canopy.ttl.table import TTLTable
 from support.live_tree import LiveTree, check
 from support.tier_books import TierBooks
@@ -45,7 +45,7 @@ def cached_prefixes(tree: LiveTree, medium: str) -> Prefixes:
 def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **fields: Any) -> None:
     request = tree.request(time, prompt_tokens=len(tokens), tenant=salt, **fields)
     tree.core.requests.finish(request)
-    request.state = State.DONE
+    request.phase = RequestPhase.DONE
     tree.insert(tokens, request, salt)
 
 

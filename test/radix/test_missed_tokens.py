@@ -153,7 +153,7 @@ def test_the_map_of_blocks_is_bounded_and_keeps_the_latest():
 def serve_many(seed, one_in=1):
     """Serve a mix of prompts; return the tree."""
     draw, tree = random.Random(seed), tree_of(256)
-    tree.core.departures.one_in = one_in
+    tree.core.departures.sample_stride = one_in
     time = 0.0
     for _ in range(250):
         time += draw.random() * 10
@@ -187,7 +187,7 @@ def test_a_sample_is_fixed_by_the_size_of_the_cache(tree, blocks, one_in):
     serve(tree, PROMPT, 1.0)
     tree.core.live.device_tokens = 4
     serve(tree, list(range(100, 160)), 3.0)
-    assert departed.one_in == one_in
+    assert departed.sample_stride == one_in
     assert departures.MIN_BLOCKS <= departed._blocks.limit <= departures.MAX_BLOCKS
     assert sum(causes(tree).values()) == misses(tree)
 
@@ -217,7 +217,7 @@ class Misses(RuleBasedStateMachine):
         self.tree = tree_of(96, page_size=page, host_tokens=host)
         if host:
             self.tree.cache.write_through_threshold = copies
-        self.tree.core.departures.one_in = one_in
+        self.tree.core.departures.sample_stride = one_in
         self.time, self.running = 0.0, []
 
     @rule(

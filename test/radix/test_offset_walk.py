@@ -198,11 +198,11 @@ def test_a_cursor_advances_as_far_as_sglangs_match(case, page, bigram, start) ->
     stored = RadixKey(array("q", stored_tokens), None, is_bigram=bigram).page_aligned(page)
     node = type("Node", (), {"key": stored})()
     key = RadixKey(array("q", [5] * start + rest), None, is_bigram=bigram)
-    key = CappedKey.sharing(key).page_aligned(page)
+    key = CappedKey.share_tokens(key).page_aligned(page)
     if len(key) <= start or not len(stored):
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offset_walk, "_AT_ONCE", step)
+        patch.setattr(offset_walk, "_COMPARED_IDS", step)
         cursor = KeyCursor(key, page)
         cursor.offset = start
         assert cursor.advance(node) == stored.match_at(key, start, page)
@@ -246,5 +246,5 @@ def test_duplicate_slots_are_freed_even_if_the_insert_raises(monkeypatch) -> Non
 def test_other_components_keep_sglangs_walk() -> None:
     core = OffsetWalkCore.__new__(OffsetWalkCore)
     core.components = (object(), object())
-    assert not core._walks(RadixKey(array("q", [1]), None))
+    assert not core._can_walk(RadixKey(array("q", [1]), None))
     assert issubclass(OffsetWalkCore, UnifiedTreeCore)

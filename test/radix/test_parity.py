@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sglang_canopy.config.tiers import TreeSettings
-from sglang_canopy.policy.block_tree import Evicted, RadixTree
-from sglang_canopy.policy.floored import Floored
+from sglang_canopy.policy.block_tree import RadixTree, TreeCut
+from sglang_canopy.policy.floored import FlooredPolicy
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
@@ -40,17 +40,17 @@ def simulate(
     """``lru_turns``: the steps at which LRU and the policy take turns."""
     cuts: list[tuple[int, int, int]] = []
 
-    def record(cut: Evicted) -> None:
+    def record(cut: TreeCut) -> None:
         cuts.append((cut.offset, cut.tokens, cut.blocks[0]))
 
     order = make_policy(policy, config)
     if lru_turns is not None:
-        order = Floored(order)
+        order = FlooredPolicy(order)
     tree = RadixTree(order, MAX_BLOCKS, page, on_evict=record, **settings)
     hits = []
     for number, step in enumerate(steps):
-        if isinstance(order, Floored) and lru_turns is not None and number in lru_turns:
-            order.rank_by(lru=not order.by_lru)
+        if isinstance(order, FlooredPolicy) and lru_turns is not None and number in lru_turns:
+            order.rank_by(lru=not order.is_lru_ranking)
         path = chained_path(step)
         request = Request(
             time=step["time"],
@@ -96,8 +96,8 @@ def serve_live(
     hits = []
     for number, step in enumerate(steps):
         order = core.live.device_policy
-        if isinstance(order, Floored) and lru_turns is not None and number in lru_turns:
-            order.rank_by(lru=not order.by_lru)
+        if isinstance(order, FlooredPolicy) and lru_turns is not None and number in lru_turns:
+            order.rank_by(lru=not order.is_lru_ranking)
         if readmission is not None:
             readmission()
         labels = {"path": chained_path(step), "block_tokens": page}

@@ -8,7 +8,7 @@ import pytest
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.parallel_samples import MAX_GROUPS, TENANT_GROUPS, ParallelSamples
 from sglang_canopy.reuse.learner import ReuseModel
-from sglang_canopy.server.scheduler.arrivals import request_aborted
+from sglang_canopy.server.scheduler.arrivals import end_aborted
 from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
 from support.live_tree import LiveTree, fake_req
 
@@ -26,7 +26,7 @@ class Server:
     def __init__(self) -> None:
         self.tree = LiveTree(4096, "wa", {"block_tokens": BLOCK_TOKENS})
         self.core = self.tree.core
-        self.meter = Meter(MeterSetup(one_in=1), TierTokens(4096), "wa")
+        self.meter = Meter(MeterSetup(sample_stride=1), TierTokens(4096), "wa")
         self.core.live.meter = self.meter
         self.requests = self.core.requests
 
@@ -109,11 +109,11 @@ def learners_with_models(meter: Meter) -> list[Any]:
 def test_a_samples_answer_is_in_the_meters_caches(server) -> None:
     warm_up, samples = expand_samples(1.0, 1)
     server.serve(warm_up)
-    blocks_before = set(server.meter.caches.blocks().values())
+    blocks_before = set(server.meter.caches.count_blocks().values())
     for number, req in enumerate(samples):
         req.output_ids = [500 + number] * 8
         server.serve(req)
-    blocks_after = set(server.meter.caches.blocks().values())
+    blocks_after = set(server.meter.caches.count_blocks().values())
     assert (blocks_before, blocks_after) == ({4}, {4 + 2 * SAMPLES})
 
 
@@ -147,12 +147,12 @@ def test_a_retry_is_no_turn_and_no_return(cause: str) -> None:
                 server.tree.insert([0], None)
             elif cause == "between two chunks":
                 server.tree.insert(req.origin_input_ids[:8], server.requests.admit(req))
-                request_aborted(None, scheduler, SimpleNamespace(finished_reason=None), req)
+                end_aborted(None, scheduler, SimpleNamespace(finished_reason=None), req)
                 assert not request.misses
             else:
                 text = "The request queue is full." if cause == "queue" else PRIORITY_ERROR
                 reason = None if cause == "given_up" else {"status_code": 503, "message": text}
-                request_aborted(None, scheduler, SimpleNamespace(finished_reason=reason), req)
+                end_aborted(None, scheduler, SimpleNamespace(finished_reason=reason), req)
         last = server.serve(chat(100.0 * number + 15.0, number))
         assert last.turn == 1
     assert server.model.samples == 0
@@ -160,7 +160,7 @@ def test_a_retry_is_no_turn_and_no_return(cause: str) -> None:
     assert server.meter.prompt_tokens == 30 * 18
     counts = {"invalid": INVALID, "priority": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
     expected = [90 * (counts.get(cause) == index) for index in range(3)]
-    assert server.core.live.counters.refused == expected
+    assert server.core.live.counters.refusal_counts == expected
 
 
 def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:

@@ -25,8 +25,8 @@ from sglang_canopy.radix import self_test, tier_self_test
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.recorder import Recorder
-from sglang_canopy.server.scheduler.cache_factory import OURS, check_tree, new_cache
-from sglang_canopy.server.start.hook import _owner
+from sglang_canopy.server.scheduler.cache_factory import OVERRIDING_CLASSES, check_tree, new_cache
+from sglang_canopy.server.start.hook import _find_owner
 from sglang_canopy.server.start.hooks import HOOKS
 from sglang_canopy.server.start.self_check import check_signature
 from sglang_canopy.storage.backend import CanopyStorage
@@ -40,15 +40,15 @@ Change = Callable[[Any], Any]
 @pytest.fixture(autouse=True)
 def _server(monkeypatch: pytest.MonkeyPatch) -> None:
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
-    monkeypatch.setattr(OffsetWalkCore, "by_offsets", True)
+    monkeypatch.setattr(OffsetWalkCore, "walks_by_offsets", True)
     for name in ("SWITCHED_OFF", "UNCALLED_HOOKS"):
         monkeypatch.setattr(releases, name, type(getattr(releases, name))())
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 def test_the_installed_sglang_passes(page_size: int) -> None:
-    self_test.run(new_cache, page_size)
-    check_overrides(*OURS, CanopyStorage)
+    self_test.check_device_tier(new_cache, page_size)
+    check_overrides(*OVERRIDING_CLASSES, CanopyStorage)
 
 
 def _result(change: Change) -> Change:
@@ -191,7 +191,7 @@ def test_a_changed_walk_switches_canopys_off(name: str, monkeypatch: pytest.Monk
     check_tree(4)
     assert [*releases.SWITCHED_OFF] == ["walk by offsets"]
     assert "step" in releases.SWITCHED_OFF["walk by offsets"]
-    assert not OffsetWalkCore.by_offsets
+    assert not OffsetWalkCore.walks_by_offsets
 
 
 def _host_tier(page_size: int, write_policy: str) -> ServerArgs:
@@ -214,7 +214,7 @@ def _host_tier(page_size: int, write_policy: str) -> ServerArgs:
 @pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
 def test_the_installed_sglangs_host_tier_passes(page_size: int, write_policy: str) -> None:
     arguments = _host_tier(page_size, write_policy)
-    tier_self_test.run_host(new_cache, page_size, arguments, "cpu")
+    tier_self_test.check_host_tier(new_cache, page_size, arguments, "cpu")
     assert get_memory().hicache_size == 1 << 20
 
 
@@ -224,7 +224,7 @@ def test_a_changed_host_tier_is_refused(name: str, monkeypatch: pytest.MonkeyPat
     owner, attribute, change = HOST[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match="host tier differs from the tested ones"):
-        tier_self_test.run_host(new_cache, 4, arguments, "cpu")
+        tier_self_test.check_host_tier(new_cache, 4, arguments, "cpu")
 
 
 def test_a_page_at_another_address_is_refused(tmp_path, monkeypatch) -> None:
@@ -242,7 +242,7 @@ def test_other_parameters_are_refused_by_name(name: str, monkeypatch: pytest.Mon
     owner, attribute, change = PARAMETERS[name]
     monkeypatch.setattr(owner, attribute, _signature(change)(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match=rf"{attribute} of this SGLang has other parameters"):
-        check_overrides(*OURS)
+        check_overrides(*OVERRIDING_CLASSES)
 
 
 def test_an_optional_hook_without_its_function_is_switched_off() -> None:
@@ -251,12 +251,12 @@ def test_an_optional_hook_without_its_function_is_switched_off() -> None:
     check_signature(absent)
     absent.register()
     assert absent.is_in_place()
-    assert hook.without in releases.SWITCHED_OFF[absent.target]
+    assert hook.fallback in releases.SWITCHED_OFF[absent.target]
 
 
 def test_hooks_that_sglang_does_not_call_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HookRegistry, "register", lambda *_: None)
-    first = [hook for hook in HOOKS if hook.first and hasattr(*_owner(hook.target))]
+    first = [h for h in HOOKS if h.is_on_first_request and hasattr(*_find_owner(h.target))]
     for hook in first:
         hook.register()
     releases.UNCALLED_HOOKS.difference_update(hook.target for hook in first[1:])

@@ -58,7 +58,7 @@ def test_tails_trimmed_by_t_lru_are_demoted(write_policy: str) -> None:
     assert 0 < hit_tokens < 100
     tree.load_back(tokens(1, 100))
     assert tree.match(tokens(1, 100)) == 100
-    trimmed = tree.core.live.counters.row("default").tiers[DEVICE].evicted[TRIM]
+    trimmed = tree.core.live.counters.row("default").tiers[DEVICE].evicted_tokens[TRIM]
     assert trimmed > 0
     check(tree)
 
@@ -88,7 +88,7 @@ def test_an_expired_host_copy_is_evicted_before_older_ones(ttl_s, evicted, older
     tree.serve(tokens(3, 8), time=9, category="long")
     tree.serve(tokens(4, 8), time=10, category="long")
     assert tree.load_back(tokens(2, 8)) == 8 - evicted
-    assert tree.core.live.counters.row("short").tiers[HOST].evicted[TTL] == evicted
+    assert tree.core.live.counters.row("short").tiers[HOST].evicted_tokens[TTL] == evicted
     assert older is None or tree.load_back(tokens(1, 8)) == older
     check(tree)
 

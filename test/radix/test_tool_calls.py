@@ -9,7 +9,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
 from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
 from sglang_canopy.request.infer import infer_from_chat
-from sglang_canopy.server.http.entry import tool_parser
+from sglang_canopy.server.http.entry import tool_parser_field
 from sglang_canopy.wire.stamp import FORCED_CALL
 from support.live_tree import LiveTree, fake_req
 
@@ -110,7 +110,7 @@ def test_a_forced_call_is_recognised_in_any_format() -> None:
     ],
 )
 def test_the_http_process_sends_the_parser_if_requests_may_call_tools(parser, tools, choice, stamp):
-    assert tool_parser(parser, tools, choice) == stamp
+    assert tool_parser_field(parser, tools, choice) == stamp
 
 
 def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> None:
@@ -134,4 +134,4 @@ def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> No
     )
     body = AnthropicServing(chat)._convert_to_chat_completion_request(request)
     assert infer_from_chat(body) == {"category": "chat-tools-after-tool", "turn": 2}
-    assert tool_parser("hermes", body.tools, body.tool_choice) == {"tool_parser": "hermes"}
+    assert tool_parser_field("hermes", body.tools, body.tool_choice) == {"tool_parser": "hermes"}

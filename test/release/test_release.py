@@ -18,8 +18,8 @@ def test_one_version_everywhere() -> None:
 
 def test_the_cuda_extra_begins_at_the_oldest_tested_sglang() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    assert f'cuda = ["sglang>={releases.TESTED[0]},<0.6"]' in text
-    assert releases.TESTED[-1] == SGLANG_VERSION
+    assert f'cuda = ["sglang>={releases.TESTED_RELEASES[0]},<0.6"]' in text
+    assert releases.TESTED_RELEASES[-1] == SGLANG_VERSION
 
 
 def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:

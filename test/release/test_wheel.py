@@ -130,10 +130,8 @@ def pip(python: Path | str, *arguments: str) -> str:
 
 
 def make_environment(folder: Path, version: str) -> Path:
-    """Return the Python of an environment in ``folder`` that has only pip.
-
-    Skip if there is no such Python on PATH or in pyenv, whose shims exist without one.
-    """
+    """Return the Python of an environment in ``folder`` that has only pip. Skip if there is no such
+    Python on PATH or in pyenv, whose shims exist without one."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [f"python{version}", *map(str, pyenv.glob(f"{version}.*/bin/python"))]
     for python in [sys.executable, *filter(shutil.which, candidates)]:

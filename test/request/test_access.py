@@ -177,13 +177,13 @@ def connect_tree(http: HttpClient, tree: Any) -> None:
     from sglang_canopy.wire import status_file
 
     http.manager.scheduler = SimpleNamespace(tree_cache=tree.cache)
-    status_file.write(0, {"running": tree.core.live.ranking_policy_name})
+    status_file.write_status(0, {"running": tree.core.live.ranking_policy_name})
 
 
 def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
     from sglang_canopy.server.http import explaining
 
-    monkeypatch.setattr(explaining, "EVERY_S", 1e-9)
+    monkeypatch.setattr(explaining, "MIN_INTERVAL_S", 1e-9)
     explain = ("GET", "/canopy/explain?conversation=c")
     with serve(api_key=USER, admin_api_key=ADMIN) as http:
         assert http(*explain, ADMIN)[0] == 409  # no scheduler has reported
@@ -207,7 +207,7 @@ def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
 def test_answers_to_users_are_limited_in_rate(serve, tree, monkeypatch):
     from sglang_canopy.server.http import explaining
 
-    monkeypatch.setattr(explaining, "EVERY_S", 3600.0)
+    monkeypatch.setattr(explaining, "MIN_INTERVAL_S", 3600.0)
     explain = ("GET", "/canopy/explain?conversation=c")
     with serve(admin_api_key=ADMIN) as http:
         connect_tree(http, tree)

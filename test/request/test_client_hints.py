@@ -9,12 +9,12 @@ import pytest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.client_hints import (
     GATEWAY_HEADER,
-    MAX_SECRET,
+    MAX_SECRET_CHARS,
     PRIORITY_FIELDS,
     SECRET_FILE_VARIABLE,
     SECRET_VARIABLE,
-    ClientHints,
-    gateway_secret,
+    HintRule,
+    read_gateway_secret,
     rule_of,
 )
 from sglang_canopy.server.http import entry
@@ -31,7 +31,7 @@ PARAMS = {
 }
 
 
-def heeded_fields(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
+def heeded_fields(rule: HintRule, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
     """Return the priority fields in the stamp of a request with these headers."""
     monkeypatch.setattr(entry.current, "hint_rule", rule)
     stamped: list[Any] = []
@@ -50,7 +50,7 @@ def heeded_fields(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers:
 
 @pytest.mark.parametrize(("mode", "expected"), [("on", PRIORITY_FIELDS), ("off", set())])
 def test_hints_on_or_off_apply_to_all_senders(mode, expected, monkeypatch) -> None:
-    rule = ClientHints(mode, ADMIN, SECRET)
+    rule = HintRule(mode, ADMIN, SECRET)
     for headers in ({}, {"authorization": f"Bearer {ADMIN}"}):
         assert heeded_fields(rule, monkeypatch, **headers) == expected
 
@@ -70,18 +70,18 @@ def test_hints_on_or_off_apply_to_all_senders(mode, expected, monkeypatch) -> No
     ],
 )
 def test_trusted_means_the_admin_key_or_the_secret(headers, is_trusted, monkeypatch) -> None:
-    rule = ClientHints("trusted", ADMIN, SECRET)
+    rule = HintRule("trusted", ADMIN, SECRET)
     assert heeded_fields(rule, monkeypatch, **headers) == (PRIORITY_FIELDS if is_trusted else set())
 
 
 def test_an_empty_credential_is_never_trusted() -> None:
-    assert not ClientHints("trusted", ADMIN, None).accepts({GATEWAY_HEADER.lower(): ""})
-    assert not ClientHints("trusted", None, SECRET).accepts({"authorization": "Bearer "})
+    assert not HintRule("trusted", ADMIN, None).accepts({GATEWAY_HEADER.lower(): ""})
+    assert not HintRule("trusted", None, SECRET).accepts({"authorization": "Bearer "})
 
 
 def test_a_call_without_a_request_is_trusted_only_in_process() -> None:
-    assert not ClientHints("trusted", ADMIN, SECRET).accepts(None)
-    assert ClientHints("on").accepts(None)
+    assert not HintRule("trusted", ADMIN, SECRET).accepts(None)
+    assert HintRule("on").accepts(None)
 
 
 def test_trusted_mode_without_credentials_stops_the_start(monkeypatch) -> None:
@@ -96,25 +96,25 @@ def test_trusted_mode_without_credentials_stops_the_start(monkeypatch) -> None:
 def test_the_secret_comes_from_a_variable_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(SECRET + "\n")
-    assert gateway_secret({}) is None
-    assert gateway_secret({SECRET_VARIABLE: SECRET}) == SECRET
-    assert gateway_secret({SECRET_FILE_VARIABLE: str(file)}) == SECRET
+    assert read_gateway_secret({}) is None
+    assert read_gateway_secret({SECRET_VARIABLE: SECRET}) == SECRET
+    assert read_gateway_secret({SECRET_FILE_VARIABLE: str(file)}) == SECRET
 
 
 @pytest.mark.parametrize(
-    "secret", ["", "short", "x" * (MAX_SECRET + 1), "two words, long enough", "\xe9" * 20]
+    "secret", ["", "short", "x" * (MAX_SECRET_CHARS + 1), "two words, long enough", "\xe9" * 20]
 )
 def test_a_secret_that_cannot_be_used_is_refused_and_not_shown(tmp_path: Path, secret: str) -> None:
     file = tmp_path / "secret"
     file.write_text(secret)
     for environment in ({SECRET_VARIABLE: secret}, {SECRET_FILE_VARIABLE: str(file)}):
         with pytest.raises(CanopyError, match="openssl rand") as refusal:
-            gateway_secret(environment)
+            read_gateway_secret(environment)
         assert not secret or secret not in str(refusal.value)
 
 
 def test_two_sources_or_a_missing_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CanopyError, match="both set"):
-        gateway_secret({SECRET_VARIABLE: SECRET, SECRET_FILE_VARIABLE: "/x"})
+        read_gateway_secret({SECRET_VARIABLE: SECRET, SECRET_FILE_VARIABLE: "/x"})
     with pytest.raises(CanopyError, match="cannot be read"):
-        gateway_secret({SECRET_FILE_VARIABLE: str(tmp_path / "none")})
+        read_gateway_secret({SECRET_FILE_VARIABLE: str(tmp_path / "none")})

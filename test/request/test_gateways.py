@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from canopy_lab.sim.system import routing
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import sent
-from sglang_canopy.request.sent import METADATA, RequireTenant, body_of, headers_of
+from sglang_canopy.request.sent import TENANT_METADATA, RequireTenant, body_of, headers_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
 from support.gateways import FOLDER, MODULES, Worker, post, run_gateway, skip_without
@@ -153,7 +153,7 @@ def set_tenant(obj: SimpleNamespace, request: HttpRequest, carriers: str = "meta
 
 
 def test_metadata_sets_the_tenant_of_a_request() -> None:
-    in_metadata = http({"metadata": {METADATA["cache_salt"]: "a"}})
+    in_metadata = http({"metadata": {TENANT_METADATA["cache_salt"]: "a"}})
     obj = request_of()
     for _ in range(2):
         set_tenant(obj, in_metadata)
@@ -177,7 +177,7 @@ def test_metadata_sets_the_tenant_of_a_request() -> None:
 def test_a_tenant_that_differs_from_the_gateways_or_is_no_string_is_refused(
     cache_salt, metadata, message
 ) -> None:
-    request = http({"metadata": {METADATA[name]: value for name, value in metadata.items()}})
+    request = http({"metadata": {TENANT_METADATA[name]: value for name, value in metadata.items()}})
     with pytest.raises(CanopyError, match=message):
         set_tenant(request_of(cache_salt=cache_salt), request)
 
@@ -231,7 +231,7 @@ def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(set_rule, caplo
     assert len(lines) == 1
     assert "though others do" in lines[0]
     assert "x-smg-routing-key" in lines[0]
-    assert METADATA["cache_salt"] in lines[0]
+    assert TENANT_METADATA["cache_salt"] in lines[0]
     set_rule("warn")
     assert len(warnings_of(caplog, *[(request_of(), http({}))] * 3)) == 1
 
@@ -241,7 +241,7 @@ def test_a_missing_required_tenant_is_refused_but_for_internal_calls(set_rule, m
     monkeypatch.setattr(entry.current, "carriers", "metadata")
     with pytest.raises(CanopyError, match="names no tenant"):
         entry.stamp(request_of(), {}, http({}))
-    entry.stamp(request_of(), {}, http({"metadata": {METADATA["cache_salt"]: "a"}}))
+    entry.stamp(request_of(), {}, http({"metadata": {TENANT_METADATA["cache_salt"]: "a"}}))
     entry.stamp(request_of(extra_key="k"), {}, http({}))
     entry.stamp(request_of(), {})
 
@@ -291,5 +291,6 @@ def test_a_batch_whose_prompts_all_name_a_tenant_is_served(set_rule) -> None:
 @pytest.mark.parametrize("cache_salts", [[""], ["", ""], ["a", ""], []], ids=str)
 def test_a_gateways_tenant_is_that_of_every_prompt_of_a_batch(cache_salts) -> None:
     obj = request_of(cache_salt=cache_salts)
-    set_tenant(obj, http({"cache_salt": cache_salts, "metadata": {METADATA["cache_salt"]: "a"}}))
+    metadata = {TENANT_METADATA["cache_salt"]: "a"}
+    set_tenant(obj, http({"cache_salt": cache_salts, "metadata": metadata}))
     assert obj.cache_salt == "a"

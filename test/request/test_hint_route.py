@@ -8,7 +8,7 @@ import pytest
 
 from sglang_canopy.request.client_hints import SECRET_VARIABLE
 from sglang_canopy.tenant import tenant_of
-from sglang_canopy.wire.hints import TENANT_BURST, unpack
+from sglang_canopy.wire.hints import MAX_TENANT_BURST, unpack
 from sglang_canopy.wire.messages import HINTS
 from support.served_routes import ADMIN, HINT, SECRET, USER, HttpClient, Serve, gateway
 
@@ -53,7 +53,7 @@ def test_a_hint_above_the_tenants_rate_is_refused_with_retry_after(serve: Serve)
 
     with serve() as http:
         much_later = time.monotonic() + 3600.0
-        for _ in range(TENANT_BURST):
+        for _ in range(MAX_TENANT_BURST):
             routes.hints.add(HINT, much_later)
         connection = HTTPConnection("127.0.0.1", http.port, timeout=30)
         body = json.dumps(HINT)

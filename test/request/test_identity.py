@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request as HttpRequest
 
-from sglang_canopy.radix.live_request import live_request
-from sglang_canopy.request.identity import stamp_fields
+from sglang_canopy.radix.live_request import make_live_request
+from sglang_canopy.request.identity import find_conversation
 from sglang_canopy.request.sent import body_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY, make_stamp, read_stamp
@@ -89,7 +89,7 @@ def stamp_of(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> di
     ],
 )
 def test_each_source_names_the_conversation_and_the_first_counts(body, headers, fields) -> None:
-    fields_found = stamp_fields(body, http(body, headers).headers)
+    fields_found = find_conversation(body, http(body, headers).headers)
     assert fields_found == (fields | {"linear": True} if fields else {})
 
 
@@ -110,7 +110,7 @@ def test_canopy_conversation_overrides_all_other_names() -> None:
 
 def test_long_names_are_shortened_and_stay_distinct() -> None:
     first, second = ("x" * 5000 + end for end in "ab")
-    names = {stamp_fields({"session_id": n}, {})["conversation"] for n in (first, second)}
+    names = {find_conversation({"session_id": n}, {})["conversation"] for n in (first, second)}
     assert len(names) == 2
     assert all(len(name) <= 128 for name in names)
 
@@ -134,8 +134,8 @@ CONTEXT = st.fixed_dictionaries({"agent_context": VALUES | st.dictionaries(st.te
 @given(st.dictionaries(KEYS, VALUES | CONTEXT), st.text(), st.text())
 def test_every_stamp_survives_serialisation_to_the_scheduler(body, session, agent) -> None:
     headers = {"x-claude-code-session-id": session, "x-claude-code-agent-id": agent}
-    fields = stamp_fields(body, headers)
+    fields = find_conversation(body, headers)
     stamp = make_stamp({}, fields, 5.0)
     assert read_stamp({STAMP_KEY: stamp}) == stamp
-    request = live_request(fake_req([], [], stamp), 0.0, 16)
+    request = make_live_request(fake_req([], [], stamp), 0.0, 16)
     assert (request.time, request.conversation) == (5.0, fields.get("conversation"))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from canopy_lab.trace.chat import make_chat
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.infer import infer_from_chat, infer_from_response
-from sglang_canopy.request.sent import dropped_params
-from sglang_canopy.wire.stamp import OF_OTHER_PARTS
+from sglang_canopy.request.infer import infer_from_chat, infer_from_responses_body
+from sglang_canopy.request.sent import read_dropped_params
+from sglang_canopy.wire.stamp import OTHER_PARTS_KEYS
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"type": "message", "role": "assistant", "content": [{"type": "output_text"}]}
@@ -65,7 +65,7 @@ def test_a_server_and_a_log_have_one_category_for_a_body(kind: str, category: st
     ],
 )
 def test_the_body_shows_category_and_turn(body: dict[str, Any], category: str, turn: int) -> None:
-    assert infer_from_response(body) == {"category": category, "turn": turn}
+    assert infer_from_responses_body(body) == {"category": category, "turn": turn}
 
 
 VALUES = st.recursive(
@@ -80,7 +80,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["input", "tools", "text"]), VALUES))
 def test_any_body_has_a_category_and_a_turn(body: dict[str, Any]) -> None:
-    inferred = infer_from_response(body)
+    inferred = infer_from_responses_body(body)
     assert inferred["category"].startswith("chat")
     assert inferred["turn"] >= 1
 
@@ -88,9 +88,9 @@ def test_any_body_has_a_category_and_a_turn(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat", "/api/generate"])
 def test_parameters_dropped_by_sglang_are_read_and_wrong_ones_refused(path) -> None:
     params = {"canopy_turn": 2, "thinking_budget": 7}
-    assert dropped_params(path, {"custom_params": params}) == {"canopy_turn": 2}
-    assert dropped_params("/v1/chat/completions", {"custom_params": params}) == {}
-    for key in OF_OTHER_PARTS:
+    assert read_dropped_params(path, {"custom_params": params}) == {"canopy_turn": 2}
+    assert read_dropped_params("/v1/chat/completions", {"custom_params": params}) == {}
+    for key in OTHER_PARTS_KEYS:
         with pytest.raises(CanopyError, match=f"{key}.*{path}"):
-            dropped_params(path, {"custom_params": {key: 1}})
-    assert dropped_params(path, {"custom_params": [1]}) == {}
+            read_dropped_params(path, {"custom_params": {key: 1}})
+    assert read_dropped_params(path, {"custom_params": [1]}) == {}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.config.server_options import RequestOptions
-from sglang_canopy.request.kv_hints import MAX_ACTIONS, read
+from sglang_canopy.request.kv_hints import MAX_ACTIONS, read_envelope
 from sglang_canopy.server.http import entry
 
 
@@ -33,10 +33,10 @@ def envelope(*actions, protocol="0.1"):
     ],
 )
 def test_only_a_release_of_a_known_version_counts(hints, hint):
-    assert read(hints) == hint
+    assert read_envelope(hints) == hint
     if hints is not None:
         actions = [SimpleNamespace(**fields) for fields in hints["actions"]]
-        assert read(SimpleNamespace(**{**hints, "actions": actions})) == hint
+        assert read_envelope(SimpleNamespace(**{**hints, "actions": actions})) == hint
 
 
 @given(
@@ -48,8 +48,8 @@ def test_only_a_release_of_a_known_version_counts(hints, hint):
     )
 )
 def test_no_envelope_breaks_the_reader(value):
-    read(value)
-    read({"protocol_version": "0.1", "actions": [value]})
+    read_envelope(value)
+    read_envelope({"protocol_version": "0.1", "actions": [value]})
 
 
 def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):

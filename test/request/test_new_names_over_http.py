@@ -17,7 +17,7 @@ from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.access import Refused
 from sglang_canopy.server.http import entry
-from sglang_canopy.server.http.explaining import Explaining
+from sglang_canopy.server.http.explaining import ExplainRoute
 from sglang_canopy.wire.hints import WaitingHints
 from support.containers import entries, growth
 
@@ -37,7 +37,7 @@ class Process:
         self.entry = entry.HttpOptions(RequestOptions())
         monkeypatch.setattr(entry, "current", self.entry)
         self.hints = WaitingHints()
-        self.explaining = Explaining(answer_nothing, None)
+        self.explaining = ExplainRoute(answer_nothing, None)
         self.orders, self.heads = Orders(64), Heads(max_heads=64)
 
     def serve(self, number: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
 from sglang_canopy.config.server_options import RequestOptions
-from sglang_canopy.radix.live_request import live_request
+from sglang_canopy.radix.live_request import make_live_request
 from sglang_canopy.records import LateHint, Leaf
 from sglang_canopy.server.http import entry
 from sglang_canopy.server.scheduler import arrivals
@@ -77,7 +77,7 @@ def test_foreign_keys_and_other_types_are_skipped() -> None:
 @given(st.dictionaries(st.sampled_from(list(FIELDS)), st.none() | st.integers() | st.text()))
 def test_any_field_values_make_a_valid_request(params: dict) -> None:
     fields, _ = client_fields(params)
-    request = live_request(fake_req([], [], make_stamp({}, fields, 5.0)), 0.0, 16)
+    request = make_live_request(fake_req([], [], make_stamp({}, fields, 5.0)), 0.0, 16)
     assert request.time == 5.0
     assert 1 <= request.turn <= MAX_TURN
 
@@ -152,14 +152,14 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
     for tree in trees:
         tree.serve([1, 2, 3], time=1, conversation="a")
         scheduler = SimpleNamespace(tree_cache=tree.cache)
-        answer = arrivals.internal_state_set(
+        answer = arrivals.receive_messages(
             None, scheduler, SetInternalStateReq(server_args={key: 1})
         )
         assert answer.updated
         assert leaf_of(tree, [3]).over
         check(tree)
     foreign = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
-    assert arrivals.internal_state_set(lambda _self, request: request, None, foreign) is foreign
+    assert arrivals.receive_messages(lambda _self, request: request, None, foreign) is foreign
 
 
 def test_a_server_with_another_cache_ignores_hints() -> None:
@@ -167,7 +167,7 @@ def test_a_server_with_another_cache_ignores_hints() -> None:
 
     request = SetInternalStateReq(server_args={HINTS.key(pack([])): 1})
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
-    assert not arrivals.internal_state_set(None, scheduler, request).updated
+    assert not arrivals.receive_messages(None, scheduler, request).updated
 
 
 def test_a_request_has_every_field_of_its_stamp() -> None:
@@ -179,7 +179,7 @@ def test_a_request_has_every_field_of_its_stamp() -> None:
                 stamp[name] = valid(value)
                 break
     assert stamp.keys() == STAMP_FIELDS.keys()
-    request = live_request(fake_req([1], [2], stamp), 0.0, 64)
+    request = make_live_request(fake_req([1], [2], stamp), 0.0, 64)
     assert (request.time, request.keep_until) == (stamp["time"], 2 * stamp["time"])
     assert request.ttft_model == (stamp["alpha"], stamp["beta"])
     equal = stamp.keys() - {"time", "keep_s", "alpha", "beta", "stop", "samples", "added"}

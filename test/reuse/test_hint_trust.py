@@ -26,7 +26,7 @@ def note_tips(records, tenant, tips, accuracy, seed=0):
         tip = Tip(float(time_s), category, tenant)
         continues = draw.random() < 0.4
         right = draw.random() < accuracy
-        records.note_tip(tip, over=continues != right)
+        records.count_tip(tip, over=continues != right)
         if continues:
             records.judge_hints(tip, time_s + 1.0)
 
@@ -72,7 +72,7 @@ def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
     weight = records.over_weight("a")
     category = ReuseModel().categories.get(ROOT)
     for number in range(2 * MAX_TENANTS):
-        records.note_tip(Tip(0.0, category, f"t{number}"), over=False)
+        records.count_tip(Tip(0.0, category, f"t{number}"), over=False)
     assert records.over_weight("a") == weight < 1.0
     assert records._records.keys() == {"a"}
 
@@ -83,8 +83,8 @@ def test_weights_are_shares_for_any_input(tips):
     category = ReuseModel().categories.get(ROOT)
     for tenant, over, continues in tips:
         tip = Tip(0.0, category, tenant)
-        records.note_tip(tip, over)
-        records.note_tip(tip, over)  # sent twice, counted once
+        records.count_tip(tip, over)
+        records.count_tip(tip, over)  # sent twice, counted once
         if continues:
             records.judge_hints(tip, 1.0)
     for tenant in "abc":
@@ -101,7 +101,7 @@ def trace():
 
 def record_first_end(records, tenant, continues):
     tip = Tip(0.0, ReuseModel().categories.get(ROOT), tenant)
-    records.note_tip(tip, over=True)
+    records.count_tip(tip, over=True)
     if continues:
         records.judge_hints(tip, 1.0)
 
@@ -165,14 +165,14 @@ def record_returns(records, sender, tips, accuracy, seed=0):
         tip = Tip(0.0, category, "t")
         tip.sender = sender
         gap, false_gap = (2.0 ** draw.uniform(4, 10) for _ in range(2))
-        records.note_return(tip, gap if draw.random() < accuracy else false_gap)
+        records.count_return(tip, gap if draw.random() < accuracy else false_gap)
         records.judge_hints(tip, gap)
 
 
 def test_a_return_is_overdue_once_its_slack_has_passed():
     records, tip = HintRecords(), Tip(0.0, ReuseModel().categories.get(ROOT), "t")
     tip.sender = "t"
-    records.note_return(tip, 100.0)
+    records.count_return(tip, 100.0)
     deadline_s = 100.0 + return_slack_s(100.0)
     records.count_overdue(deadline_s)
     assert tip.return_at == 100.0
@@ -192,7 +192,7 @@ def test_a_gateway_and_the_clients_of_a_tenant_are_judged_separately(records):
     record_returns(records, sender_of("t", CLIENT), 500, 0.1)
     record_returns(records, gateway, 500, 0.9, seed=1)
     assert records.return_skill("t") < 0.25 < 0.8 < records.return_skill(gateway)
-    assert records.key(gateway) == gateway
+    assert records.trust_key(gateway) == gateway
 
 
 def test_old_returns_fade_and_a_reformed_sender_is_trusted(records):
@@ -208,12 +208,12 @@ def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant(records):
     gateway = sender_of("t", GATEWAY)
     for number in range(1000):
         tip = Tip(float(number), category, "t")
-        records.note_tip(tip, over=False)
+        records.count_tip(tip, over=False)
         if number % 2:
             records.judge_hints(tip, number + 1.0)
         else:
             tip.sender = gateway
-            records.note_tip(tip, over=True)
+            records.count_tip(tip, over=True)
     assert records.over_weight(gateway) < 0.1
     assert records.is_over_trusted(gateway)
     assert records.over_weight("t") == 1.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Categories
-from sglang_canopy.reuse.hint_trust import MAX_TENANTS, OTHERS
+from sglang_canopy.reuse.hint_trust import MAX_TENANTS, NO_RECORD
 from sglang_canopy.reuse.learner import ReuseModel, mean_growth
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, age_bin
 
@@ -52,7 +52,7 @@ def test_the_stop_reason_counts_once_it_is_known(model):
 
 
 def test_added_tokens_refine_the_category_if_enabled():
-    model = ReuseModel(added=True)
+    model = ReuseModel(uses_added_tokens=True)
     first = serve(model, 0, range(1, 1001), output_tokens=100)
     assert first.label == "default|-|turn1|out<256|added<4096"
     # It extends a prompt of 1,000 and an answer of 100 tokens by 50.
@@ -161,7 +161,7 @@ def test_hints_are_checked_against_later_requests(model):
 def test_false_returns_of_new_tenants_reduce_newcomers_trust(model):
     serve(model, 0, ["sure"], return_in_s=10.0, tenant="sure")
     serve(model, 10, ["sure", "again"], tenant="sure")
-    old_probability = model.hints.return_probability(OTHERS)
+    old_probability = model.hints.return_probability(NO_RECORD)
     for n in range(100):  # each invented tenant hints once, and never returns
         serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
     assert old_probability > 0.5 > model.hints.return_probability("unknown") > 0.0
@@ -191,7 +191,7 @@ def test_tenants_with_tracked_hints_are_bounded_and_the_least_recent_is_dropped(
     assert hints.record("first") is first
     hints.record("one more")
     assert len(hints._records) == MAX_TENANTS
-    assert hints.key("t0") == OTHERS
+    assert hints.trust_key("t0") == NO_RECORD
     assert hints.record("first") is first
 
 
@@ -244,7 +244,7 @@ def test_tips_blocks_and_categories_are_bounded_and_consistent(requests, samples
         assert len(shadow) <= samples
         assert shadow.blocks <= max(blocks, len(path))
         assert len(model.categories) <= 16
-        closed = [t for t in shadow if not t.open]
+        closed = [t for t in shadow if not t.is_open]
         assert sum(sum(c.events) for c in model.categories) == len(closed)
         keys = [k for t in shadow for k in t.keys]
         assert len(shadow._tips) + len(shadow._junctions) == len(keys)
@@ -321,8 +321,8 @@ def test_names_that_wait_for_room_and_tenants_without_any_are_bounded():
     for n in range(5000):
         for _ in range(2):
             categories.refine((f"name{n}",), f"tenant{n}", float(n))
-    assert len(categories._requested) <= 64
-    assert len(categories._names) <= 16
+    assert len(categories._requested_names) <= 64
+    assert len(categories._names_by_tenant) <= 16
 
 
 def test_shared_prefixes_have_labels_during_a_flood(model):
@@ -408,8 +408,8 @@ def test_curves_do_not_depend_on_when_they_are_read():
             serve(model, number / 2, path, category=f"kind{client % 12}", tokens=5 * len(path))
         for category in read_often.categories:
             assert len(category.rank) == len(category.curve) == BINS
-            assert len(category.grows) == TOKEN_BINS
+            assert len(category.growth_exceedance) == TOKEN_BINS
     assert read_last.version > 10
     for first, second in zip(read_often.categories, read_last.categories, strict=True):
         assert (first.label, first.curve) == (second.label, second.curve)
-        assert (first.rank, first.grows) == (second.rank, second.grows)
+        assert (first.rank, first.growth_exceedance) == (second.rank, second.growth_exceedance)

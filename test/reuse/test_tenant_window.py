@@ -38,7 +38,7 @@ def tips_by_tenant(model: ReuseModel) -> Counter[str | None]:
 
 
 def test_a_prompt_with_many_branches_is_few_samples_a_request() -> None:
-    model = ReuseModel(added=True)
+    model = ReuseModel(uses_added_tokens=True)
     now, max_samples = serve_honest(model, 500), 0
     trunk = list(range(1, TRUNK_BLOCKS + 1))
     serve(model, now, trunk, "other")
@@ -51,7 +51,7 @@ def test_a_prompt_with_many_branches_is_few_samples_a_request() -> None:
         max_samples = max(max_samples, serve(model, now, [*trunk, 2 * 10**7 + number], "other"))
     assert max_samples <= 2 * (MAX_JUNCTIONS + 1)
     assert tips_by_tenant(model)["honest"] == 1500
-    assert len(model.shadow.junctions(trunk)) == MAX_JUNCTIONS
+    assert len(model.shadow.find_junctions(trunk)) == MAX_JUNCTIONS
 
 
 def test_dropped_junctions_do_not_count_as_prefixes_without_reuse() -> None:
@@ -79,7 +79,7 @@ def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
     assert tips_by_tenant(model) == {"honest": 900, "other": 1100}
     assert len(model.shadow) == 2000
     assert len(model.shadow.samples._items) <= 2 * 2000
-    born = [tip.born for tip in model.shadow]
+    born = [tip.created_at for tip in model.shadow]
     assert born == sorted(born)
     model.fit(now)
     assert sum(model.categories.root.all_events) == 600
@@ -155,4 +155,4 @@ def test_sizes_match_the_contents_after_any_sequence() -> None:
                 owner.size == sum(item.size for item in owner.items)
                 for owner in bounded._by_tenant.values()
             )
-            assert sum(item.size for item in bounded) == len(bounded) <= bounded.cap
+            assert sum(item.size for item in bounded) == len(bounded) <= bounded.max_size

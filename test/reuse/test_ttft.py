@@ -9,14 +9,14 @@ def test_the_fit_is_the_line_of_its_points():
     fit = TtftFit()
     for tokens in range(0, 10_000, 100):
         fit.add(tokens, 1e-4 * tokens + 0.05)
-    assert fit.line() == pytest.approx((1e-4, 0.05), rel=1e-6)
+    assert fit.coefficients() == pytest.approx((1e-4, 0.05), rel=1e-6)
 
 
 def test_without_distinct_points_there_is_no_line():
     fit = TtftFit()
     for _ in range(100):
         fit.add(500, 0.1)  # one point does not make a line
-    assert fit.line() is None
+    assert fit.coefficients() is None
     assert fit.stats()["alpha_ms_per_1k_tokens"] is None
 
 
@@ -27,7 +27,7 @@ def test_queueing_spikes_barely_move_the_line():
         tokens = draw.randrange(10_000)
         queued_s = 5.0 if n > 100 and draw.random() < 0.03 else 0.0
         fit.add(tokens, 1e-4 * tokens + 0.05 + draw.gauss(0, 0.005) + queued_s)
-    alpha, beta = fit.line()
+    alpha, beta = fit.coefficients()
     assert alpha == pytest.approx(1e-4, rel=0.05)
     assert beta == pytest.approx(0.05, abs=0.03)
 
@@ -37,7 +37,7 @@ def test_the_line_follows_a_server_that_became_slower():
     for n in range(6000):
         tokens = 37 * n % 10_000
         fit.add(tokens, (1e-4 if n < 1000 else 2e-4) * tokens + 0.05)
-    assert fit.line()[0] == pytest.approx(2e-4, rel=0.05)
+    assert fit.coefficients()[0] == pytest.approx(2e-4, rel=0.05)
 
 
 def test_invalid_measurements_are_ignored():

@@ -89,7 +89,7 @@ def test_every_test_for_releases_exists_and_a_workflow_runs_them() -> None:
     text = (overlay.ROOT / ".github" / "workflows" / "follow-sglang.yml").read_text()
     assert "schedule:" in text
     assert "scripts/follow_sglang.py --try" in text
-    assert f"./scripts/test.sh --sglang {releases.TESTED[0]}" in text
+    assert f"./scripts/test.sh --sglang {releases.TESTED_RELEASES[0]}" in text
 
 
 @pytest.mark.long

@@ -108,10 +108,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: Any) -> Any:
-    """The context manager behind both fixtures; a model without weights gets random ones.
-
-    Servers are killed at the end: SGLang's own shutdown takes seven seconds.
-    """
+    """The context manager behind both fixtures; a model without weights gets random ones. Servers
+    are killed at the end: SGLang's own shutdown takes seven seconds."""
     port = free_port()
     flags = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32"), *arguments]
     if options.pop("overlap", False):  # SGLang's default schedule, which no other server here needs
@@ -162,10 +160,8 @@ def shared_servers() -> Iterator[dict[tuple[Any, ...], tuple[Client, contextlib.
 
 @pytest.fixture(scope="module")
 def shared_server(shared_servers, tmp_path_factory):
-    """`client = shared_server(model, "--flag", ...)`, flushed.
-
-    The next module with the same arguments gets it too, unless another server started in between.
-    """
+    """`client = shared_server(model, "--flag", ...)`, flushed. The next module with the same
+    arguments gets it too, unless another server started in between."""
     used = set()
 
     def start(model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Client:

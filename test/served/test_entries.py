@@ -16,11 +16,11 @@ import pytest
 
 from canopy_documents.plugin.entry import FLAG as DOCUMENTS
 from launch_server import free_port
-from sglang_canopy.config.whatif import FLAG as WHATIF
 from sglang_canopy.config.whatif import OBSERVE_FLAG
+from sglang_canopy.config.whatif import WHATIF_FLAG as WHATIF
 from sglang_canopy.declared import declared_fields
 from sglang_canopy.policy.registry import AUTO
-from sglang_canopy.server.start.flags import KINDS
+from sglang_canopy.server.start.flags import FLAG_CLASSES
 from support.prompts import token_ids
 from support.served import wait_until
 from support.small_models import LLAMA, write_model
@@ -227,7 +227,7 @@ POLICIES = (AUTO, "wa", "etlru")
 FLAGS_OF_POLICY = {
     name: [
         *("--radix-eviction", name, *TIERS, DOCUMENTS, VALUES[DOCUMENTS][number]),
-        *(f for f in flags(number, *KINDS) if f != OBSERVE_FLAG),
+        *(f for f in flags(number, *FLAG_CLASSES) if f != OBSERVE_FLAG),
     ]
     for number, name in enumerate(POLICIES)
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.telemetry.series import CACHE, IGNORED, PREFIX
+from sglang_canopy.telemetry.series import CACHE_METRICS, IGNORED_METRICS, PREFIX
 from sglang_canopy.tenant import DOCUMENTS_MARK
 from support.served import ROUTES, body_of, wait_until
 
@@ -130,7 +130,7 @@ def test_metrics_agree_with_the_responses(client) -> None:
         assert capacity >= 2048 * bytes_a_token
     assert total(samples, "group_ttl_seconds", tier="disk", group="category rag") == 60
     assert total(samples, "group_ttl_seconds", tier="disk", group="residual") == 3600
-    documented = {PREFIX + m.name for m in (*CACHE, *IGNORED)}
+    documented = {PREFIX + m.name for m in (*CACHE_METRICS, *IGNORED_METRICS)}
     shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in samples}
     assert shown <= documented, shown - documented
     # Before any other test of this file: their traffic would hide that the status is a second old.

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
-from sglang_canopy.request.sent import METADATA
+from sglang_canopy.request.sent import TENANT_METADATA
 from support.gateways import MODULES, post, run_gateway, skip_without
 from support.prompts import continuing_prompts, token_ids
 from support.served import CORES, agreed_status, disk_flags, wait_until
@@ -245,7 +245,8 @@ def send_chat(url: str, opening: str, salt: str | None = None, **fields: Any) ->
     messages = [{"role": "user", "content": f"{opening}. {LONG}"}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 4, "temperature": 0, **fields}
     if salt is not None:
-        body["metadata"] = {METADATA["cache_salt"]: salt, "user_id": f"u_session_{opening}-c"}
+        metadata = {TENANT_METADATA["cache_salt"]: salt, "user_id": f"u_session_{opening}-c"}
+        body["metadata"] = metadata
     status, answer = post(f"{url}/v1/chat/completions", body)
     assert status == 200, answer
     return (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)

@@ -111,10 +111,8 @@ def test_no_server_reads_kv_of_other_weights(server, small_model, tmp_path) -> N
     prompt = token_ids(320, 1)
 
     def answer(written: int = 0) -> tuple[list[int], int]:
-        """Return the output ids and the tokens read from the disk, with empty memory.
-
-        Waits for ``written`` pages since the start, since a flush drops pages that wait.
-        """
+        """Return the output ids and the tokens read from the disk, with empty memory. Waits for
+        ``written`` pages since the start, since a flush drops pages that wait."""
         client.flush()
         reply = client.generate(prompt, 8)
         device, host, disk = cached(reply)

@@ -111,7 +111,7 @@ def test_a_drain_that_runs_out_of_time_has_whole_prefixes_of_the_newest(
     tree.serve(tokens(1, 8), 2.0)
 
     def pages_in_time(self, wanted: int) -> int:
-        return max(0, min(wanted, allowed - sum(self._pages_of.values())))
+        return max(0, min(wanted, allowed - sum(self._passed_pages.values())))
 
     monkeypatch.setattr(drain.Drain, "_own_pages_in_time", pages_in_time)
     terminate(tree)
@@ -178,9 +178,9 @@ def test_pages_already_on_disk_are_not_written_again(tmp_path: Path) -> None:
     tree = open_tree(tmp_path, write_policy="write_through")
     tree.serve(tokens(1, 8), 1.0)
     assert tree.on_disk(tokens(1, 8)) == 8
-    written = tree.store.counters.written
+    written = tree.store.counters.written_pages
     terminate(tree)
-    assert tree.store.counters.written == written
+    assert tree.store.counters.written_pages == written
 
 
 def drain_slowly(folder: Path, writes: Any) -> None:
@@ -326,7 +326,7 @@ def test_a_fault_ends_the_drain_and_still_frees_the_host_and_closes_the_store(
 
     owner, name = {
         "full disk": (segments, "_write_all"),
-        "order": (drain.Drain, "_absent"),
+        "order": (drain.Drain, "_find_absent"),
         "state": (type(tree.core.live.device_policy), "state"),
         "close": (type(tree.storage), "close"),
     }[fault]

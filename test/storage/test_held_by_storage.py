@@ -113,7 +113,7 @@ def test_the_anchor_of_a_read_is_evictable(tree: PausableTree, reading: bool) ->
     assert tree.locks() == 0
     assert tree.cache.check_prefetch_progress(handle)  # its request is admitted, without the read
     assert tree.match(tokens(1, 16)) == 0
-    assert tree.cache.holds.reads_cancelled == 1
+    assert tree.cache.storage_holds.reads_cancelled == 1
     tree.cache.sanity_check()
 
 
@@ -137,8 +137,8 @@ def test_the_device_kv_above_a_write_is_evictable(tree: PausableTree) -> None:
     tree.evict_all()
     tree.settle()
     assert tree.locks() == 0
-    assert (tree.cache.holds.waits, tree.cache.holds.timeouts) == (1, 0)
-    assert tree.cache.holds.longest_wait_s > 0
+    assert (tree.cache.storage_holds.wait_count, tree.cache.storage_holds.timeouts) == (1, 0)
+    assert tree.cache.storage_holds.longest_wait_s > 0
     tree.cache.sanity_check()
 
 
@@ -148,7 +148,7 @@ def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypa
     host_free = tree.host.available_size()
     tree.evict_all()
     assert tree.locks() == 0
-    assert tree.cache.holds.timeouts == 1
+    assert tree.cache.storage_holds.timeouts == 1
     assert tree.store.unavailable == "a write has not ended after 0.2 s"
     assert tree.on_disk(tokens(1, 8)) == 0
     # Other KV takes the memory of the write that has not begun.

@@ -35,7 +35,7 @@ def tree(cluster) -> Iterator[Callable[..., DiskTree]]:
     stack.enter_context(get_parallel().override(**RANKS))
 
     def start(ttl_s: float) -> DiskTree:
-        mooncake.install(TTLTable(residual_ttl_s=ttl_s))
+        mooncake.install_backend(TTLTable(residual_ttl_s=ttl_s))
         trees.append(MooncakeTree(cluster.extra()))
         return trees[-1]
 

@@ -95,7 +95,7 @@ def test_the_sweeper_removes_expired_pages_by_itself(tmp_path):
     for _ in range(1000):
         if not len(storage.store):
             break
-        storage.sweeper._stop.wait(0.01)
+        storage.sweeper._stopping.wait(0.01)
     assert len(storage.store) == 0
     assert storage.status()["evicted_pages"] == {"ttl": 2}
     storage.close()

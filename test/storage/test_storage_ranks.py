@@ -74,6 +74,6 @@ def test_the_sweeper_uses_a_folder_once_it_is_free(tmp_path) -> None:
     for _ in range(3000):
         if second.status()["unavailable"] is None:
             break
-        second.sweeper._stop.wait(0.01)
+        second.sweeper._stopping.wait(0.01)
     assert second.batch_exists(keys("a", 2)) == 2
     second.close()

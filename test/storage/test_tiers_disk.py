@@ -77,10 +77,10 @@ def test_pages_that_are_read_count_under_their_own_category(tree) -> None:
     tree.settle()
     tree.cache.evict_host(1000)
     rows = tree.core.live.counters.row
-    entered_tokens = rows("chat", None).tiers[HOST].entered
+    entered_tokens = rows("chat", None).tiers[HOST].entered_tokens
     assert tree.fetch(tokens(1, 8)) == 8
-    assert rows("chat", None).tiers[HOST].entered == entered_tokens + 8
-    assert rows("default", None).tiers[HOST].entered == 0
+    assert rows("chat", None).tiers[HOST].entered_tokens == entered_tokens + 8
+    assert rows("default", None).tiers[HOST].entered_tokens == 0
 
 
 def test_times_on_disk_are_seconds_since_1970(start) -> None:
@@ -259,25 +259,25 @@ def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(start, re
 
 
 def test_a_broken_disk_is_offered_few_pages_at_a_time(start, retry_at_once, monkeypatch) -> None:
-    monkeypatch.setattr(disk_retry, "MAX_PAGES_A_REQUEST", 4)
+    monkeypatch.setattr(disk_retry, "MAX_PAGES_PER_REQUEST", 4)
     monkeypatch.setattr(segments.os, "pwritev", raise_disk_full)
     tree = start(tokens=64, host_tokens=128)
     for name in range(5):
         tree.serve(tokens(name, 8), 1.0 + name)
     for name in range(5):
         tree.serve(tokens(name, 8), 10.0)
-    refused = tree.store.counters.refused.total()
+    refused = tree.store.counters.refused_pages.total()
     tree.request(11.0)
     tree.settle()
-    assert 0 < tree.store.counters.refused.total() - refused <= 4
+    assert 0 < tree.store.counters.refused_pages.total() - refused <= 4
     check(tree)
 
 
 def test_a_healthy_disk_is_offered_each_page_once(tree, retry_at_once) -> None:
     for time in range(1, 6):
         tree.serve(tokens(1, 8), float(time))
-    assert tree.store.counters.written == 4
-    assert tree.store.counters.present == 0
+    assert tree.store.counters.written_pages == 4
+    assert tree.store.counters.present_pages == 0
 
 
 def raise_disk_full(*_: object) -> int:

@@ -220,7 +220,7 @@ def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
         server.tree.serve(PATH, float(time))
     assert len(set(top.iterdir()) - old_folders) == 1  # of the current weights
     assert len(list(top.rglob("segment-*"))) == 1
-    assert server.tree.store.counters.written == 20  # of all updates together
+    assert server.tree.store.counters.written_pages == 20  # of all updates together
 
 
 def test_no_later_start_finds_pages_of_updated_weights(tmp_path, monkeypatch):

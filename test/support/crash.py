@@ -89,7 +89,7 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
         counts.start_failures += 1
         counts.problems.append(store.unavailable)
         return
-    counts.orphans += store.counters.orphans
+    counts.orphans += store.counters.orphan_units
     names = {raw_key(key): key for b in batches for key in b[1:]}
     names.update((raw, raw.hex()) for raw in store.state.index.rows)
     counts.stored_pages += len(store)

@@ -72,7 +72,7 @@ def main() -> None:
                 sys.stdout.flush()
         if rng.random() < 0.2:
             store.touch(keys, PageMeta(last_access=store.clock()))
-            store.sweep(limit=16)
+            store.sweep(max_pages=16)
 
 
 if __name__ == "__main__":

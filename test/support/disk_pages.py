@@ -38,7 +38,7 @@ def store_at(folder: Path, pages: int = 8, **options: Any) -> DiskStore:
         "page_bytes": PAGE_BYTES,
         "capacity_bytes": pages * PAGE_BYTES,
         "policy": make_policy("lru"),
-        "now": Clock(),
+        "clock": Clock(),
         "namespace": "test",
     }
     return DiskStore(folder, **{**settings, **options})

@@ -37,24 +37,25 @@ def _recount_pages(state: StoreState) -> None:
     rows = index.rows.values()
     for row in rows:
         assert index.children[row] == children.get(row, 0), row
-    assert index.held_pages() == {
+    assert index.count_pages() == {
         "categories": Counter(index.label("category", row) for row in rows),
         "tenants": Counter(index.label("tenant", row) for row in rows),
         "groups": Counter(index.group[row] for row in rows),
     }
-    assert len(used) == units.used, (len(used), units.used)
-    unused = {*units._free, *units._freed_while_read, *units._missing}
+    assert len(used) == units.used_units, (len(used), units.used_units)
+    unused = {*units._free, *units._freed_while_read, *units._unwritten}
     assert not used & unused
     assert len(used) + len(unused) == units.end_unit, (len(used), len(unused), units.end_unit)
-    assert units.used * state.content.page_bytes <= state.capacity_bytes
+    assert units.used_units * state.content.page_bytes <= state.capacity_bytes
 
 
 def _recount_evictable(state: StoreState) -> None:
     """The policies rank exactly the evictable pages, and tenants are charged for theirs."""
-    index, evictable = state.index, state.evictable
+    index, evictable = state.index, state.evictable_pages
     rows = index.rows.values()
     leaves = evictable._leaves
-    expected = {row for row in rows if index.children[row] == 0 and row not in evictable._locked}
+    locked = evictable._lock_counts
+    expected = {row for row in rows if index.children[row] == 0 and row not in locked}
     assert set(leaves) == expected, (set(leaves) ^ expected, "evictable")
     assert {*map(id, evictable.policy.leaves())} == {*map(id, leaves.values())}
     tenants = Counter(index.label("tenant", row) for row in rows)

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.disk.store import DiskStore
-from sglang_canopy.radix.live_request import LiveRequest, State
+from sglang_canopy.radix.live_request import LiveRequest, RequestPhase
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support.live_tree import LiveTree
@@ -103,7 +103,7 @@ class DiskTree(LiveTree):
         hit_tokens = self.match(tokens)
         request.cached_tokens = hit_tokens
         self.core.requests.finish(request)
-        request.state = State.DONE
+        request.phase = RequestPhase.DONE
         self.insert(tokens, request)
         return hit_tokens
 

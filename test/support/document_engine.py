@@ -7,7 +7,7 @@ import torch
 
 from canopy_documents.server import scheduler
 from canopy_documents.server.engine import DocumentEngine
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
 NO_FILES = SimpleNamespace(model_path="no/such-model")
@@ -90,7 +90,7 @@ def request_after(system: int, document, salt: str | None = None):
 
 def queue_req(engine: DocumentEngine, req: Any) -> Any:
     """Queue ``req``, which binds it to the namespace of its KV. Return its chunk state."""
-    state = attached(req).documents = engine.new_request(req)
+    state = state_of(req).documents = engine.new_request(req)
     scheduler.set_extra_key(scheduler_of(engine), req)
     return state
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sglang_canopy.policy.floored import Floored
+from sglang_canopy.policy.floored import FlooredPolicy
 from sglang_canopy.radix.core import CanopyTreeCore
 from support.tree_recount import recount_awaited, recount_keeps
 
@@ -30,11 +30,11 @@ def _recount_leaves(leaves: Any, expected: set[Any]) -> None:
     ``unusable``. A floored policy ranks the same leaves in both of its orders."""
     admitted = [leaf.node for leaf in leaves.policy.leaves()]
     assert len(admitted) == len(set(admitted)), "a leaf was admitted twice"
-    unusable = [leaf.node for leaf in leaves.unusable]
+    unusable = [leaf.node for leaf in leaves.unusable_leaves]
     parts = [set(admitted), set(leaves.pending), set(unusable)]
     assert set().union(*parts) == expected
     assert sum(map(len, parts)) == len(expected), "a leaf is in two places"
-    if isinstance(leaves.policy, Floored):
+    if isinstance(leaves.policy, FlooredPolicy):
         assert set(leaves.policy.main.leaves()) == set(leaves.policy.leaves())
 
 

@@ -139,10 +139,8 @@ def run(
 
 
 def serve(args: Sequence[str], **options: Any) -> Process | subprocess.Popen[bytes]:
-    """``subprocess.Popen`` of a server, forked with the processes that SGLang spawns for it.
-
-    Ranks are spawned, since each needs a hash seed of its own.
-    """
+    """``subprocess.Popen`` of a server, forked with the processes that SGLang spawns for it. Ranks
+    are spawned, since each needs a hash seed of its own."""
     if "--tp" in args or "--dp" in args or not _may_fork(options["env"]):
         return subprocess.Popen(args, **options)
     return Process([args[0], FORK_CHILDREN, *args[1:]], **options)
@@ -165,11 +163,9 @@ def _send(to: socket.socket, order: dict[str, Any], files: Sequence[int]) -> Non
 
 
 def _serve(orders: socket.socket, orphan: bool) -> Start:
-    """Fork a child for each order until the other side ends. In a child, return its start.
-
-    The first file of an order is a socket, which receives the child's number and then its exit status;
-    of an ``orphan``, only its number: its parent is the reaper, the process that orders it.
-    """
+    """Fork a child for each order until the other side ends. In a child, return its start. The
+    first file of an order is a socket, which receives the child's number and then its exit status;
+    of an ``orphan``, only its number: its parent is the reaper, the process that orders it."""
     running: dict[int, socket.socket] = {}
     wake_reader, wake_writer = socket.socketpair()
     for end in (wake_reader, wake_writer):
@@ -267,10 +263,8 @@ def _program(words: list[str]) -> Start:
 
 
 def _fork_children() -> Start | None:
-    """Fork what ``multiprocessing`` spawns from a process as clean as this one is now.
-
-    Such a child is an orphan at first; this process becomes its parent. In a child, return its start.
-    """
+    """Fork what ``multiprocessing`` spawns from a process as clean as this one is now. Such a child
+    is an orphan at first; this process becomes its parent. In a child, return its start."""
     import ctypes
 
     server_end, forker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

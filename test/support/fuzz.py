@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.policy.floored import Floored
+from sglang_canopy.policy.floored import FlooredPolicy
 from sglang_canopy.records import LateHint
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.wire.messages import TIME
@@ -222,7 +222,7 @@ def change_order(fuzz: Fuzz) -> None:
     """Let the policies or LRU rank from now on, as the floor does."""
     live, lru = fuzz.core.live, fuzz.draw.random() < 0.5
     for policy in (live.device_policy, live.host_policy):
-        if isinstance(policy, Floored):
+        if isinstance(policy, FlooredPolicy):
             policy.rank_by(lru)
     fuzz.counts["orders"] += 1
 

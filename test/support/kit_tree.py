@@ -36,7 +36,7 @@ from sglang.test.kits.unified_radix_cache.unified_tree_core_inspector import (
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
-from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
+from sglang_canopy.server.scheduler.cache_factory import install_core, prepare_params
 from support.disk_tree import RANKS, disk_settings
 from support.evictable_recount import recount_core
 
@@ -73,7 +73,7 @@ class CanopyInspector(UnifiedTreeCoreInspector, CanopyTreeCore):
 def _canopy_cache(params: Any) -> CanopyRadixCache:
     install_core()
     params.eviction_policy_config = {}
-    prepare(params, floor=True)
+    prepare_params(params, floor=True)
     params.tree_core_backend = None  # the kit has put the inspector where "python" is
     return CanopyRadixCache(params=params)
 

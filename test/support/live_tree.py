@@ -26,7 +26,7 @@ from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.records import Request
-from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
+from sglang_canopy.server.scheduler.cache_factory import install_core, prepare_params
 from support.evictable_recount import recount_core
 
 _rids = itertools.count()
@@ -95,7 +95,7 @@ class LiveTree:
         self.pairs = pairs
         if core is None:
             install_core()
-            prepare(params, tiers, floor=floor)
+            prepare_params(params, tiers, floor=floor)
         else:
             params.tree_core_backend = core
         self.page_size = page_size

@@ -41,7 +41,7 @@ class TreeRequest:
 
 def misses(tree: LiveTree) -> int:
     """Missed prompt tokens as the categories' rows count them."""
-    return sum(row.misses for row in tree.core.live.counters.rows())
+    return sum(row.missed_tokens for row in tree.core.live.counters.rows())
 
 
 def causes(tree: LiveTree) -> dict[tuple[str, str], int]:

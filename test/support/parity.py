@@ -8,10 +8,8 @@ PAGE = 4
 
 
 def turns(draw: random.Random, requests: int) -> Iterator[tuple[float, int, list[int]]]:
-    """Yield time, conversation and blocks of turns.
-
-    Conversations grow by a few blocks a turn, a third of them below one system prompt.
-    """
+    """Yield time, conversation and blocks of turns. Conversations grow by a few blocks a turn, a
+    third of them below one system prompt."""
     chats: dict[int, list[int]] = {}
     now = 0.0
     for _ in range(requests):

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from sglang_canopy.policy.floored import Floored
+from sglang_canopy.policy.floored import FlooredPolicy
 
 
 class Readmission:
@@ -44,7 +44,7 @@ class PolicyRules(RuleBasedStateMachine):
     def rank_by(self, lru: bool) -> None:
         live = self.tree.core.live
         for policy in (live.device_policy, live.host_policy):
-            if isinstance(policy, Floored):
+            if isinstance(policy, FlooredPolicy):
                 policy.rank_by(lru)
 
     @rule(seed=st.integers(0, 99))

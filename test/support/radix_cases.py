@@ -10,11 +10,9 @@ BLOCK_TOKENS = 10
 
 
 def serve_paths(policy, capacity, paths, *, output_tokens=1, **options):
-    """Serve ``paths`` (tuples of block ids, one a second).
-
-    Every path is prefix-chained by its author: an id stands for one place in the tree.
-    Returns the evicted runs of blocks, in order. The tree is recounted after each request.
-    """
+    """Serve ``paths`` (tuples of block ids, one a second). Every path is prefix-chained by its
+    author: an id stands for one place in the tree. Returns the evicted runs of blocks, in order.
+    The tree is recounted after each request."""
     cuts = []
     if isinstance(policy, str):
         policy = make_policy(policy, options)

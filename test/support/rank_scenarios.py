@@ -11,7 +11,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-from sglang_canopy.radix.saved_profile import from_first_rank
+from sglang_canopy.radix.saved_profile import read_on_first_rank
 from sglang_canopy.schedule.cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
@@ -116,7 +116,7 @@ def refuse_pages(rank: int, folder: Path) -> Any:
         tree.serve(PROMPT, begin + 1)
         tree.request(begin + 2)
         tree.settle()
-        present.append(tree.store.counters.present)
+        present.append(tree.store.counters.present_pages)
     tree.close()
     return present
 
@@ -157,7 +157,7 @@ def drain_without_host_memory(rank: int, folder: Path) -> Any:
 def load_first_profile(rank: int, folder: Path) -> Any:
     """The first rank's state, on both ranks."""
     path = str(folder / f"machine-{rank}" / "wa.json")
-    return from_first_rank(path, (torch.distributed.group.WORLD,))
+    return read_on_first_rank(path, (torch.distributed.group.WORLD,))
 
 
 def order_queue(rank: int, folder: Path) -> Any:
@@ -240,7 +240,7 @@ def alternate_orders(rank: int, folder: Path) -> Any:
         tree.core.requests.finish(request)
         live.meter.record_request(request, hits[-1])
         tree.insert(prompt, request)
-        victims.append(tree.core.live.counters.victims.sum)
+        victims.append(tree.core.live.counters.victim_digest.count_and_digest)
         running.append(live.ranking_policy_name)
     stats = live.meter.stats()
     del stats["spent_s"], ballast

@@ -24,7 +24,7 @@ from sglang.srt.utils import point_to_point_pyobj
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.schedule.cost import REFIT_BATCHES
-from sglang_canopy.server.scheduler.arrivals import internal_state_set
+from sglang_canopy.server.scheduler.arrivals import receive_messages
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.server.start import plugin
 from sglang_canopy.wire.hints import hint_of, pack
@@ -97,7 +97,7 @@ class Rank:
 
     def control(self, message: SetInternalStateReq) -> None:
         scheduler = SimpleNamespace(tree_cache=self.tree.cache)
-        internal_state_set(lambda *_: None, scheduler, message)
+        receive_messages(lambda *_: None, scheduler, message)
         self.observed["hinted"] += 1
 
 
@@ -146,7 +146,7 @@ def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
                 process.control(message)
     counters = process.tree.core.live.counters
     fits = process.order.prefills // REFIT_BATCHES
-    return {**process.observed, "victims": counters.victims.sum, "fits": fits}
+    return {**process.observed, "victims": counters.victim_digest.count_and_digest, "fits": fits}
 
 
 def dp_attention(rank: int, folder: Path) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def count_calls() -> None:
 
 def reads(start: Start) -> dict[str, Any]:
     """Count reads of tensors between arrival and answer by function: ``ours`` and ``sglangs``."""
-    from sglang_canopy.server.scheduler.admission import take_time
+    from sglang_canopy.server.scheduler.admission import take_times
 
     count_calls()
     engine = start()
@@ -167,7 +167,7 @@ def reads(start: Start) -> dict[str, Any]:
             del requests[3]
             for number in range(MAX_STEPS):
                 engine.step()
-                take_time(engine.scheduler, [repr(time.monotonic() + number)])
+                take_times(engine.scheduler, [repr(time.monotonic() + number)])
                 if all(req.finished() for req in requests):
                     break
             answered += sum(req.finished() for req in requests)
@@ -207,7 +207,7 @@ def teaching(start: Start) -> dict[str, Any]:
         "requests": sum(row.requests for row in rows),
         "prompt_tokens": sum(row.prompt_tokens for row in rows),
         "metered_tokens": core.live.meter.prompt_tokens,
-        "refused": dict(zip(REFUSALS, core.live.counters.refused)),
+        "refused": dict(zip(REFUSALS, core.live.counters.refusal_counts)),
         "warm_ups": len(core.requests.samples),
     }
 
@@ -257,7 +257,7 @@ def observed(start: Start) -> dict[str, Any]:
     observer = observer_of(engine.scheduler)
     assert observer is not None
     observer.refuse(last, INVALID)
-    refused = dict(zip(REFUSALS, observer.refused, strict=True))
+    refused = dict(zip(REFUSALS, observer.refusal_counts, strict=True))
     return {"refused": refused, "metered_tokens": observer.meter.prompt_tokens}
 
 

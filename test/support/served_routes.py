@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_canopy.request.client_hints import GATEWAY_HEADER
-from sglang_canopy.server.scheduler.arrivals import internal_state_set
+from sglang_canopy.server.scheduler.arrivals import receive_messages
 
 USER, ADMIN = "a user's key", "the administrator's key"
 SECRET = "0123456789abcdef-gateway"
@@ -30,7 +30,7 @@ class RecordingManager:
     async def set_internal_state_communicator(self, message: Any) -> list[Any]:
         self.messages.append(dict(message.server_args))
         if self.scheduler is not None:
-            return [internal_state_set(None, self.scheduler, message)]
+            return [receive_messages(None, self.scheduler, message)]
         return [SimpleNamespace(updated=True)]
 
     async def set_internal_state(self, message: Any) -> list[bool]:

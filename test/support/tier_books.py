@@ -21,7 +21,7 @@ class TierBooks:
 
     def _counted_tokens(self, tier: int) -> int:
         rows = [row.tiers[tier] for row in self.core.live.counters.rows()]
-        return sum(row.entered - sum(row.evicted) for row in rows)
+        return sum(row.entered_tokens - sum(row.evicted_tokens) for row in rows)
 
     def _tokens_in_tier(self, tier: int) -> int:
         """Tokens in the tier; a copy counts once SGLang has finished it."""

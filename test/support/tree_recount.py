@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from sglang_canopy.policy.awaited import Awaited
+from sglang_canopy.policy.awaited import AwaitedPaths
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.keep import Keeps
 from sglang_canopy.records import Leaf
@@ -63,7 +63,7 @@ def recount_keeps(keeps: Keeps, leaves: Iterable[Leaf]) -> None:
     assert keeps.budget.used_tokens == by_tenant.total()
 
 
-def recount_awaited(awaited: Awaited, leaves: Iterable[Leaf]) -> None:
+def recount_awaited(awaited: AwaitedPaths, leaves: Iterable[Leaf]) -> None:
     """Fail if the budget of waiting requests' prefixes differs from a recount of the tree's nodes."""
     alive = set(leaves)
     assert awaited._charges.keys() <= alive, "a node that is gone is charged"

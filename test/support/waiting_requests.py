@@ -11,12 +11,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-from sglang_canopy.server.scheduler.admission import (
-    Admission,
-    prefill_chosen,
-    priorities_calculated,
-)
-from sglang_canopy.server.scheduler.arrivals import request_queued
+from sglang_canopy.server.scheduler.admission import Admission, arrange_queue, choose_prefill
+from sglang_canopy.server.scheduler.arrivals import register_queued
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from support.live_tree import LiveTree
 
@@ -42,7 +38,7 @@ def policy_of(tree: LiveTree, priorities: bool = False, low_first: bool = False)
 
 def arrange(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]:
     waiting = list(waiting)
-    priorities_calculated(SchedulePolicy.calc_priority, policy or policy_of(tree), waiting, None, 0)
+    arrange_queue(SchedulePolicy.calc_priority, policy or policy_of(tree), waiting, None, 0)
     return waiting
 
 
@@ -60,7 +56,7 @@ def add_to_queue(tree: LiveTree, waiting: list[Req], *reqs: Req) -> None:
     """Let ``reqs`` join the queue of a scheduler in which others wait."""
     scheduler = scheduler_with(waiting, tree_cache=tree.cache, enable_lora=False)
     for req in reqs:
-        request_queued(scheduler, req)
+        register_queued(scheduler, req)
 
 
 def batch_of(
@@ -92,7 +88,7 @@ def admit_first(tree: LiveTree, waiting: list[Req], admitted: int) -> tuple[Any,
     admitted_reqs: list[Req] = []
 
     def choose() -> tuple[Any, Any]:
-        priorities_calculated(
+        arrange_queue(
             SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
         )
         admitted_reqs[:] = scheduler.waiting_queue[:admitted]
@@ -100,5 +96,5 @@ def admit_first(tree: LiveTree, waiting: list[Req], admitted: int) -> tuple[Any,
         batch = SimpleNamespace(reqs=list(admitted_reqs)) if admitted_reqs else None
         return batch, SimpleNamespace(is_empty=lambda: True)
 
-    prefill_chosen(lambda *_: choose(), scheduler, scheduler.running_batch)
+    choose_prefill(lambda *_: choose(), scheduler, scheduler.running_batch)
     return scheduler, admitted_reqs

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from sglang_canopy.radix.counters import MAX_CATEGORIES, OTHER, TENANT_ROWS, Counters
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Reporter
-from sglang_canopy.telemetry.status import Status
+from sglang_canopy.telemetry.status import StatusCollector
 from sglang_canopy.telemetry.window import POINT_S, Window
 from sglang_canopy.ttl.table import Group, TTLTable
 from sglang_canopy.wire import status_file
@@ -33,8 +33,8 @@ def test_a_refined_label_counts_for_its_category() -> None:
     counters.record_request("chat|tool", 10, (0, 5, 1))
     (only,) = counters.rows()
     assert only.category == "chat"
-    assert (only.requests, only.prompt_tokens, only.misses) == (2, 20, 10)
-    assert [tier.hits for tier in only.tiers] == [4, 5, 1]
+    assert (only.requests, only.prompt_tokens, only.missed_tokens) == (2, 20, 10)
+    assert [tier.hit_tokens for tier in only.tiers] == [4, 5, 1]
 
 
 def count_request(counters: Counters, name: str, tenant: str | None) -> str:
@@ -60,7 +60,7 @@ def test_rows_and_labels_are_bounded_for_any_names_and_tenants() -> None:
     rows = {row_of.category: row_of.requests for row_of in counters.rows()}
     assert len(rows) == MAX_CATEGORIES + 1
     assert rows[OTHER] == 10_000 - MAX_CATEGORIES
-    assert len(counters._of_label) < 5000
+    assert len(counters._row_by_label) < 5000
 
 
 # ---- in the live tree ----
@@ -81,8 +81,8 @@ def test_a_finished_request_is_counted_once_by_tier() -> None:
     tree.core.requests.report_end(req)
     tree.core.requests.report_end(req)
     counts = row_of(tree, "rag")
-    assert (counts.requests, counts.prompt_tokens, counts.misses) == (1, 100, 30)
-    assert [tier.hits for tier in counts.tiers] == [40, 20, 10]
+    assert (counts.requests, counts.prompt_tokens, counts.missed_tokens) == (1, 100, 30)
+    assert [tier.hit_tokens for tier in counts.tiers] == [40, 20, 10]
 
 
 # ---- the status ----
@@ -106,7 +106,7 @@ def test_the_status_counts_held_tokens_by_category() -> None:
     tree.serve([1, *range(50)], 1.0, category="chat")
     tree.serve([2, *range(60)], 2.0, category="agent")
     tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
-    status = Status(tree.cache, 0).collect(0.0)
+    status = StatusCollector(tree.cache, 0).collect(0.0)
     held_tokens = {row_of["category"]: row_of["held_tokens"] for row_of in status["categories"]}
     assert held_tokens == {"chat": {"device": 51, "host": 51}, "agent": {"device": 61, "host": 61}}
     device = status["tiers"]["device"]
@@ -122,7 +122,7 @@ def test_the_status_counts_held_tokens_by_category() -> None:
 
 def test_every_key_of_a_replicas_status_is_described() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/http-routes.md").read_text("utf-8")
-    status = Status(LiveTree(200, "canopy-lru").cache, 0).collect(0.0)
+    status = StatusCollector(LiveTree(200, "canopy-lru").cache, 0).collect(0.0)
     assert [key for key in status if f"`{key}`" not in page] == []
 
 
@@ -133,7 +133,7 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
     tree.settle()
     tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
     tree.core.groups.host = TTLTable((Group(5, 30.0, "head"),))
-    status = Status(tree.cache, 0).collect(0.0)
+    status = StatusCollector(tree.cache, 0).collect(0.0)
     held_tokens = {row_of["category"]: row_of["held_tokens"] for row_of in status["categories"]}
     assert held_tokens["chat"] == {"device": 50, "host": 50, "disk": 50}
     assert held_tokens["agent"] == {"device": 30, "host": 30, "disk": 30}
@@ -143,7 +143,7 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
     assert tokens_of_group["disk", "0"] == {"device": 0, "host": 0, "disk": 0}
     assert tokens_of_group["host", "residual"] == {"device": 80, "host": 80}
     tree.store.clear()
-    assert tree.store.held_pages() == {"categories": {}, "tenants": {}, "groups": {}}
+    assert tree.store.count_pages() == {"categories": {}, "tenants": {}, "groups": {}}
     tree.close()
 
 
@@ -159,8 +159,8 @@ def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_
         if not name.endswith("fresh"):
             os.utime(tmp_path / name, (1.0, 1.0))
     folder = status_file.make_folder()
-    status_file.write(0, {"rank": 0})
-    status_file.write(0, {"victims": 3}, "tp1")
+    status_file.write_status(0, {"rank": 0})
+    status_file.write_status(0, {"victims": 3}, "tp1")
     assert status_file.read_all() == [{"rank": 0, "peers": [{"peer": "tp1", "victims": 3}]}]
     assert {p.name for p in tmp_path.iterdir()} == {*names[1:], Path(folder.name).name}
     folder.cleanup()

@@ -33,7 +33,7 @@ def send_over_hints(
     for number in range(2 * (right + wrong)):
         tip = Tip(float(number), root, tenant)
         tip.sender = tenant if sender is None else sender
-        records.note_tip(tip, over=number < right + wrong)
+        records.count_tip(tip, over=number < right + wrong)
         if number >= right:
             records.judge_hints(tip, number + 1.0)
 
@@ -93,7 +93,7 @@ def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_pa
     probe = DiskTree(tmp_path / "probe")
     probe.serve([1, 2], 1.0)
     probe.settle()
-    page_bytes = probe.store.state.units.used * probe.store.content.page_bytes
+    page_bytes = probe.store.state.units.used_units * probe.store.content.page_bytes
     probe.close()
     tree = DiskTree(tmp_path / "disk", tokens=64, disk={"quota_bytes": {"a": pages * page_bytes}})
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))

@@ -19,7 +19,7 @@ import pytest
 from canopy_lab.cli.page import proxy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.telemetry import static_files
-from sglang_canopy.telemetry.window import MINUTE_S, POINTS, Window
+from sglang_canopy.telemetry.window import MAX_POINTS, MINUTE_S, Window
 
 STATIC = Path(static_files.__file__).parent / "static"
 PAGE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "fixtures/page.json").read_text())
@@ -62,8 +62,8 @@ def canopy_server(key: str | None = None) -> ThreadingHTTPServer:
                 return self.answer(401, b'{"error": "Unauthorized"}', "application/json")
             if name == "status":
                 return self.answer(200, json.dumps(STATUS).encode(), "application/json")
-            content, kind = static_files.file("index.html" if name == "ui" else name)
-            return self.answer(200, content, kind, static_files.HEADERS)
+            content, media_type = static_files.read_file("index.html" if name == "ui" else name)
+            return self.answer(200, content, media_type, static_files.HEADERS)
 
         def answer(self, code: int, body: bytes, kind: str, headers: Any = ()) -> None:
             self.send_response(code)
@@ -106,9 +106,9 @@ def test_the_page_loads_nothing_from_other_sites_and_builds_no_markup_from_text(
 
 def test_only_files_of_the_page_are_served() -> None:
     for name in static_files.FILES:
-        assert static_files.file(name)[0]
+        assert static_files.read_file(name)[0]
     with pytest.raises(CanopyError, match="no file"):
-        static_files.file("../static_files.py")
+        static_files.read_file("../static_files.py")
 
 
 # ---- with a key ----
@@ -133,11 +133,11 @@ def test_the_proxy_adds_the_key_and_forwards_only_reads_under_canopy() -> None:
 
 def test_the_hour_has_whole_minutes_and_the_current_one() -> None:
     hour = Window(MINUTE_S)
-    for second in range(int(MINUTE_S) * (POINTS + 5) + 30):
+    for second in range(int(MINUTE_S) * (MAX_POINTS + 5) + 30):
         sums = {"hit_tokens": {"device": second // 2}, "evicted_tokens": {"capacity": 1}}
         hour.add(float(second), 1e9 + second, {"prompt_tokens": second, **sums})
     points = [*hour.points(), *hour.since_last_point()]
-    assert len(points) == POINTS + 1
+    assert len(points) == MAX_POINTS + 1
     assert {p["prompt_tokens"] for p in points[:-1]} == {60}
     assert points[0]["hit_tokens"] == {"device": 30}
     assert points[-1]["prompt_tokens"] == 29

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_canopy.server.http.routes import WithoutQuery
+from sglang_canopy.server.http.routes import QueryFilter
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.tenant import SHOWN_KEY_VARIABLE, new_shown_key, shown_tenant, tenant_of
@@ -120,5 +120,5 @@ def test_the_access_log_has_no_query_of_canopys_routes(target, logged) -> None:
     record = logging.LogRecord(
         "uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', arguments, None
     )
-    assert WithoutQuery().filter(record)
+    assert QueryFilter().filter(record)
     assert record.getMessage() == f'127.0.0.1:1 - "GET {logged} HTTP/1.1" 200'

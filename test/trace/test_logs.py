@@ -44,11 +44,9 @@ def lines_of_several(name: str) -> bool:
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Return a reader's outcome of a log: format, requests, and messages.
-
-    A request is time, input and output tokens, blocks, leading blocks of earlier requests, turn,
-    conversation, category and stop reason. A broken line gives its error, and is skipped then.
-    """
+    """Return a reader's outcome of a log: format, requests, and messages. A request is time, input
+    and output tokens, blocks, leading blocks of earlier requests, turn, conversation, category and
+    stop reason. A broken line gives its error, and is skipped then."""
     result: dict[str, Any] = {}
     messages: list[str] = []
     handler = logging.Handler()

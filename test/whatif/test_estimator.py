@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sglang_canopy.whatif.estimator import HitRatioEstimator
 from sglang_canopy.whatif.meter import LRU, NOW
 from sglang_canopy.whatif.sampled_caches import SampledCaches, ShadowResult
-from sglang_canopy.whatif.total import added_up, describe_total
+from sglang_canopy.whatif.total import combine_meters, describe_total
 
 BLOCK = 16  # tokens
 
@@ -22,7 +22,7 @@ def fill(estimator, one_in, seed, requests=400):
         path = [draw.randrange(1 << 62) for _ in range(20)]
         reach = draw.choice((5, 10, 20))
         gained_blocks += reach - 5
-        estimator.serve(0.0, 20 * BLOCK, 5 * BLOCK, 15 * BLOCK)
+        estimator.record_served(0.0, 20 * BLOCK, 5 * BLOCK, 15 * BLOCK)
         blocks = sampler.sampled_blocks(path)
         if blocks:
             hit_blocks = len(sampler.sampled_blocks(path[:5]))
@@ -34,7 +34,7 @@ def fill(estimator, one_in, seed, requests=400):
                 {"arm": arm_blocks},
                 {"arm": arm_blocks * stands_for},
             )
-            estimator.sample(sample, hit_blocks, hit_blocks, BLOCK, one_in)
+            estimator.record_sample(sample, hit_blocks, hit_blocks, BLOCK, one_in)
     return gained_blocks / (20 * requests)
 
 
@@ -66,11 +66,11 @@ def test_a_prefix_hit_by_every_cache_changes_no_estimate():
     for hot in range(2):
         estimator = HitRatioEstimator(math.inf)
         for _ in range(200):
-            estimator.serve(0.0, 40 * BLOCK, 30 * BLOCK, 10 * BLOCK)
+            estimator.record_served(0.0, 40 * BLOCK, 30 * BLOCK, 10 * BLOCK)
             blocks = (7, *(random.Random(1).randrange(1 << 62) for _ in range(5)))[1 - hot :]
             hit, tokens = hot, len(blocks) * 2 * BLOCK
             sample = ShadowResult(blocks, tokens, {"arm": hit + 2}, {"arm": (hit + 2) * 2 * BLOCK})
-            estimator.sample(sample, hit, hit, BLOCK, 2)
+            estimator.record_sample(sample, hit, hit, BLOCK, 2)
         leads.append(estimator.lead("arm"))
     assert leads[0] == pytest.approx(leads[1]) == pytest.approx(0.1)
 
@@ -82,9 +82,9 @@ def test_old_requests_fade_at_any_weight(seed, one_in):
     fill(estimator, one_in, seed, requests=50)
     old_ratio = estimator.served_ratio()
     assert old_ratio == pytest.approx(0.25)
-    estimator.serve(10_000.0, 100, 80, 0)
+    estimator.record_served(10_000.0, 100, 80, 0)
     assert estimator.served_ratio() == pytest.approx(0.8)
-    estimator.serve(10_010.0, 100, 0, 0)
+    estimator.record_served(10_010.0, 100, 0, 0)
     assert estimator.served_ratio() == pytest.approx(0.8 * math.exp(-1) / (1 + math.exp(-1)))
 
 
@@ -93,9 +93,9 @@ def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
     estimator, (first, *missed) = HitRatioEstimator(math.inf), [3 << 40, 5 << 40, 7 << 40, 11 << 40]
 
     def add(blocks, hit, control, arm):
-        estimator.serve(0.0, 2 * BLOCK, hit * 2 * BLOCK, (1 - hit) * 2 * BLOCK)
+        estimator.record_served(0.0, 2 * BLOCK, hit * 2 * BLOCK, (1 - hit) * 2 * BLOCK)
         sample = ShadowResult(blocks, 2 * BLOCK, {"arm": arm}, {"arm": arm * 2 * BLOCK})
-        estimator.sample(sample, control, hit, BLOCK, 2)
+        estimator.record_sample(sample, control, hit, BLOCK, 2)
 
     add((first,), 1, 0, 1)
     for block in missed:
@@ -112,7 +112,7 @@ def test_a_rescaled_estimator_states_the_same_error():
     for between_s in (0.0, 26.0):  # in one run the weights are rescaled, in the other they are not
         estimator = HitRatioEstimator(1.0)
         fill(estimator, 4, seed=1, requests=60)
-        estimator.serve(between_s, 0, 0, 0)
+        estimator.record_served(between_s, 0, 0, 0)
         errors = estimator.sampling_error("arm"), estimator.error("arm")
         stated.append((*errors, estimator.lead("arm"), estimator.sampled_ratio("arm")))
     assert min(stated[0]) > 0.0
@@ -139,11 +139,11 @@ def stats(hit, sampled, wa):
 
 
 def test_replicas_are_weighted_by_their_samples():
-    total = added_up([stats(0.4, 300, 0.5), stats(0.8, 100, 0.9), stats(0.0, 0, 0.0)])
+    total = combine_meters([stats(0.4, 300, 0.5), stats(0.8, 100, 0.9), stats(0.0, 0, 0.0)])
     assert total["hit_ratio"] == pytest.approx(0.5)
     assert [arm["hit_ratio"] for arm in total["arms"]] == pytest.approx([0.5, 0.6])
     assert total["arms"][0]["tokens"] == 300
     assert total["undecided"] is None
     assert describe_total(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
-    assert added_up([]) is None
-    assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
+    assert combine_meters([]) is None
+    assert combine_meters([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0

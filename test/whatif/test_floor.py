@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.whatif.floor import CREDIT, SHARE, SLACK, Floor
+from sglang_canopy.whatif.floor import MAX_CREDIT, SLACK_SHARE, TOLERATED_SHARE, Floor
 
 CAPACITY = 10_000
 TOKENS = 100  # of a request
@@ -22,8 +22,10 @@ def test_the_loss_before_lru_ranks_is_bounded(hits):
         lost_tokens, tokens = lost_tokens + lru - policy, tokens + TOKENS
         floor.compare(policy, lru, TOKENS)
         if not floor.is_behind:
-            assert lost_tokens <= SLACK * CAPACITY + SHARE * tokens
-    assert lost_tokens <= SLACK * CAPACITY + SHARE * tokens + TOKENS  # the request that showed it
+            assert lost_tokens <= SLACK_SHARE * CAPACITY + TOLERATED_SHARE * tokens
+    assert (
+        lost_tokens <= SLACK_SHARE * CAPACITY + TOLERATED_SHARE * tokens + TOKENS
+    )  # the request that showed it
 
 
 @given(st.lists(st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)), max_size=400))
@@ -61,7 +63,7 @@ def test_requests_without_a_difference_do_not_raise_the_required_gain():
         return gained
 
     gained_without = gained_before_the_policy_ranks(0)
-    assert gained_before_the_policy_ranks(200_000) <= gained_without + 2 * SLACK * CAPACITY
+    assert gained_before_the_policy_ranks(200_000) <= gained_without + 2 * SLACK_SHARE * CAPACITY
 
 
 def test_a_loss_within_the_share_is_tolerated_for_ever():
@@ -79,7 +81,7 @@ def test_a_policy_ranks_again_once_its_shadow_cache_is_ahead():
     while floor.is_behind:
         floor.compare(TOKENS, 0, TOKENS)
         requests += 1
-    assert requests < (CREDIT + 5 * SLACK) * CAPACITY / TOKENS
+    assert requests < (MAX_CREDIT + 5 * SLACK_SHARE) * CAPACITY / TOKENS
 
 
 def test_gains_are_credit_and_the_credit_is_bounded():
@@ -89,7 +91,10 @@ def test_gains_are_credit_and_the_credit_is_bounded():
     while not floor.is_behind:
         floor.compare(0, TOKENS, TOKENS)
         requests += 1
-    fewest, most = (CREDIT * CAPACITY / TOKENS, (CREDIT + 2 * SLACK) * CAPACITY / TOKENS)
+    fewest, most = (
+        MAX_CREDIT * CAPACITY / TOKENS,
+        (MAX_CREDIT + 2 * SLACK_SHARE) * CAPACITY / TOKENS,
+    )
     assert fewest < requests < most
 
 
@@ -108,7 +113,7 @@ def test_an_uncertain_sample_needs_a_larger_loss():
     sure, unsure = Floor(CAPACITY), Floor(CAPACITY)
     for _ in range(40):
         sure.compare(90, TOKENS, TOKENS)
-        unsure.compare(90, TOKENS, TOKENS, doubt=0.1)
+        unsure.compare(90, TOKENS, TOKENS, tolerance=0.1)
     assert sure.is_behind
     assert not unsure.is_behind
 
@@ -124,9 +129,12 @@ def test_losses_and_gains_do_not_count_after_a_change():
     request_counts = []
     for extra_loss in (0, CAPACITY):
         floor = Floor(CAPACITY)
-        floor.compare(0, int(SLACK * CAPACITY) + TOKENS + extra_loss, TOKENS)
+        floor.compare(0, int(SLACK_SHARE * CAPACITY) + TOKENS + extra_loss, TOKENS)
         until_ahead = requests_until(False, floor, TOKENS, 0)
         request_counts.append((until_ahead, requests_until(True, floor, 0, TOKENS)))
     assert request_counts[0] == request_counts[1]
     # Back after 4 times the slack, behind again after one.
-    assert request_counts[0] == (4 * SLACK * CAPACITY // TOKENS + 1, SLACK * CAPACITY // TOKENS + 1)
+    assert request_counts[0] == (
+        4 * SLACK_SHARE * CAPACITY // TOKENS + 1,
+        SLACK_SHARE * CAPACITY // TOKENS + 1,
+    )

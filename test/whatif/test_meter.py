@@ -12,9 +12,17 @@ from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.floor import Floor
-from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Meter, MeterSetup, ShadowArm, TierTokens
+from sglang_canopy.whatif.meter import (
+    LRU,
+    NOW,
+    TIMED_STRIDE,
+    Meter,
+    MeterSetup,
+    ShadowArm,
+    TierTokens,
+)
 from sglang_canopy.whatif.sampled_caches import MIN_BLOCKS, Origins
-from sglang_canopy.whatif.total import added_up, describe_total
+from sglang_canopy.whatif.total import combine_meters, describe_total
 
 BLOCK = 16  # tokens
 
@@ -52,7 +60,7 @@ def serve(policy, blocks, seed, meter=None, **options):
 
 def shadow_hits(meter, policy, capacity):
     """Share of all prompt tokens that an arm's shadow cache hit; of a meter that forgets nothing."""
-    (row,) = (r for r in meter.rows() if (r["policy"], r["capacity"]) == (policy, capacity))
+    (row,) = (r for r in meter.arm_rows() if (r["policy"], r["capacity"]) == (policy, capacity))
     return row["sampled_hit_ratio"]
 
 
@@ -98,7 +106,7 @@ def estimate_errors(one_in, seed):
     for request, tokens in zip(requests, hit_tokens[1]):
         meter.record_request(request, tokens)
     true_ratio = sum(hit_tokens[2]) / sum(request.prompt_tokens for request in requests)
-    row = meter.rows()[1]
+    row = meter.arm_rows()[1]
     assert row["capacity"] == "device x2"
     return row["hit_ratio"] - true_ratio, row["sampling_error"]
 
@@ -130,18 +138,20 @@ def test_timed_requests_stand_for_all(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
     meter, spent = Meter(MeterSetup((LRU,)), TierTokens(60 * BLOCK), LRU), []
-    for i in range(2 * TIMED):
+    for i in range(2 * TIMED_STRIDE):
         meter.record_request(
             Request(time=float(i), path=(i,), block_tokens=BLOCK, prompt_tokens=BLOCK), 0
         )
         spent.append(meter.spent_s)
-    assert spent == [0.0] * (TIMED - 1) + [float(TIMED)] * TIMED + [2.0 * TIMED]
+    assert spent == [0.0] * (TIMED_STRIDE - 1) + [float(TIMED_STRIDE)] * TIMED_STRIDE + [
+        2.0 * TIMED_STRIDE
+    ]
 
 
 def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
     doubts = []
     monkeypatch.setattr(Floor, "compare", lambda _floor, *arguments: doubts.append(arguments[3]))
-    setup = MeterSetup((LRU, "threshold-lru"), one_in=4, configs=CONFIGS)
+    setup = MeterSetup((LRU, "threshold-lru"), sample_stride=4, configs=CONFIGS)
     meter, stated = Meter(setup, TierTokens(4 * MIN_BLOCKS * BLOCK), "threshold-lru"), []
     for _, request in chat_turns(3, conversations=200):
         old_count = len(doubts)
@@ -157,7 +167,7 @@ def test_every_estimate_builds_on_the_servers_own_hits():
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK), LRU)
     for _, request in chat_turns(3):
         meter.record_request(request, 0)
-    rows = {(row["policy"], row["capacity"]): row for row in meter.rows()}
+    rows = {(row["policy"], row["capacity"]): row for row in meter.arm_rows()}
     assert rows[LRU, NOW]["hit_ratio"] == 0.0
     assert rows[LRU, NOW]["running"]
     larger = rows[LRU, "device x4"]
@@ -172,7 +182,7 @@ def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
         meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK), LRU)
         for _, request in chat_turns(3):
             meter.record_request(request, partial_hit)
-        large = next(row for row in meter.rows() if row["capacity"] == "device x4")
+        large = next(row for row in meter.arm_rows() if row["capacity"] == "device x4")
         leads.append(large["hit_ratio"] - meter.stats()["hit_ratio"])
     assert leads[1] == pytest.approx(leads[0], abs=3e-5)
     assert leads[0] > 0.05
@@ -182,7 +192,7 @@ def test_an_sglang_policy_without_an_equal_is_compared_by_sampled_hits():
     meter = Meter(MeterSetup((LRU,), (1.0,)), TierTokens(60 * BLOCK), "priority")
     for _, request in chat_turns(3):
         meter.record_request(request, request.prompt_tokens // BLOCK // 2 * BLOCK)
-    (row,) = meter.rows()
+    (row,) = meter.arm_rows()
     assert row["hit_ratio"] == pytest.approx(row["sampled_hit_ratio"], abs=0.01)
     assert meter.stats()["hit_ratio"] == pytest.approx(0.48, abs=0.02)
 
@@ -206,9 +216,9 @@ def test_capacities_are_multiples_of_the_host_if_there_is_one():
 def test_another_running_policy_restarts_the_estimates():
     meter = Meter(MeterSetup(), TierTokens(60 * BLOCK), LRU)
     serve("lru", 60, 5, meter)
-    old_blocks = meter.caches.blocks()
+    old_blocks = meter.caches.count_blocks()
     meter.restart("wa")
-    assert old_blocks == meter.caches.blocks()  # no shadow cache was lost
+    assert old_blocks == meter.caches.count_blocks()  # no shadow cache was lost
     assert meter.stats()["hit_ratio"] == 0.0
     assert meter.stats()["running"] == "wa"
 
@@ -251,10 +261,10 @@ def test_a_policy_with_other_options_is_compared_as_it_runs():
         meter.record_request(request, 0)
     running, lru = (shadow_hits(meter, name, NOW) for name in ("threshold-lru", LRU))
     assert (running, lru) == (0.0, pytest.approx(0.4, abs=0.01))
-    old_blocks = meter.caches.blocks()
+    old_blocks = meter.caches.count_blocks()
     meter.restart(LRU)
     meter.restart("threshold-lru")
-    assert old_blocks == meter.caches.blocks()  # no shadow cache was lost
+    assert old_blocks == meter.caches.count_blocks()  # no shadow cache was lost
 
 
 # ---- undecided meters ----
@@ -265,7 +275,7 @@ def test_a_few_requests_decide_nothing():
     for request in mixed_requests(5):
         meter.record_request(request, 0)
     assert meter.undecided_reason == "too few requests: 5 of 200"
-    assert "too few requests" in describe_total(added_up([meter.stats()]))
+    assert "too few requests" in describe_total(combine_meters([meter.stats()]))
 
 
 def test_without_evictions_the_meter_is_undecided():
@@ -277,7 +287,7 @@ def test_without_evictions_the_meter_is_undecided():
 
 def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
     """A policy fell below the floor in shadow caches of a few blocks."""
-    setup = MeterSetup((LRU,), (1.0,), one_in=8, configs=CONFIGS)
+    setup = MeterSetup((LRU,), (1.0,), sample_stride=8, configs=CONFIGS)
     meter = Meter(setup, TierTokens(8 * (MIN_BLOCKS - 1) * BLOCK), "threshold-lru")
     compared = []
     monkeypatch.setattr(Floor, "compare", lambda *arguments: compared.append(arguments))
@@ -290,10 +300,10 @@ def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
 
 
 def test_an_arm_with_too_few_blocks_is_not_reported():
-    meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), one_in=2), TierTokens(1_000 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), 2), TierTokens(1_000 * BLOCK), LRU)
     for request in mixed_requests(1_000):
         meter.record_request(request, 0)
-    assert [row["capacity"] for row in meter.rows()] == [NOW]
+    assert [row["capacity"] for row in meter.arm_rows()] == [NOW]
     assert meter.stats()["too_small"] == ["canopy-lru device x0.015625"]
     assert meter.undecided_reason is None
 
@@ -307,7 +317,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
         for request in mixed_requests(requests):
             meter.record_request(request, 0)
         assert meter.undecided_reason is None
-        (longer,) = (row for row in meter.rows() if row["policy"] == "threshold-lru")
+        (longer,) = (row for row in meter.arm_rows() if row["policy"] == "threshold-lru")
         assert longer["sampling_error"] == 0.0
         errors.append(longer["standard_error"])
     assert errors[0] > 2 * errors[1] > 0.0
@@ -321,7 +331,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
 def test_two_ranks_with_equal_requests_give_equal_estimates(seed):
     stats_by_rank = []
     for _ in range(2):
-        meter = Meter(MeterSetup(one_in=2), TierTokens(60 * BLOCK), LRU)
+        meter = Meter(MeterSetup(sample_stride=2), TierTokens(60 * BLOCK), LRU)
         serve("lru", 60, seed, meter)
         stats = meter.stats()
         del stats["spent_s"]

@@ -15,8 +15,8 @@ from sglang_canopy.whatif.sampled_caches import (
     CacheSpec,
     SampledCaches,
     ShadowCache,
-    as_sampled,
     block_number,
+    copy_for_shadow,
 )
 
 BLOCK = 16  # tokens
@@ -56,8 +56,8 @@ def serve_ended(caches, entry):
     """Return the result of ``caches`` for an ended request."""
     ended = request(*entry)
     ended.label = ended.category
-    picked = caches.pick(ended)
-    return None if picked is None else caches.serve(as_sampled(ended, entry[-1]), picked)
+    picked = caches.sample_path(ended)
+    return None if picked is None else caches.serve(copy_for_shadow(ended, entry[-1]), picked)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_sample_is_fixed_by_the_size_of_the_caches(blocks, one_in):
         caches.add(number, CacheSpec(lambda: make_policy("lru"), size * BLOCK))
     for step in range(2_000):  # whatever the load
         serve_ended(caches, (step * 0.001, (step,), step))
-        assert caches.one_in == one_in
+        assert caches.sample_stride == one_in
 
 
 def test_a_smaller_sample_is_a_subset_of_a_larger_one():
@@ -94,13 +94,13 @@ def test_a_path_is_sampled_as_each_of_its_blocks_is(path, one_in, power):
 
 def test_common_prefixes_are_sampled_like_other_blocks():
     """64 conversations, each of 4 blocks behind 400 shared ones, in room for 500."""
-    caches = SampledCaches(one_in=8)
+    caches = SampledCaches(sample_stride=8)
     caches.add("lru", CacheSpec(lambda: make_policy("lru"), 500 * BLOCK))
     last = None
     for step in range(64):
         path = (*range(400), *(1000 * (step + 1) + i for i in range(4)))
         last = serve_ended(caches, (float(step), path, step)) or last
-    assert caches.blocks()["lru"] == 500 // 8
+    assert caches.count_blocks()["lru"] == 500 // 8
     shared = len(caches.sampled_blocks(range(400)))
     assert 40 <= shared <= 60
     # All shared blocks of the sample, from the second request on.

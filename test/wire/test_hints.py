@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.wire.hints import (
-    MAX_SENT,
+    MAX_HINTS_PER_MESSAGE,
+    MAX_TENANT_BURST,
     MAX_WAITING,
     MAX_WAITING_OF_TENANT,
-    TENANT_BURST,
-    TENANT_PER_S,
+    TENANT_HINTS_PER_S,
     TooManyHints,
     WaitingHints,
     deliver,
@@ -99,7 +99,7 @@ def test_hints_of_all_tenants_are_bounded_and_sent_in_turns(waiting) -> None:
     waiting.add(over_hint("last", "late"), 1.0)
     assert len(waiting) == MAX_WAITING
     first = waiting.take()
-    assert len(first) == MAX_SENT
+    assert len(first) == MAX_HINTS_PER_MESSAGE
     assert len({hint["tenant"] for hint in first}) == 1 + MAX_WAITING // MAX_WAITING_OF_TENANT
 
 
@@ -130,7 +130,7 @@ def test_all_waiting_hints_are_sent_with_those_that_arrive_meanwhile() -> None:
         messages.append(unpack(key))
 
     asyncio.run(deliver(waiting, send, pause_nothing))
-    assert [len(hints) for hints in messages] == [MAX_SENT, 151 - MAX_SENT]
+    assert [*map(len, messages)] == [MAX_HINTS_PER_MESSAGE, 151 - MAX_HINTS_PER_MESSAGE]
     assert {h["conversation"] for hints in messages for h in hints} >= {"c0", "c149", "meanwhile"}
     assert len(waiting) == 0
 
@@ -153,17 +153,17 @@ def test_hints_during_a_pause_are_one_message() -> None:
 def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not(waiting) -> None:
 
     def accepted(tenant: str, now: float, source: str = CLIENT) -> int:
-        for i in range(TENANT_BURST + 100):
+        for i in range(MAX_TENANT_BURST + 100):
             try:
                 waiting.add(over_hint("the same", tenant), now, source)
             except TooManyHints:
                 return i
-        return TENANT_BURST + 100
+        return MAX_TENANT_BURST + 100
 
-    assert accepted("flood", 0.0) == TENANT_BURST
-    assert accepted("flood", 0.5) == TENANT_PER_S / 2
-    assert accepted("honest", 0.5) == TENANT_BURST
-    assert accepted("flood", 0.5, GATEWAY) == TENANT_BURST + 100
+    assert accepted("flood", 0.0) == MAX_TENANT_BURST
+    assert accepted("flood", 0.5) == TENANT_HINTS_PER_S / 2
+    assert accepted("honest", 0.5) == MAX_TENANT_BURST
+    assert accepted("flood", 0.5, GATEWAY) == MAX_TENANT_BURST + 100
 
 
 def test_the_message_carries_hints_unchanged(waiting) -> None:

@@ -6,17 +6,17 @@ from typing import Any
 
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.wire import messages
-from sglang_canopy.wire.messages import DOCUMENTS, HINTS, KINDS, TIME, parse_kind
+from sglang_canopy.wire.messages import DOCUMENTS, HINTS, MESSAGE_KINDS, TIME, parse_kind
 
 
 def test_every_kind_has_its_own_prefix_and_a_handler() -> None:
-    prefixes = [kind.prefix for kind in KINDS]
-    assert all(parse_kind(prefix) is kind for prefix, kind in zip(prefixes, KINDS, strict=True))
+    prefixes = [kind.prefix for kind in MESSAGE_KINDS]
+    assert [parse_kind(prefix) for prefix in prefixes] == [*MESSAGE_KINDS]
     assert len(set(prefixes)) == len(prefixes)
     assert parse_kind("pp_max_micro_batch_size") is None
     assert parse_kind(7) is None
     kinds = [
-        kind for kind in KINDS if kind is not DOCUMENTS
+        kind for kind in MESSAGE_KINDS if kind is not DOCUMENTS
     ]  # the documents' plugin has its own handler
     assert all(messages._handlers.get(kind) for kind in kinds)
 
@@ -29,7 +29,7 @@ def test_sent_texts_are_received_in_order(monkeypatch: Any) -> None:
 
     class Manager:
         async def set_internal_state_communicator(self, message: Any) -> list[Any]:
-            return [arrivals.internal_state_set(None, SimpleNamespace(), message)] * 2
+            return [arrivals.receive_messages(None, SimpleNamespace(), message)] * 2
 
     answers = asyncio.run(messages.send(Manager(), HINTS, "a", "b:c", ""))
     assert received == [["a", "b:c", ""]]
@@ -40,6 +40,6 @@ def test_a_server_without_documents_passes_their_commands_to_sglang() -> None:
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
     keys = {DOCUMENTS.key("pin:x:"): 1}
     message = SimpleNamespace(server_args=keys)
-    assert messages.receive(scheduler, keys) is None
-    assert arrivals.internal_state_set(lambda _, message: message, scheduler, message) is message
-    assert messages.receive(scheduler, {TIME.key("nan"): 1, 5: 1}) is True
+    assert messages.handle_messages(scheduler, keys) is None
+    assert arrivals.receive_messages(lambda _, message: message, scheduler, message) is message
+    assert messages.handle_messages(scheduler, {TIME.key("nan"): 1, 5: 1}) is True

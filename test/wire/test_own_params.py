@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from canopy_lab.live.replay import forced_output
 from canopy_lab.live.replay.forced_output import ATTRIBUTE as FORCED
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY
 from support.live_tree import LiveTree, check, fake_req
 
@@ -25,34 +25,34 @@ def request_with(custom: Any) -> Any:
 @pytest.mark.parametrize("key", OWN_KEYS)
 def test_every_key_of_canopys_is_removed_and_still_readable(key: str) -> None:
     req = request_with({key: 1, "7": 0.5})
-    assert attached(req).params == {key: 1}
+    assert state_of(req).params == {key: 1}
     assert req.sampling_params.custom_params == {"7": 0.5}
-    assert attached(req).params == {key: 1}
+    assert state_of(req).params == {key: 1}
 
 
 def test_the_received_message_keeps_its_stamp_for_the_next_pipeline_stage() -> None:
     params = SimpleNamespace(custom_params={STAMP_KEY: {"time": 1.0}})
-    attached(SimpleNamespace(sampling_params=params))
+    state_of(SimpleNamespace(sampling_params=params))
     assert params.custom_params == {STAMP_KEY: {"time": 1.0}}
 
 
 @pytest.mark.parametrize("sglang_keys", [{}, {"__req__": object()}])
 def test_a_request_without_parameters_has_none_again(sglang_keys: dict[str, Any]) -> None:
     req = request_with({STAMP_KEY: {ADDED: True}, **sglang_keys})
-    attached(req)
+    state_of(req)
     assert req.sampling_params.custom_params is None
 
 
 def test_parameters_that_a_client_sent_empty_stay_empty() -> None:
     req = request_with({STAMP_KEY: {}})
-    attached(req)
+    state_of(req)
     assert req.sampling_params.custom_params == {}
 
 
 @pytest.mark.parametrize("custom", [None, "text", 7, ["canopy"], {1: 2}])
 def test_foreign_parameters_are_unchanged(custom: Any) -> None:
     req = request_with(custom)
-    assert attached(req).params == {}
+    assert state_of(req).params == {}
     assert req.sampling_params.custom_params is custom
 
 

@@ -195,7 +195,7 @@ class BackgroundEncoder:
         return len(piece)
 
     def _next_job(self) -> _EncodeJob | None:
-        next_chunk = self.queue.waiting.next()
+        next_chunk = self.queue.waiting.pop_next()
         if next_chunk is None:
             return None
         _, key, queued = next_chunk

@@ -28,7 +28,7 @@ class DocumentFlags:
         "Reuse the KV of documents at any position of a prompt: 'on', KEY=VALUE,... or a JSON "
         "object. Approximate: docs/guide/documents.md.",
         metavar="on | KEY=VALUE,...",
-        former="--canopy-chunks",
+        former_flag="--canopy-chunks",
     )
 
 

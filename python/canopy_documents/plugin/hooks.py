@@ -21,7 +21,7 @@ from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.self_check import check_in_place
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire import status_file
-from sglang_canopy.wire.messages import DOCUMENTS, register, send
+from sglang_canopy.wire.messages import DOCUMENTS, register_handler, send
 
 
 def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
@@ -145,4 +145,4 @@ HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-documents`") 
 def attach() -> None:
     """Register the callbacks for new requests, and the handler of deletions."""
     arrivals.attach(scheduler.read_documents, scheduler.set_extra_key)
-    register(DOCUMENTS, scheduler.delete_documents)
+    register_handler(DOCUMENTS, scheduler.delete_documents)

@@ -45,8 +45,8 @@ from canopy_documents.text.fields import parse_fields
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.weights import WEIGHTS
 from sglang_canopy.tenant import tenant_namespace, tenant_of_req
-from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.hints import TenantRate
+from sglang_canopy.wire.request_state import state_of
 from sglang_canopy.wire.stamp import BOUNDS, read_time
 
 READINGS_PER_S, READING_BURST = 5.0, 20
@@ -141,7 +141,7 @@ class DocumentEngine:
     def new_request(self, req: Any) -> DocumentRequest | None:
         """Return the document state of a new request; ``None`` if it has no documents."""
         self.follow_updates()
-        params = attached(req).params
+        params = state_of(req).params
         self.time_s = max(self.time_s, read_time(params))
         if BOUNDS not in params:
             return None

@@ -96,8 +96,8 @@ def omit_approximate_events(tree_cache: Any) -> None:
     core = getattr(tree_cache, "tree_core", None)
     if core is None or not core.kv_events.enabled:
         return
-    if hasattr(core.kv_events, "publishes"):  # Canopy's own recorder still counts these nodes
-        core.kv_events.publishes = lambda node: not is_documents_key(node.key.extra_key)
+    if hasattr(core.kv_events, "is_published"):  # Canopy's own recorder still counts these nodes
+        core.kv_events.is_published = lambda node: not is_documents_key(node.key.extra_key)
         return
     for name in ("record_store", "record_remove"):
         if (record := getattr(core.kv_events, name, None)) is not None:  # the Rust core has none

@@ -17,7 +17,7 @@ from canopy_documents.store.host_memory import HostChunk
 from canopy_documents.store.store import ChunkStore
 from canopy_documents.text.fields import MAX_DOCUMENTS, DocumentFields
 from canopy_documents.text.variants import LONG_TOKENS, PrefixVariants
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
 IN_PREFIX = "its cached prefix saves as much as its stored documents"
@@ -172,7 +172,7 @@ class DocumentRequest:
 
 def document_request_of(req: Any) -> DocumentRequest | None:
     """Return the document state of SGLang's request, or ``None`` if it names no documents."""
-    return attached(req).documents  # type: ignore[no-any-return]
+    return state_of(req).documents  # type: ignore[no-any-return]
 
 
 def engine_of(scheduler: Any) -> Any:

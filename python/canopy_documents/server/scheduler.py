@@ -17,7 +17,7 @@ from canopy_documents.server.request import PLANNING_FAILED, document_request_of
 from sglang_canopy import releases
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.tenant import tenants_of_key
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 from sglang_canopy.wire.stamp import DOCUMENTS
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ would otherwise wait for the piece in progress."""
 def read_documents(scheduler: Any, req: Any) -> bool:
     """Read a created request's documents. Returns whether it has any; its extra key is set when it
     is queued."""
-    engine, state = engine_of(scheduler), attached(req)
+    engine, state = engine_of(scheduler), state_of(req)
     if engine is None:
         return False
     try:
@@ -175,7 +175,7 @@ def delete_kv(cache: Any, tenant: str | None, lora: bool = False) -> bool:
     storage = cache.cache_controller.storage_backend if cache.cache_controller else None
     store = getattr(storage, "store", None)
     if isinstance(store, DiskStore):
-        any_deleted |= tenant in store.held_pages()["tenants"]
+        any_deleted |= tenant in store.count_pages()["tenants"]
         threading.Thread(target=store.remove_tenant, args=(tenant,), daemon=True).start()
     return any_deleted
 

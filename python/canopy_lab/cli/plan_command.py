@@ -19,7 +19,7 @@ from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from sglang_canopy.config import auto
-from sglang_canopy.config.server_settings import ServerSettings, chunk_of
+from sglang_canopy.config.server_settings import ServerSettings, default_chunk_tokens
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, CANOPYS_LRU, SGLANGS_LRU
 
@@ -73,7 +73,7 @@ def check_options(
 def _make_request(choosing: Choosing, engine: EngineOptions, searching: Searching) -> PlanRequest:
     server, search = engine.server, searching.search
     knob_values = {knob.name: getattr(server, knob.name, None) for knob in KNOBS}
-    chunks = server.chunked_prefill_size or (chunk_of(server.gpu_memory_gib),)
+    chunks = server.chunked_prefill_size or (default_chunk_tokens(server.gpu_memory_gib),)
     choices = knob_values | {"ttl": choosing.ttl, "chunked_prefill_size": chunks}
     return PlanRequest(
         **{field.name: getattr(search, field.name) for field in fields(search)},
@@ -146,6 +146,6 @@ def _as_auto(command: PlanCommand) -> PlanCommand:
     """
     request = command.request
     if command.engine_options.server.write_policy is None:
-        choices = {**request.choices, "write_policy": (auto.WRITTEN,)}
+        choices = {**request.choices, "write_policy": (auto.WRITE_BACK,)}
         request = replace(request, choices=choices)
     return replace(command, request=request, engine=replace(command.engine, auto=True))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.reuse.categories import features
+from sglang_canopy.reuse.categories import label_features
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -63,7 +63,7 @@ class Paths:
 
 def server_label(r: TraceRequest) -> str:
     """Return the label that the policy ``wa`` gives the request on a server."""
-    return "|".join(features(r.category, r.stop, r.turn, r.output_tokens, None))
+    return "|".join(label_features(r.category, r.stop, r.turn, r.output_tokens, None))
 
 
 def paths_of(

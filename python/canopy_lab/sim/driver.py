@@ -14,7 +14,7 @@ from canopy_lab.sim.requests import SimulatedHints, to_requests
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.block_tree import Evicted, RadixTree
+from sglang_canopy.policy.block_tree import RadixTree, TreeCut
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Categories
 from sglang_canopy.reuse.category import Category
@@ -30,8 +30,8 @@ class RandomCategories(Categories):
     the reuse model counts turns and new tokens from the paths.
     """
 
-    def __init__(self, cap: int, seed: int) -> None:
-        super().__init__(cap)
+    def __init__(self, max_labels: int, seed: int) -> None:
+        super().__init__(max_labels)
         self._random = random.Random(seed)
         self._pool: list[tuple[str, ...]] = []
 
@@ -50,7 +50,7 @@ def randomise_categories(policy: Policy, seed: int) -> bool:
     model = getattr(policy, "model", None)
     if not isinstance(model, ReuseModel):
         return False
-    model.categories = RandomCategories(model.categories.cap, seed)
+    model.categories = RandomCategories(model.categories.max_labels, seed)
     return True
 
 
@@ -102,7 +102,7 @@ def simulate(
     quantum_tokens: int = 1,
     whole_nodes: bool = False,
     optional_caching: bool = False,
-    on_evict: Callable[[Evicted], None] | None = None,
+    on_evict: Callable[[TreeCut], None] | None = None,
     on_request: Callable[[Request, int], None] | None = None,
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.

@@ -17,18 +17,18 @@ from collections.abc import Hashable
 from sglang_canopy.admission.session import Session
 from sglang_canopy.records import Request
 
-TOOL = "tool"
+TOOL_STOP = "tool"
 SWIFT_S = 20.0
 """A client that returns within these seconds of an answer is likely an agent: 65 % of agents' and
 2 % of conversations' pauses in traces are shorter."""
 AFTER_TOOL = "-after-tool"
 """End of the inferred category of a prompt that ends in a tool's result (``request/infer.py``)."""
-_NEWEST = 0.05
+_MIN_NEWEST_WEIGHT = 0.05
 """Smallest weight of the newest session in a share."""
 _ENOUGH_SESSIONS = 8
 """Sessions after which a narrower share replaces a wider one."""
 _MAX_SHARES = 1024
-_CERTAIN, _MOST = 2, 4
+_CERTAIN_EVIDENCE, _MAX_EVIDENCE = 2, 4
 """Evidence of a tool call, and the bound of a session's own, so that a changed client is recognised.
 One swift return is half of it: some people reply within seconds."""
 
@@ -44,61 +44,62 @@ class Agents:
 
     def recognise(self, session: Session, request: Request) -> bool:
         """Return whether ``session`` is an agent's, or likely is before it is certain."""
-        return self._probably_agent(session, _keys(request)) or request.category.endswith(
+        return self._is_probably_agent(session, _share_keys(request)) or request.category.endswith(
             AFTER_TOOL
         )
 
-    def _probably_agent(self, session: Session, keys: tuple[Hashable, ...]) -> bool:
-        if not 0 <= session.evidence < _CERTAIN:
+    def _is_probably_agent(self, session: Session, keys: tuple[Hashable, ...]) -> bool:
+        if not 0 <= session.evidence < _CERTAIN_EVIDENCE:
             return session.evidence > 0
         share = 0.0
         for nth, key in enumerate(keys):
-            count, of_key = self._shares.get(key, (0, 0.0))
+            count, key_share = self._shares.get(key, (0, 0.0))
             if count >= _ENOUGH_SESSIONS or not nth:
-                share = of_key
+                share = key_share
         return share > 0.5
 
     def judge_answer(self, session: Session, request: Request) -> None:
         """Judge an answered ``request`` of ``session``, if it called a tool; else its return will."""
-        session.unjudged, session.silent = _keys(request), False
-        if request.stop == TOOL:
-            self._judge(session, _CERTAIN)
+        session.unjudged_keys, session.is_silent = _share_keys(request), False
+        if request.stop == TOOL_STOP:
+            self._judge(session, _CERTAIN_EVIDENCE)
         session.is_agent = self.recognise(session, request)
 
     def judge_return(self, session: Session, request: Request, now: float) -> bool:
         """Judge the last answer of ``session``, which ``request`` continues. Return whether it is an
         agent's."""
-        after_tool = request.category.endswith(AFTER_TOOL)
-        if after_tool and session.silent:  # the tool was slow
-            session.unjudged = _keys(request)
-        swift = 1 if now - session.last_contact_s <= SWIFT_S else -1
-        self._judge(session, _CERTAIN if after_tool else swift)
+        is_after_tool = request.category.endswith(AFTER_TOOL)
+        if is_after_tool and session.is_silent:  # the tool was slow
+            session.unjudged_keys = _share_keys(request)
+        step = 1 if now - session.last_contact_s <= SWIFT_S else -1
+        self._judge(session, _CERTAIN_EVIDENCE if is_after_tool else step)
         return session.is_agent
 
     def judge_silence(self, session: Session, now: float) -> None:
         """Judge the last answer of the thinking ``session`` once it is silent for too long."""
-        if session.unjudged and now - session.last_contact_s > SWIFT_S:
-            session.silent = True
+        if session.unjudged_keys and now - session.last_contact_s > SWIFT_S:
+            session.is_silent = True
             self._judge(session, -1)
 
     def _judge(self, session: Session, step: int) -> None:
-        keys, session.unjudged = session.unjudged, ()
+        keys, session.unjudged_keys = session.unjudged_keys, ()
         if not keys:
             return
-        agent, certain, first = step > 0, step == _CERTAIN, not session.evidence
-        self.recognised += agent
-        before = max(0, session.evidence) if certain else session.evidence
-        session.evidence = max(-_MOST, min(_MOST, before + step)) or step
-        session.is_agent = self._probably_agent(session, keys)
-        for key in keys if first or certain else ():
+        is_agent, is_certain = step > 0, step == _CERTAIN_EVIDENCE
+        is_first = not session.evidence
+        self.recognised += is_agent
+        evidence = max(0, session.evidence) if is_certain else session.evidence
+        session.evidence = max(-_MAX_EVIDENCE, min(_MAX_EVIDENCE, evidence + step)) or step
+        session.is_agent = self._is_probably_agent(session, keys)
+        for key in keys if is_first or is_certain else ():
             count, share = self._shares.pop(key, (0, 0.0))
-            share += max(_NEWEST, 1.0 / (count + 1)) * (agent - share)
+            share += max(_MIN_NEWEST_WEIGHT, 1.0 / (count + 1)) * (is_agent - share)
             self._shares[key] = min(count + 1, _ENOUGH_SESSIONS), share
         while len(self._shares) > _MAX_SHARES:
             self._shares.popitem(last=False)
 
 
-def _keys(request: Request) -> tuple[Hashable, ...]:
+def _share_keys(request: Request) -> tuple[Hashable, ...]:
     """Return the keys of a request's shares, the widest first. A system prompt separates agents
     from users of the same tenant."""
     category = request.category.removesuffix(AFTER_TOOL)

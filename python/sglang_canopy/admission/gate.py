@@ -14,7 +14,7 @@ import math
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_canopy.admission.activation import Activation, GateSettings
 from sglang_canopy.admission.agents import Agents
@@ -25,15 +25,20 @@ from sglang_canopy.records import ABORT, GATEWAY, Request
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.tenant import ChargedTenants
 
-_REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
-"""Seconds between updates of the charges: while sessions wait, and otherwise."""
-_ENTER_AT_ONCE = 256
+_MIN_REFRESH_INTERVAL_S, _MAX_REFRESH_INTERVAL_S = 1.0, 30.0
+"""Seconds between updates of the charges while sessions wait, and at most."""
+_MAX_ENTERED_AT_ONCE = 256
 """Maximum sessions admitted by one call after the gate became inactive: about five milliseconds."""
-_MIN_SHARE_WAITING = 0.7
+_MIN_WAITING_SHARE = 0.7
 """Share of sessions that wait for the server instead of thinking. Below it the device keeps up with
 its recomputation, and the measured rate is the clients'."""
-_TRIES = 64
+_MAX_TRIES = 64
 """Waiting sessions tried for one place."""
+
+
+class GatedRequest(NamedTuple):
+    session: Session
+    request: Request
 
 
 class SessionGate:
@@ -58,31 +63,31 @@ class SessionGate:
         self.charged_tenants = ChargedTenants()
         self.session_index = SessionIndex()
         self.counts = GateCounts()
-        self.by_ticket: dict[Hashable, tuple[Session, Request]] = {}
-        """Ticket -> session and request, of each request that waits or is answered."""
-        self._numbers = 0
+        self.by_ticket: dict[Hashable, GatedRequest] = {}
+        """Each request that waits or is answered, by its ticket."""
+        self._last_number = 0
         self._last_overrun_s = self._last_refresh_s = -math.inf
-        self._changed = False
+        self._has_changed = False
 
     # ---- queries ----
 
     @property
     def refresh_due_s(self) -> float:
         """Time of the next update of the charges, if ``advance`` is called then."""
-        return self._last_refresh_s + _REFRESH_S
+        return self._last_refresh_s + _MIN_REFRESH_INTERVAL_S
 
     def holds(self, ticket: Hashable) -> bool:
         """Return whether this request's session may not start yet; ``False`` if unknown."""
-        entry = self.by_ticket.get(ticket)
-        return entry is not None and not entry[0].active
+        gated = self.by_ticket.get(ticket)
+        return gated is not None and not gated.session.active
 
     # ---- events ----
 
     def advance(self, now: float) -> None:
         """Advance to ``now``; time never decreases. May admit sessions."""
         self._pass_time(now)
-        if self._changed or (self.waiting and self.now >= self.refresh_due_s):
-            self._admit()
+        if self._has_changed or (self.waiting and self.now >= self.refresh_due_s):
+            self._admit_in_turn()
 
     def arrive(self, ticket: Hashable, request: Request) -> Session:
         """Add an arriving request, named ``ticket`` from now on. Return its session."""
@@ -91,36 +96,35 @@ class SessionGate:
         self.footprints.block_tokens = request.block_tokens
         session = self.session_index.find(request)
         if session is None:
-            self._numbers += 1
-            first = self.model.category_of_first_turn(request)
-            tenant, number = request.tenant, self._numbers
+            self._last_number += 1
+            category = self.model.category_of_first_turn(request)
+            tenant, number = request.tenant, self._last_number
             charged_to = self.charged_tenants.charge(tenant, request.source == GATEWAY, self.now)
-            session = Session(number, tenant, request.conversation, self.now, first, charged_to)
+            session = Session(number, tenant, request.conversation, self.now, category, charged_to)
         elif self.agents.judge_return(session, request, self.now):
             self.activation.record_pause(
                 min(self.now - session.last_contact_s, self.settings.horizon_s)
             )
-        session.cached_before = self._cached_before(session, request)
-        self.model.request_waits(request)  # while many wait, most returns have yet to be answered
+        session.cached_before_tokens = self._cached_tokens_before(session, request)
+        self.model.record_waiting(request)  # while many wait, most returns have yet to be answered
         session.under_way, session.last_contact_s = True, self.now
         session.arrived_s = request.time
-        self.by_ticket[ticket] = session, request
+        self.by_ticket[ticket] = GatedRequest(session, request)
         self.session_index.index(session, request, request.prompt_tokens)
         if session.active:
-            self.places.active.move_to_end(session.number)
+            self.places.active_sessions.move_to_end(session.number)
             self.footprints.update_path(session, self.now)
         else:
             self._queue_or_admit(session, request)
-        self._admit()
+        self._admit_in_turn()
         return session
 
     def finish(self, ticket: Hashable, request: Request) -> None:
-        """Record an answered request."""
         session = self._remove(ticket)
         if session is None:
             return
         session.last_contact_s = self.now
-        self._measure(session, request)
+        self._record_prompt(session, request)
         if request.stop != ABORT:
             label = self.model.learn_answer(request.copy(time=session.arrived_s), self.now)
             session.category = self.model.categories.get(label)
@@ -136,10 +140,11 @@ class SessionGate:
 
     def _remove(self, ticket: Hashable) -> Session | None:
         """Remove a request. Return its session; ``None`` without such a request."""
-        session, _ = self.by_ticket.pop(ticket, (None, None))
-        if session is not None:
-            session.under_way = False
-        return session
+        gated = self.by_ticket.pop(ticket, None)
+        if gated is None:
+            return None
+        gated.session.under_way = False
+        return gated.session
 
     def leave(self, ticket: Hashable) -> None:
         """Remove a request that was aborted or timed out, waiting or running."""
@@ -163,7 +168,7 @@ class SessionGate:
         session.over = True
         if not session.under_way:
             self._forget(session)
-            self._changed = True
+            self._has_changed = True
 
     def stats(self) -> dict[str, Any]:
         """Return counts since the start and current values, in tokens and seconds."""
@@ -173,8 +178,8 @@ class SessionGate:
             "ineffective_activations": self.activation.ineffective_activations,
             "thrash_share": round(self.activation.thrash.share, 4),
             "waiting_sessions": len(self.waiting),
-            "active_sessions": len(self.places.active),
-            "paused_sessions": len(self.places.paused),
+            "active_sessions": len(self.places.active_sessions),
+            "paused_sessions": len(self.places.paused_sessions),
             "footprint_tokens": round(self.footprints.tokens),
             "capacity_tokens": self.places.capacity_tokens,
             **asdict(self.counts),
@@ -182,23 +187,24 @@ class SessionGate:
 
     # ---- activation ----
 
-    def _cached_before(self, session: Session, request: Request) -> int:
+    def _cached_tokens_before(self, session: Session, request: Request) -> int:
         """Return the tokens that the session's last turn cached for ``request``."""
         if not (session.active and session.is_agent):
             return 0  # a paused session made room once
         self.footprints.update(session, self.now)
-        if not session.charge:
+        if not session.charge_tokens:
             return 0
-        shared = common_blocks(session.path, request.path) * request.block_tokens
-        return min(shared, session.tokens, request.prompt_tokens)
+        shared_tokens = common_blocks(session.path, request.path) * request.block_tokens
+        return min(shared_tokens, session.tokens, request.prompt_tokens)
 
-    def _measure(self, session: Session, request: Request) -> None:
+    def _record_prompt(self, session: Session, request: Request) -> None:
         """Count computed and recomputed tokens of the prompt."""
-        cached = request.cached_tokens
-        if cached is not None:
-            computed = request.prompt_tokens - cached
-            lost = min(computed, max(0, session.cached_before - cached))
-            self.activation.thrash.record_prompt(lost, computed)
+        cached_tokens = request.cached_tokens
+        if cached_tokens is not None:
+            computed_tokens = request.prompt_tokens - cached_tokens
+            missing_tokens = max(0, session.cached_before_tokens - cached_tokens)
+            lost_tokens = min(computed_tokens, missing_tokens)
+            self.activation.thrash.record_prompt(lost_tokens, computed_tokens)
         if session.is_agent:
             self.activation.record_turn(request.prompt_tokens, self.places.exceeds_capacity)
 
@@ -206,19 +212,19 @@ class SessionGate:
         self.now = max(self.now, now)
         self.activation.advance(self.now, bool(self.waiting), bool(self.by_ticket))
         if self.waiting and not self.activation.active:  # inactive since now, or a short time ago
-            for session in [*islice(self.waiting.sessions.values(), _ENTER_AT_ONCE)]:
+            for session in [*islice(self.waiting.sessions.values(), _MAX_ENTERED_AT_ONCE)]:
                 self._enter(session)
 
     def _activate_and_pause(self) -> None:
         """Activate the gate and pause, if necessary, after the end of a request."""
-        self._changed = True
+        self._has_changed = True
         surplus = self.places.surplus_session()
         if surplus is not None:
             self._forget(surplus)
             self.counts.forgotten_sessions += 1
         is_or_may_be_active = self.activation.active or (
             self.activation.may_activate(self.now, self.places.session_capacity)
-            and self.places.share_waiting > _MIN_SHARE_WAITING
+            and self.places.waiting_share > _MIN_WAITING_SHARE
         )
         if not is_or_may_be_active or not self.places.exceeds_capacity:
             return
@@ -228,18 +234,19 @@ class SessionGate:
             return
         if not self.activation.active:
             self.activation.activate()
-        while self.places.exceeds_capacity and self._pause_one(self.places.active.values()):
+        while self.places.exceeds_capacity and self._pause_one(
+            self.places.active_sessions.values()
+        ):
             pass
 
     # ---- sessions ----
 
     def _queue_or_admit(self, session: Session, request: Request) -> None:
-        """Queue a session that is not active, or admit it."""
         if session.number in self.waiting.sessions:
             return
         session.waiting_since_s = self.now
-        gated = self.settings.always or self.agents.recognise(session, request)
-        if self.activation.active and gated:
+        is_gated = self.settings.always or self.agents.recognise(session, request)
+        if self.activation.active and is_gated:
             self.places.leave(session, self.now)
             self.waiting.add(session)
         else:
@@ -254,7 +261,6 @@ class SessionGate:
         self.places.enter(session, self.now)
 
     def _forget(self, session: Session) -> None:
-        """Drop ``session``."""
         if not session.under_way:
             self.agents.judge_silence(session, self.now)
         self.session_index.remove(session)
@@ -274,17 +280,20 @@ class SessionGate:
     def _refresh(self) -> None:
         """Update all charges, and drop sessions unlikely to return."""
         self._last_refresh_s = self.now
-        for session in (*self.places.active.values(), *self.places.paused.values()):
+        for session in (
+            *self.places.active_sessions.values(),
+            *self.places.paused_sessions.values(),
+        ):
             if not session.under_way:
                 self.agents.judge_silence(session, self.now)
         for session in self.places.refresh(self.now):
             self._forget(session)
             self.counts.forgotten_sessions += 1
 
-    def _admit(self) -> None:
+    def _admit_in_turn(self) -> None:
         """Admit the waiting sessions that fit, in turn."""
-        self._changed = False
-        if self.now >= self._last_refresh_s + _REFRESH_AT_LEAST_S:
+        self._has_changed = False
+        if self.now >= self._last_refresh_s + _MAX_REFRESH_INTERVAL_S:
             self._refresh()
         self._admit_all()
         if self.waiting and self.now >= self.refresh_due_s:
@@ -297,28 +306,32 @@ class SessionGate:
 
     def _admit_next(self) -> bool:
         """Admit the next waiting session that fits; return whether there was one."""
-        for session in islice(self.waiting.in_order(), _TRIES):
-            aged = self.now - session.waiting_since_s >= self.settings.age_s
-            fits = self.places.fits(session) or (aged and self._make_room(session))
+        for session in islice(self.waiting.in_turn(), _MAX_TRIES):
+            is_aged = self.now - session.waiting_since_s >= self.settings.age_s
+            fits = self.places.fits(session) or (is_aged and self._make_room(session))
             since_s = max(session.waiting_since_s, self._last_overrun_s)
             if not fits and self.now - since_s >= self.settings.overrun_interval_s:
                 fits, self._last_overrun_s = True, self.now
             if fits:
                 self._enter(session)
                 return True
-            if aged:
+            if is_aged:
                 return False  # reserve the next free room for it
         return False
 
     def _make_room(self, session: Session) -> bool:
         """Pause sessions of tenants above their share, for an aged session of a tenant below it."""
         places, tenant = self.places, session.charged_to
-        charged = self.footprints.charge_by_tenant
+        charges = self.footprints.charge_by_tenant
         share = places.capacity_tokens / len({*places.count_by_tenant, tenant})
-        if charged.get(tenant, 0.0) + self.footprints.need(session) > share:
+        if charges.get(tenant, 0.0) + self.footprints.needed_tokens(session) > share:
             return False
         while not places.fits(session):
-            above = (s for s in places.active.values() if charged[s.charged_to] - s.charge >= share)
-            if not self._pause_one(above):
+            candidates = (
+                other
+                for other in places.active_sessions.values()
+                if charges[other.charged_to] - other.charge_tokens >= share
+            )
+            if not self._pause_one(candidates):
                 return False
         return True

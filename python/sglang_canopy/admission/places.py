@@ -23,7 +23,7 @@ from sglang_canopy.admission.session import Session
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.tenant import Vouched
 
-_GONE = 0.02
+_GONE_PROBABILITY = 0.02
 """A session that has been silent for the horizon is over below this return probability. Until then
 it keeps its place, even with a small charge."""
 _RAW_CAPACITIES = 4
@@ -40,51 +40,51 @@ class Places:
         self.settings = settings
         self.capacity_tokens = capacity_tokens
         self.footprints = Footprints(model, settings.horizon_s, settings.turns_ahead)
-        self.active: OrderedDict[int, Session] = OrderedDict()
+        self.active_sessions: OrderedDict[int, Session] = OrderedDict()
         """Active sessions by number, most recent request last."""
         self.count_by_tenant: Counter[Hashable] = Counter()
         """Number of active sessions by tenant."""
-        self.paused: OrderedDict[int, Session] = OrderedDict()
+        self.paused_sessions: OrderedDict[int, Session] = OrderedDict()
         """Paused sessions by number, the most recent pause last."""
 
     @property
     def exceeds_capacity(self) -> bool:
         """Whether the active sessions exceed the memory, and fewer sessions would fit."""
-        return self.footprints.held_tokens > self.capacity_tokens and len(self.active) > 1
+        return self.footprints.held_tokens > self.capacity_tokens and len(self.active_sessions) > 1
 
     @property
     def session_capacity(self) -> float:
         """Number of sessions like the active ones that would fit, with their next turns."""
-        return self.capacity_tokens * len(self.active) / max(1.0, self.footprints.tokens)
+        return self.capacity_tokens * len(self.active_sessions) / max(1.0, self.footprints.tokens)
 
     @property
-    def share_waiting(self) -> float:
+    def waiting_share(self) -> float:
         """Share of the active sessions that had a request until one of them ended now."""
-        return (1 + sum(s.under_way for s in self.active.values())) / max(1, len(self.active))
+        under_way = sum(session.under_way for session in self.active_sessions.values())
+        return (1 + under_way) / max(1, len(self.active_sessions))
 
     def fits(self, session: Session) -> bool:
         """Return whether ``session`` fits, including the future tokens of all sessions."""
-        if not self.active:
+        if not self.active_sessions:
             return True
         free_tokens = self.capacity_tokens - self.footprints.tokens
-        return free_tokens >= 0 and self.footprints.need(session) <= free_tokens
+        return free_tokens >= 0 and self.footprints.needed_tokens(session) <= free_tokens
 
     def enter(self, session: Session, now: float) -> None:
-        """Make ``session`` active."""
         session.active = True
-        self.paused.pop(session.number, None)
-        self.active[session.number] = session
+        self.paused_sessions.pop(session.number, None)
+        self.active_sessions[session.number] = session
         self.count_by_tenant[session.charged_to] += 1
         self.footprints.enter(session, now)
 
     def leave(self, session: Session, now: float) -> None:
         """Remove ``session``, which is over or must wait when it returns."""
-        self.paused.pop(session.number, None)
+        self.paused_sessions.pop(session.number, None)
         if not session.active:
             return
         self.footprints.leave(session, now)
         session.active = False
-        del self.active[session.number]
+        del self.active_sessions[session.number]
         self.count_by_tenant[session.charged_to] -= 1
         if not self.count_by_tenant[session.charged_to]:
             del self.count_by_tenant[session.charged_to]
@@ -94,7 +94,7 @@ class Places:
         """Pause the thinking ``session``: it must wait when it returns."""
         self.leave(session, now)
         session.path = ()  # little of its KV will remain
-        self.paused[session.number] = session
+        self.paused_sessions[session.number] = session
 
     def choose_to_pause(self, candidates: Iterable[Session]) -> Session | None:
         """Return the session to pause first: the youngest thinking session with a charge. Sessions
@@ -105,53 +105,52 @@ class Places:
         def is_greedy(tenant: Hashable) -> bool:
             return counts[tenant] > 1 and charges[tenant] > share
 
-        thinking = (s for s in candidates if not s.under_way and s.charge and s.is_agent)
+        thinking = (s for s in candidates if not s.under_way and s.charge_tokens and s.is_agent)
         return max(thinking, key=lambda s: (is_greedy(s.charged_to), s.number), default=None)
 
     def refresh(self, now: float) -> Iterator[Session]:
         """Update all charges; yield the sessions that are over."""
-        raw, limit = 0, _RAW_CAPACITIES * self.capacity_tokens
-        for session in [*reversed(self.active.values())]:
+        raw_tokens, max_raw_tokens = 0, _RAW_CAPACITIES * self.capacity_tokens
+        for session in [*reversed(self.active_sessions.values())]:
             self.footprints.update(session, now)
             if session.under_way:
                 continue
-            raw += session.tokens
-            if raw > limit or self._is_gone(session, now):
+            raw_tokens += session.tokens
+            if raw_tokens > max_raw_tokens or self._is_gone(session, now):
                 yield session
-        for session in [*self.paused.values()]:
+        for session in [*self.paused_sessions.values()]:
             if self._is_gone(session, now):
                 yield session
 
     def surplus_session(self) -> Session | None:
         """Return a session to drop if a bound is exceeded: the longest silent of the largest tenant."""
-        if len(self.paused) > self.settings.max_paused:
-            sessions, counts = self.paused, Counter(s.charged_to for s in self.paused.values())
-        elif len(self.active) > self.settings.max_sessions:
-            sessions, counts = self.active, self.count_by_tenant
+        if len(self.paused_sessions) > self.settings.max_paused:
+            sessions = self.paused_sessions
+            counts = Counter(session.charged_to for session in sessions.values())
+        elif len(self.active_sessions) > self.settings.max_sessions:
+            sessions, counts = self.active_sessions, self.count_by_tenant
         else:
             return None
-        largest = counts.most_common(1)[0][0]
+        [(largest, _)] = counts.most_common(1)
         idle = (s for s in sessions.values() if not s.under_way and s.charged_to == largest)
         return next(idle, None)
 
     def _is_gone(self, session: Session, now: float) -> bool:
-        silent = now - session.last_contact_s > self.settings.horizon_s
-        return silent and self.footprints.return_probability(session, now) < _GONE
+        is_silent = now - session.last_contact_s > self.settings.horizon_s
+        return is_silent and self.footprints.return_probability(session, now) < _GONE_PROBABILITY
 
 
 class WaitingSessions:
     """Waiting sessions, in turn of their shares. A session's share is fixed when its wait begins.
+    ``active_by_tenant``: numbers of active sessions, without tenants that have none."""
 
-    ``active``: number of active sessions by tenant, without those that have none.
-    """
-
-    def __init__(self, active: Counter[Hashable]) -> None:
+    def __init__(self, active_by_tenant: Counter[Hashable]) -> None:
         self.sessions: dict[int, Session] = {}
         self._by_share: dict[Hashable, list[int]] = {}
         """Share -> sorted numbers of the sessions that share it; no list is empty."""
-        self._active = active
+        self._active_by_tenant = active_by_tenant
         self._last_served: dict[Hashable, int] = {}
-        self._served = 0
+        self._serve_count = 0
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -163,7 +162,7 @@ class WaitingSessions:
         session.share_key = share = self._share_of(session.charged_to)
         if share not in self._by_share:
             # A new share is behind all that wait, but the one that was served last.
-            self._last_served.setdefault(share, self._served - 1)
+            self._last_served.setdefault(share, self._serve_count - 1)
         insort(self._by_share.setdefault(share, []), session.number)
 
     def discard(self, session: Session) -> bool:
@@ -176,12 +175,10 @@ class WaitingSessions:
             del self._by_share[session.share_key]
         return True
 
-    def in_order(self) -> Iterator[Session]:
-        """Yield waiting sessions in the order in which the gate tries them.
-
-        The second session of a share follows the first sessions of all shares, and so on. Do not
-        change the sessions during the iteration.
-        """
+    def in_turn(self) -> Iterator[Session]:
+        """Yield waiting sessions in the order in which the gate tries them. The second session of a
+        share follows the first sessions of all shares, and so on. Do not change the sessions during the
+        iteration."""
         waiting = self._by_share
         order = sorted(waiting, key=lambda share: (self._last_served[share], waiting[share][0]))
         for numbers in zip_longest(*(waiting[share] for share in order)):
@@ -191,18 +188,18 @@ class WaitingSessions:
         """Remove ``session``, which is admitted and not active yet, and move its share to the end."""
         tenant = session.charged_to
         share = session.share_key if self.discard(session) else self._share_of(tenant)
-        self._served += 1
+        self._serve_count += 1
         # An admitted newcomer gets its own share, and has used it.
-        self._last_served[share] = self._last_served[tenant] = self._served
-        if len(self._last_served) > 2 * (len(self._active) + len(self._by_share)) + 16:
-            recent = {*self._active, *self._by_share, tenant, _NEWCOMERS}
+        self._last_served[share] = self._last_served[tenant] = self._serve_count
+        if len(self._last_served) > 2 * (len(self._active_by_tenant) + len(self._by_share)) + 16:
+            recent = {*self._active_by_tenant, *self._by_share, tenant, _NEWCOMERS}
             self._last_served = {
                 name: served for name, served in self._last_served.items() if name in recent
             }
 
     def _share_of(self, tenant: Hashable) -> Hashable:
-        separate = tenant in self._active or isinstance(tenant, Vouched)
-        return tenant if separate else _NEWCOMERS
+        is_separate = tenant in self._active_by_tenant or isinstance(tenant, Vouched)
+        return tenant if is_separate else _NEWCOMERS
 
 
 @dataclass(slots=True)

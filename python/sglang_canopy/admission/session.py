@@ -28,13 +28,13 @@ class Session:
     """Time of the last arrival or answer."""
     category: Category
     charged_to: Hashable = None
-    """Tenant that its turns and its memory are charged to (``tenant.ChargedTenants``)."""
+    """Tenant to which its admissions and its memory are charged (``tenant.ChargedTenants``)."""
     arrived_s: float = 0.0
-    """Arrival of its last request, whose time rises if younger ones overtake it."""
+    """Arrival of its last request; unlike the request's time, no overtaking raises it."""
     waiting_since_s: float = 0.0
     """Time since which it waits for admission, if it does."""
     share_key: Hashable = None
-    """Key of the share of the tenants' turns in which it waits, or last waited."""
+    """Key of the share in which it waits, or last waited."""
     under_way: bool = False
     """Whether a request of the session is waiting or being answered."""
     active: bool = False
@@ -49,21 +49,21 @@ class Session:
     """Block hashes of its last request."""
     blocks: Sequence[int] = ()
     """The part of ``path`` counted as blocks in use, while active."""
-    charge: float = 0.0
+    charge_tokens: float = 0.0
     """Tokens charged now, without shared prefixes."""
-    growth: float = 0.0
-    """The part of ``charge`` for future tokens."""
+    growth_tokens: float = 0.0
+    """The part of ``charge_tokens`` for future tokens."""
     is_agent: bool = False
     """Whether it is, or likely is, an agent's (``agents.py``)."""
     evidence: int = 0
     """Positive: the latest answers were an agent's; negative: they were not; 0: no answer was judged."""
-    unjudged: tuple[Hashable, ...] = ()
+    unjudged_keys: tuple[Hashable, ...] = ()
     """Keys of its last answer in the shares of agents, while it is not judged."""
-    silent: bool = False
+    is_silent: bool = False
     """Whether its last answer was judged because nothing followed it for too long."""
-    ends: tuple[int, ...] = ()
+    end_blocks: tuple[int, ...] = ()
     """Hashes of the last blocks of its prompt and answer."""
-    cached_before: int = 0
+    cached_before_tokens: int = 0
     """Tokens that the previous request cached for the request in progress."""
 
     @property
@@ -82,8 +82,8 @@ class SessionIndex:
     def find(self, request: Request) -> Session | None:
         """Return the session that ``request`` continues, unless it has a request in progress."""
         key, unnamed = (request.tenant, request.conversation), (request.tenant, None)
-        full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
-        for block in reversed(request.path[:full]):
+        full_block_count = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
+        for block in reversed(request.path[:full_block_count]):
             session = self._by_end.get(block)
             if session is not None and not session.under_way and session.key in (key, unnamed):
                 return session
@@ -99,21 +99,20 @@ class SessionIndex:
             # A chain of stored responses is named from its second turn on.
             session.conversation = request.conversation
         # The next prompt may change the answer, so the prompt's end is indexed as well.
-        full = (
+        block_counts = (
             full_blocks(request.path, end, request.block_tokens)
             for end in (request.prompt_tokens, tokens)
         )
-        session.ends = tuple({request.path[n - 1] for n in full if n})
-        for end in session.ends:
+        session.end_blocks = tuple({request.path[n - 1] for n in block_counts if n})
+        for end in session.end_blocks:
             self._by_end[end] = session
         if session.conversation is not None:
             self.by_conversation[session.key] = session
 
     def remove(self, session: Session) -> None:
-        """Remove ``session`` from the index."""
-        for end in session.ends:
+        for end in session.end_blocks:
             if self._by_end.get(end) is session:
                 del self._by_end[end]
-        session.ends = ()
+        session.end_blocks = ()
         if self.by_conversation.get(session.key) is session:
             del self.by_conversation[session.key]

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.config.queue import BOUNDED_SHORTEST
-from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, QUEUE_FLAG
 from sglang_canopy.config.refusals import refusing_setups
 from sglang_canopy.config.server_options import AutoPart
 from sglang_canopy.config.setups import QUEUE
-from sglang_canopy.config.whatif import FLAG as METER_FLAG
+from sglang_canopy.config.whatif import WHATIF_FLAG
 from sglang_canopy.policy.registry import AUTO
 
 if TYPE_CHECKING:
@@ -22,25 +21,26 @@ if TYPE_CHECKING:
 
 POLICY = "wa"
 """Eviction policy while it is not below its floor."""
-WRITE_POLICY, WRITTEN = "--hicache-write-policy", "write_back"
-_ALSO = {"--enable-hierarchical-cache": ("--enable-hicache",)}
+WRITE_POLICY_FLAG, WRITE_BACK = "--hicache-write-policy", "write_back"
+_OTHER_SPELLINGS = {"--enable-hierarchical-cache": ("--enable-hicache",)}
 
 
-def arguments(argv: Sequence[str]) -> list[str]:
+def added_arguments(argv: Sequence[str]) -> list[str]:
     """Return the SGLang arguments that ``auto`` adds: a host tier that duplicates nothing."""
-    is_auto = value(argv, "--radix-eviction-policy") == AUTO
-    if is_auto and has_any(argv, "--enable-hierarchical-cache") and not has_any(argv, WRITE_POLICY):
-        return [WRITE_POLICY, WRITTEN]
+    is_auto = typed_value(argv, "--radix-eviction-policy") == AUTO
+    has_tiers = has_any(argv, "--enable-hierarchical-cache")
+    if is_auto and has_tiers and not has_any(argv, WRITE_POLICY_FLAG):
+        return [WRITE_POLICY_FLAG, WRITE_BACK]
     return []
 
 
 def has_any(argv: Sequence[str], *flags: str) -> bool:
     """Return whether a command line contains one of ``flags``, in any spelling."""
-    spelt = [spelling for flag in flags for spelling in (flag, *_ALSO.get(flag, ()))]
-    return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in spelt)
+    spellings = [spelling for flag in flags for spelling in (flag, *_OTHER_SPELLINGS.get(flag, ()))]
+    return any(arg == s or arg.startswith(f"{s}=") for arg in argv for s in spellings)
 
 
-def value(argv: Sequence[str], flag: str) -> str | None:
+def typed_value(argv: Sequence[str], flag: str) -> str | None:
     """Return the last value typed after ``flag``, or ``None``."""
     value = None
     for index, word in enumerate(argv):
@@ -51,48 +51,52 @@ def value(argv: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def queue(server_args: Any) -> Mapping[str, Any]:
+def queue_defaults(server_args: Any) -> Mapping[str, Any]:
     """Return the fields of ``QueueFlags`` that ``auto`` sets on this server; typed flags take
     precedence."""
-    return {"queue_order": BOUNDED_SHORTEST} if _no_order(server_args) is None else {}
+    return {"queue_order": BOUNDED_SHORTEST} if _order_refusal(server_args) is None else {}
 
 
-def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[AutoPart, ...]:
-    """Return the state of all parts on a server that was started with ``auto``.
-
-    ``server_args``: checked arguments. ``context``: SGLang's ``TreeCacheBuildContext`` if it exists.
-    """
+def part_states(server_args: Any, options: ServerOptions, *context: Any) -> tuple[AutoPart, ...]:
+    """Return the state of all parts on a server that was started with ``auto``. ``server_args``:
+    checked arguments. ``context``: SGLang's ``TreeCacheBuildContext`` if it exists."""
     order, meter = options.queue.queue_order, options.meter
     assert meter is not None, "auto always measures"
-    host = server_args.enable_hierarchical_cache
-    written = server_args.hicache_write_policy
-    no_floor = meter.floor != "on"
+    has_host = server_args.enable_hierarchical_cache
+    write_policy = server_args.hicache_write_policy
+    is_floor_off = meter.floor != "on"
     return (
         AutoPart("policy", True, server_args.radix_eviction_policy),
-        _part(
+        _make_part(
             "order",
             None
             if order == BOUNDED_SHORTEST
-            else _no_order(server_args, *context) or _set_by_flag(QUEUE_FLAG, order),
+            else _order_refusal(server_args, *context) or _set_by_flag(QUEUE_FLAG, order),
             order,
         ),
-        _part(
+        _make_part(
             "write policy",
             ("there is no host tier", "add --enable-hierarchical-cache")
-            if not host
-            else (None if written == WRITTEN else _set_by_flag(WRITE_POLICY, written)),
-            written if host else "none",
+            if not has_host
+            else (
+                None
+                if write_policy == WRITE_BACK
+                else _set_by_flag(WRITE_POLICY_FLAG, write_policy)
+            ),
+            write_policy if has_host else "none",
         ),
-        _part(
+        _make_part(
             "floor",
-            ("floor=off was given", f"leave out floor=off of {METER_FLAG}") if no_floor else None,
-            "off" if no_floor else "canopy-lru",
+            ("floor=off was given", f"leave out floor=off of {WHATIF_FLAG}")
+            if is_floor_off
+            else None,
+            "off" if is_floor_off else "canopy-lru",
         ),
         AutoPart("meter", True, ", ".join(meter.policies)),
     )
 
 
-def _part(name: str, reason: tuple[str, str] | None, runs: str) -> AutoPart:
+def _make_part(name: str, reason: tuple[str, str] | None, runs: str) -> AutoPart:
     """Return a part that is active without a ``reason`` (and the change that removes it)."""
     return AutoPart(name, True, runs) if reason is None else AutoPart(name, False, runs, *reason)
 
@@ -101,7 +105,7 @@ def _set_by_flag(flag: str, value: str) -> tuple[str, str]:
     return f"{flag} {value} was given", f"leave out {flag}"
 
 
-def _no_order(server_args: Any, *context: Any) -> tuple[str, str] | None:
+def _order_refusal(server_args: Any, *context: Any) -> tuple[str, str] | None:
     """Return the reason to keep SGLang's queue order, and its remedy; or ``None``."""
     if server_args.schedule_policy != "fcfs":
         return _set_by_flag("--schedule-policy", server_args.schedule_policy)

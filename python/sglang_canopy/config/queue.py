@@ -13,7 +13,7 @@ from sglang_canopy.declared import declare, from_args, option_of
 from sglang_canopy.errors import CanopyError
 
 SGLANG, BOUNDED_SHORTEST = "sglang", "bounded-shortest"
-FLAG = "--canopy-queue-order"
+QUEUE_FLAG = "--canopy-queue-order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class QueueFlags(declared.Checked):
 
     queue_order: str = declare(
         SGLANG,
-        FLAG,
+        QUEUE_FLAG,
         "Order of admission: by --schedule-policy, or the request that takes the fewest seconds first, "
         "while an older one is overtaken by at most ten times its own work and two seconds. Tenants "
         "have equal shares.",
@@ -31,23 +31,21 @@ class QueueFlags(declared.Checked):
     )
 
 
-def checked_flags(
+def check_flags(
     server_args: Any, args: Any, is_canopy: bool, unless_given: Mapping[str, Any]
 ) -> QueueFlags:
     """Return the options, checked against the rest of the command line. Raises ``CanopyError``.
-
     ``is_canopy``: whether the device's policy is one of Canopy's. ``unless_given``: defaults of fields
-    that are not on the command line.
-    """
-    value = from_args(QueueFlags, args)
-    options = QueueFlags(**{**unless_given, **value})
-    if value and not is_canopy:
-        flag = option_of(QueueFlags, next(iter(value))).flag
+    that are not on the command line."""
+    typed_flags = from_args(QueueFlags, args)
+    options = QueueFlags(**{**unless_given, **typed_flags})
+    if typed_flags and not is_canopy:
+        flag = option_of(QueueFlags, next(iter(typed_flags))).flag
         raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
     if options.queue_order == BOUNDED_SHORTEST:
         if server_args.schedule_policy != "fcfs":
             raise CanopyError(
-                f"{FLAG} {BOUNDED_SHORTEST} replaces --schedule-policy "
+                f"{QUEUE_FLAG} {BOUNDED_SHORTEST} replaces --schedule-policy "
                 f"{server_args.schedule_policy}; drop one"
             )
         refuse_unsupported(options, server_args)
@@ -59,4 +57,4 @@ def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
     if options.queue_order == BOUNDED_SHORTEST:
         refusal = unsupported_reason(QUEUE, *configured)
         if refusal:
-            raise CanopyError(f"{FLAG} {BOUNDED_SHORTEST}: {refusal}")
+            raise CanopyError(f"{QUEUE_FLAG} {BOUNDED_SHORTEST}: {refusal}")

@@ -12,17 +12,15 @@ from typing import Any
 
 from sglang_canopy.config.setups import DISK, FLAGS, POLICIES, SETUPS, Setup
 
-_WITHOUT = {feature: f"leave out {flag}" for feature, flag in FLAGS.items()}
-_WITHOUT |= {POLICIES: "use --radix-eviction lru", DISK: "leave out --hicache-storage-backend"}
+_OPT_OUTS = {feature: f"leave out {flag}" for feature, flag in FLAGS.items()}
+_OPT_OUTS |= {POLICIES: "use --radix-eviction lru", DISK: "leave out --hicache-storage-backend"}
 
 
 def unsupported_reason(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
     """Return the reason why ``feature`` (of ``setups.FLAGS``) cannot run; ``None`` if it can.
-
-    ``configured``: a ``ServerArgs``, and the ``TreeCacheBuildContext`` if it exists.
-    """
+    ``configured``: a ``ServerArgs``, and the ``TreeCacheBuildContext`` if it exists."""
     return next(unsupported_reasons(feature, *configured, environment=environment), None)
 
 
@@ -30,9 +28,9 @@ def unsupported_reasons(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
     """Yield every reason why ``feature`` cannot run, in order of precedence."""
-    for why, setup in refusing_setups(feature, *configured, environment=environment):
-        ways_out = [way for way in (setup.remedy_text, _WITHOUT[feature]) if way]
-        yield f"{why}; {', or '.join(ways_out)}"
+    for reason, setup in refusing_setups(feature, *configured, environment=environment):
+        remedies = [text for text in (setup.remedy_text, _OPT_OUTS[feature]) if text]
+        yield f"{reason}; {', or '.join(remedies)}"
 
 
 def refusing_setups(
@@ -40,16 +38,16 @@ def refusing_setups(
 ) -> Iterator[tuple[str, Setup]]:
     """Yield every row that refuses ``feature``, with its reason, in order of precedence."""
     for setup in SETUPS:
-        why = setup.reason(feature)
-        if why is None:
+        reason = setup.reason(feature)
+        if reason is None:
             continue
-        for value in _values(setup, configured, environment):
+        for value in _configured_values(setup, configured, environment):
             if setup.applies(value):
-                yield why.format(value), setup
+                yield reason.format(value), setup
                 break
 
 
-def _values(
+def _configured_values(
     setup: Setup, configured: tuple[Any, ...], environment: Mapping[str, str]
 ) -> Iterator[Any]:
     """Yield the option's values in all configured objects, else its variable's value."""

@@ -18,12 +18,10 @@ from sglang_canopy.declared import declare
 from sglang_canopy.request import client_hints, prompt, sent
 
 ATTRIBUTE = "_canopy_options"
-"""Attribute of the options on ``ServerArgs``."""
 GATE_FLAG = "--canopy-session-gate"
 
 
 AUTO_PARTS = ("policy", "order", "write policy", "floor", "meter")
-"""Parts of ``auto``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +32,12 @@ class AutoPart:
     """One of ``AUTO_PARTS``."""
     active: bool
     runs: str
-    """Setting in effect."""
     why: str = ""
     """Reason for an inactive part."""
     change: str = ""
     """Change that activates the part; empty if there is none."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as JSON data."""
         return asdict(self)
 
     def text(self) -> str:
@@ -66,7 +62,7 @@ class RequestOptions(declared.Checked):
     )
     require_tenant: str = declare(
         sent.OFF,
-        sent.FLAG,
+        sent.REQUIRE_TENANT_FLAG,
         "For requests without a tenant (cache_salt, extra_key): off warns once if others name "
         "one, warn warns once, on answers 400.",
         choices=sent.MODES,
@@ -76,7 +72,7 @@ class RequestOptions(declared.Checked):
         sent.NO_CARRIERS,
         sent.CARRIERS_FLAG,
         "Where else a request may name its tenant, behind gateways that drop the body's fields: "
-        f"metadata ({sent.METADATA['cache_salt']}, {sent.METADATA['extra_key']}, and our other "
+        f"metadata ({sent.TENANT_METADATA['cache_salt']}, {sent.TENANT_METADATA['extra_key']}, and our other "
         "keys), which your outermost gateway must overwrite.",
         choices=sent.CARRIERS,
         hidden=True,

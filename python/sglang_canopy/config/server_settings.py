@@ -1,9 +1,8 @@
 """SGLang's own settings that a simulation depends on, by the names of its ``ServerArgs``.
 
-A plan is simulated with all of them and writes all of them, so that the started server equals the
-simulated one. ``SGLANG_DEFAULTS`` records the defaults of SGLang 0.5.23
-(``test/config/test_server_settings.py`` compares it with ``ServerArgs``): planning needs neither
-SGLang nor torch.
+A plan is simulated with all of them and writes all of them, so that the started server equals the simulated
+one. ``SGLANG_DEFAULTS`` records the defaults of SGLang 0.5.23 (``test/config/test_server_settings.py``
+compares it with ``ServerArgs``): planning needs neither SGLang nor torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SCHEDULE_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first")
 """SGLang's orders that the simulator implements."""
 STORAGE_BACKENDS = ("canopy", "mooncake")
 
-_EXTRA = ("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token")
+_STORAGE_KEYS = ("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "hicache_write_policy": WRITE_POLICIES,
     "hicache_storage_prefetch_policy": PREFETCH_POLICIES,
@@ -30,12 +29,12 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 _CHUNKS_BY_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (math.inf, 16384))
 """``--chunked-prefill-size`` of a GPU with fewer GiB than this (``memory_hook.py``)."""
-MIN_RUNNING = 2048
+MIN_RUNNING_REQUESTS = 2048
 """SGLang's default ``--max-running-requests``, unless the pool is tiny. A pool of many contexts has
 more, up to 4,096 (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""
 
 
-def _check(name: str, kind: str, value: Any) -> None:
+def _check_setting(name: str, kind: str, value: Any) -> None:
     if name in _CHOICES:
         if value not in _CHOICES[name]:
             raise CanopyError(
@@ -48,8 +47,8 @@ def _check(name: str, kind: str, value: Any) -> None:
         if type(value) is not int or not 1 <= value < 1 << 40:
             raise CanopyError(f"server: {name} must be a whole number above 0, got {value!r:.60}")
     else:
-        real = type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1e6
-        if not real or (name == "mem_fraction_static" and not 0 < value < 1):
+        is_number = type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1e6
+        if not is_number or (name == "mem_fraction_static" and not 0 < value < 1):
             limits = "between 0 and 1" if name == "mem_fraction_static" else "0 or more"
             raise CanopyError(f"server: {name} must be a number {limits}, got {value!r:.60}")
 
@@ -84,7 +83,7 @@ class ServerSettings:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None:
-                _check(field.name, str(field.type), value)
+                _check_setting(field.name, str(field.type), value)
 
     def fill_from(self, fallback: ServerSettings) -> ServerSettings:
         """Return these settings, with values of ``fallback`` for unset fields."""
@@ -95,32 +94,33 @@ class ServerSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the set values."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     def flags(self) -> dict[str, Any]:
         """Return SGLang's arguments by flag without its dashes, but the storage's own."""
         values = self.to_json().items()
-        return {name.replace("_", "-"): value for name, value in values if name not in _EXTRA}
+        return {
+            name.replace("_", "-"): value for name, value in values if name not in _STORAGE_KEYS
+        }
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> ServerSettings:
         """Return the settings among flags and the storage's own. Raises ``CanopyError``."""
         values = {**flags, **flags.get("hicache-storage-backend-extra-config", {})}
-        spelt = {name.replace("-", "_"): value for name, value in values.items()}
-        return cls(**{f.name: spelt[f.name] for f in fields(cls) if f.name in spelt})
+        by_field = {name.replace("-", "_"): value for name, value in values.items()}
+        return cls(**{f.name: by_field[f.name] for f in fields(cls) if f.name in by_field})
 
     def extra_config(self) -> dict[str, Any]:
         """Return the settings in ``--hicache-storage-backend-extra-config``."""
-        return {name: value for name, value in self.to_json().items() if name in _EXTRA}
+        return {name: value for name, value in self.to_json().items() if name in _STORAGE_KEYS}
 
 
 SGLANG_DEFAULTS = ServerSettings(
     page_size=1,
     chunked_prefill_size=8192,
     max_prefill_tokens=16384,
-    max_running_requests=MIN_RUNNING,
+    max_running_requests=MIN_RUNNING_REQUESTS,
     schedule_policy="fcfs",
     schedule_conservativeness=1.0,
     hicache_write_policy="write_through",
@@ -133,6 +133,6 @@ SGLANG_DEFAULTS = ServerSettings(
 depend on the model; some attention backends raise the page size."""
 
 
-def chunk_of(gpu_memory_gib: float) -> int:
+def default_chunk_tokens(gpu_memory_gib: float) -> int:
     """Return SGLang's default ``--chunked-prefill-size``."""
     return next(chunk for below, chunk in _CHUNKS_BY_MEMORY if gpu_memory_gib < below)

@@ -38,8 +38,8 @@ REFUSED, SERVED, CACHE, UNTESTED = "refused", "served", "cache", "untested"
 """Levels: refused at start; a real server was tested, on a CPU; the real cache, pools or scheduler were
 tested without a server; neither refused nor tested."""
 
-DROP = "drop that option"
-ONE = "use 1"
+DROP_REMEDY = "drop that option"
+ONE_REMEDY = "use 1"
 HTTP_APPS = ("sglang.srt.entrypoints.http_server:app", "sglang_canopy.server.start.http_worker:app")
 """SGLang's own HTTP application, and the application that Canopy's workers import."""
 
@@ -56,7 +56,7 @@ class Setup:
     """Returns whether this value of the option selects the row."""
     variable: str | None = None
     """Environment variable with the same effect."""
-    remedy_text: str = DROP
+    remedy_text: str = DROP_REMEDY
     """Remedy for the error message; empty if there is no remedy."""
     served: tuple[str, ...] = ()
     """Parts at the level ``SERVED``."""
@@ -66,25 +66,23 @@ class Setup:
     """Feature -> reason to refuse it, with ``{}`` for the value."""
 
     def reason(self, feature: str) -> str | None:
-        """Return the reason to refuse ``feature``, or ``None``."""
         return self.refusals.get(feature)
 
     def level(self, part: str) -> str:
-        """Return the level of ``part``."""
         if any(self.reason(feature) for feature in PARTS[part]):
             return REFUSED
         return SERVED if part in self.served else CACHE if part in self.cache else UNTESTED
 
     def remedy(self) -> str:
         """Return the change that lifts the refusal and keeps the feature; empty if there is none."""
-        if self.option is None or self.remedy_text not in (DROP, ONE):
+        if self.option is None or self.remedy_text not in (DROP_REMEDY, ONE_REMEDY):
             return self.remedy_text
         flag = f"--{self.option.replace('_', '-')}"
-        return f"use {flag} 1" if self.remedy_text == ONE else f"leave out {flag}"
+        return f"use {flag} 1" if self.remedy_text == ONE_REMEDY else f"leave out {flag}"
 
 
 _TIERS = ("device", "host", "disk")
-_ALL = (*_TIERS, "documents")
+_ALL_PARTS = (*_TIERS, "documents")
 _SPECULATIVE = dict.fromkeys((GATE, QUEUE, DOCUMENTS), "speculative decoding is not verified")
 _DISAGGREGATED = dict.fromkeys(
     (GATE, QUEUE, DISK, DOCUMENTS), "--disaggregation-mode {} is not verified"
@@ -96,9 +94,9 @@ _REPLAY = "replays prefill as one CUDA graph, which bypasses documents' KV"
 _BREAKABLE = "use --cuda-graph-backend-prefill breakable"
 
 SETUPS = (
-    Setup(name="one process, CPU", option="device", applies=equals("cpu"), served=_ALL),
+    Setup(name="one process, CPU", option="device", applies=equals("cpu"), served=_ALL_PARTS),
     Setup(name="CUDA", option="device", applies=equals("cuda")),
-    Setup(name="`--tp-size 2`", option="tp_size", applies=equals(2), served=_ALL),
+    Setup(name="`--tp-size 2`", option="tp_size", applies=equals(2), served=_ALL_PARTS),
     Setup(name="`--tp-size` above 2", option="tp_size", applies=exceeds(2)),
     Setup(
         name="`--dp-size`",
@@ -106,7 +104,7 @@ SETUPS = (
         applies=exceeds(1),
         served=("device",),
         cache=("disk",),
-        remedy_text=ONE,
+        remedy_text=ONE_REMEDY,
         refusals={DOCUMENTS: "--dp-size {} is not supported yet"},
     ),
     Setup(
@@ -121,7 +119,7 @@ SETUPS = (
         applies=exceeds(1),
         served=("device",),
         cache=("disk",),
-        remedy_text=ONE,
+        remedy_text=ONE_REMEDY,
         refusals={
             **dict.fromkeys((GATE, DOCUMENTS), "--pp-size {} is not supported yet"),
             QUEUE: "--pp-size {} is not verified",
@@ -157,7 +155,7 @@ SETUPS = (
         served=("device", "documents"),
         cache=("host",),
     ),
-    Setup(name="pages of 16 tokens", option="page_size", applies=equals(16), served=_ALL),
+    Setup(name="pages of 16 tokens", option="page_size", applies=equals(16), served=_ALL_PARTS),
     Setup(
         name="pages of 64 tokens",
         option="page_size",
@@ -252,7 +250,7 @@ SETUPS = (
         option="tokenizer_worker_num",
         applies=exceeds(1),
         served=("device",),
-        remedy_text=ONE,
+        remedy_text=ONE_REMEDY,
         refusals={
             GATE: "--tokenizer-worker-num {}: the workers do not share their sessions",
             DOCUMENTS: "--tokenizer-worker-num {}: the workers do not share their documents",

@@ -19,7 +19,7 @@ MAX_TENANTS = 4096
 DISK_FLAG = "--canopy-disk"
 DRAIN_S = 25.0
 """Default of ``--canopy-drain-s``: Kubernetes kills a container 30 s after SIGTERM."""
-OTHERS = "*"
+OTHER_TENANTS = "*"
 """Quota key for all tenants without an entry."""
 
 
@@ -55,11 +55,8 @@ TREE_KEYS = tuple(f.name for f in dataclasses.fields(TreeSettings))
 def split_config(
     policy: str, config: Mapping[str, Any] | None
 ) -> tuple[TreeSettings, dict[str, Any]]:
-    """Split a user's JSON object into the tree's settings and the policy's options.
-
-    Raises ``CanopyError`` for a tree key of the wrong type. The policy's own keys are checked when
-    the policy is created.
-    """
+    """Split a user's JSON object into the tree's settings and the policy's options. Raises ``CanopyError``
+    for a tree key of the wrong type. The policy's own keys are checked when the policy is created."""
     values = config or {}
     if not isinstance(values, Mapping):
         raise CanopyError(
@@ -97,7 +94,7 @@ class TierOptions:
     """Seconds from SIGTERM to the end of the drain to disk; 0: no drain."""
 
 
-def _policy(text: str) -> PolicyChoice:
+def _parse_policy(text: str) -> PolicyChoice:
     """Parse a policy's name with its options: ``wa``, ``wa,min_samples=30``, or a JSON object."""
     if text.lstrip().startswith("{"):
         values = json_object(text)
@@ -110,7 +107,7 @@ def _policy(text: str) -> PolicyChoice:
     return PolicyChoice(name, values)
 
 
-def _ttl_table(text: str) -> TTLTable:
+def _parse_ttl_table(text: str) -> TTLTable:
     """Parse a TTL table. Raises ``CanopyError`` for roots that no server computes."""
     table = TTLTable.from_json(json_object(text))
     if table.groups and table.hash != SERVER_HASH:
@@ -122,10 +119,10 @@ def _ttl_table(text: str) -> TTLTable:
     return table
 
 
-def _quotas(text: str) -> Mapping[str, float]:
+def _parse_quotas(text: str) -> Mapping[str, float]:
     """Parse GB by tenant, from a number or a JSON object."""
     try:
-        return {OTHERS: float(text)}
+        return {OTHER_TENANTS: float(text)}
     except ValueError:
         return json_object(text)
 
@@ -138,7 +135,7 @@ class DiskOptions:
         None,
         "GB on disk that one tenant may hold: a number for every tenant, or an object such as "
         '{"tenant-a": 20, "*": 5}, in which * stands for all other tenants.',
-        parse=_quotas,
+        parse=_parse_quotas,
         shown_default="none",
     )
 
@@ -149,17 +146,17 @@ class DiskOptions:
             raise CanopyError(
                 f"tenant_quota_gb must name at most {MAX_TENANTS} tenants, got {len(quotas)}"
             )
-        for tenant, size in quotas.items():
-            real = isinstance(size, (int, float)) and not isinstance(size, bool)
-            if not real or not math.isfinite(size) or not 0 <= size <= 1e9:
+        for tenant, quota_gb in quotas.items():
+            is_number = isinstance(quota_gb, (int, float)) and not isinstance(quota_gb, bool)
+            if not is_number or not math.isfinite(quota_gb) or not 0 <= quota_gb <= 1e9:
                 raise CanopyError(
                     f"tenant_quota_gb: tenant {tenant!r:.60} must have a number of GB, 0 or more, "
-                    f"got {size!r:.60}"
+                    f"got {quota_gb!r:.60}"
                 )
 
     @property
     def quota_bytes(self) -> dict[str, int]:
-        return {tenant: int(size * 1e9) for tenant, size in (self.tenant_quota_gb or {}).items()}
+        return {tenant: int(gb * 1e9) for tenant, gb in (self.tenant_quota_gb or {}).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +168,7 @@ class TierFlags(declared.Checked):
         "--canopy-host-eviction",
         "Eviction policy in host memory, with its options.",
         metavar="NAME[,KEY=VALUE...]",
-        parse=_policy,
+        parse=_parse_policy,
         shown_default="the device's policy, with its learnt state",
     )
     disk_eviction: PolicyChoice | None = declare(
@@ -179,7 +176,7 @@ class TierFlags(declared.Checked):
         "--canopy-disk-eviction",
         "Eviction policy on disk, with --hicache-storage-backend canopy.",
         metavar="NAME[,KEY=VALUE...]",
-        parse=_policy,
+        parse=_parse_policy,
         shown_default="the device's policy and its options",
     )
     ttl: TTLTable | None = declare(
@@ -187,10 +184,14 @@ class TierFlags(declared.Checked):
         "--canopy-ttl",
         "TTLs on disk, by category and by prefix group, as 'canopy plan' writes them.",
         metavar="JSON",
-        parse=_ttl_table,
+        parse=_parse_ttl_table,
     )
     host_ttl: TTLTable | None = declare(
-        None, "--canopy-host-ttl", "The same in host memory.", metavar="JSON", parse=_ttl_table
+        None,
+        "--canopy-host-ttl",
+        "The same in host memory.",
+        metavar="JSON",
+        parse=_parse_ttl_table,
     )
     host_gb: float | None = declare(
         None,
@@ -220,10 +221,8 @@ class TierFlags(declared.Checked):
 
 
 def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
-    """Check the options of the tiers.
-
-    ``block_tokens``: the server's. Raises ``CanopyError`` naming the option.
-    """
+    """Check the options of the tiers. ``block_tokens``: the server's. Raises ``CanopyError`` naming the
+    option."""
     for name in ("ttl", "host_ttl"):
         table = getattr(flags, name)
         if table is not None and table.groups and table.block_tokens != block_tokens:
@@ -235,8 +234,8 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
             )
     disk = flags.disk or DiskOptions()
     return TierOptions(
-        host=_choice("host", flags),
-        disk=_choice("disk", flags),
+        host=_checked_choice("host", flags),
+        disk=_checked_choice("disk", flags),
         ttl=flags.ttl,
         host_ttl=flags.host_ttl,
         quotas=disk.quota_bytes,
@@ -245,7 +244,7 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
     )
 
 
-def _choice(tier: str, flags: TierFlags) -> PolicyChoice | None:
+def _checked_choice(tier: str, flags: TierFlags) -> PolicyChoice | None:
     flag = option_of(TierFlags, f"{tier}_eviction").flag
     typed_choice: PolicyChoice | None = getattr(flags, f"{tier}_eviction")
     return None if typed_choice is None else _check_choice(str(flag), typed_choice)

@@ -10,16 +10,16 @@ from sglang_canopy.declared import declare, declare_key, keyed
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names, make_policy
 
-FLAG, OBSERVE_FLAG = "--canopy-whatif", "--canopy-observe"
-DEFAULT = ("canopy-lru", "wa")
+WHATIF_FLAG, OBSERVE_FLAG = "--canopy-whatif", "--canopy-observe"
+DEFAULT_POLICIES = ("canopy-lru", "wa")
 MAX_POLICIES, MAX_FACTORS, MAX_FACTOR = 4, 4, 64.0
 """Bounds: every policy at every capacity is one shadow cache."""
 
 
-def _policies(text: str) -> tuple[str, ...]:
+def _parse_policies(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if names == ("auto",):
-        return DEFAULT
+        return DEFAULT_POLICIES
     if not 1 <= len(names) <= MAX_POLICIES:
         raise CanopyError(f"must name 1 to {MAX_POLICIES} policies, or auto; got {text:.80}")
     for name in names:
@@ -31,7 +31,7 @@ def _policies(text: str) -> tuple[str, ...]:
     return names
 
 
-def _factors(text: str) -> tuple[float, ...]:
+def _parse_factors(text: str) -> tuple[float, ...]:
     try:
         factors = tuple(dict.fromkeys(float(number) for number in text.split(":")))
     except ValueError:
@@ -49,12 +49,15 @@ class MeterOptions(declared.Checked):
     """Keys of ``--canopy-whatif``."""
 
     policies: tuple[str, ...] = declare_key(
-        DEFAULT, "Policies to measure.", parse=_policies, shown_default="auto: canopy-lru,wa"
+        DEFAULT_POLICIES,
+        "Policies to measure.",
+        parse=_parse_policies,
+        shown_default="auto: canopy-lru,wa",
     )
     capacity: tuple[float, ...] = declare_key(
         (1.0, 2.0),
         "Capacities to measure, as multiples of the host tier (without one, of the device).",
-        parse=_factors,
+        parse=_parse_factors,
         shown_default="1:2",
     )
     floor: str = declare_key(
@@ -73,7 +76,7 @@ class WhatifFlags(declared.Checked):
 
     whatif: MeterOptions | None = declare(
         None,
-        FLAG,
+        WHATIF_FLAG,
         "Measure what other policies and capacities would hit on this server's requests.",
         metavar="NAMES[,KEY=VALUE...]",
         parse=keyed(MeterOptions, head="policies"),
@@ -88,20 +91,17 @@ class WhatifFlags(declared.Checked):
 
 
 def meter_options(flags: WhatifFlags, is_canopy: bool) -> MeterOptions | None:
-    """Return the meter's options; ``None`` without a meter.
-
-    ``is_canopy``: whether the device's policy is one of Canopy's. Raises ``CanopyError`` naming the
-    flag.
-    """
+    """Return the meter's options; ``None`` without a meter. ``is_canopy``: whether the device's policy
+    is one of Canopy's. Raises ``CanopyError`` naming the flag."""
     if flags.observe and is_canopy:
         raise CanopyError(
-            f"{OBSERVE_FLAG} watches SGLang's own policies; with one of Canopy's, give {FLAG} auto"
+            f"{OBSERVE_FLAG} watches SGLang's own policies; with one of Canopy's, give {WHATIF_FLAG} auto"
         )
     if flags.whatif is None:
         return MeterOptions(observe=True) if flags.observe else None
     if not (is_canopy or flags.observe):
         raise CanopyError(
-            f"{FLAG} needs --radix-eviction with a Canopy policy, or {OBSERVE_FLAG} to watch "
+            f"{WHATIF_FLAG} needs --radix-eviction with a Canopy policy, or {OBSERVE_FLAG} to watch "
             "one of SGLang's"
         )
     return dataclasses.replace(flags.whatif, observe=flags.observe)

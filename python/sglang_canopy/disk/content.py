@@ -35,9 +35,9 @@ class Content:
         """Return the page as flat byte views. Raises ``ValueError`` unless they total ``page_bytes``."""
         buffers = page if isinstance(page, (list, tuple)) else (page,)
         views = [memoryview(buffer).cast("B") for buffer in buffers]
-        size = sum(len(view) for view in views)
-        if size != self.page_bytes:
-            raise ValueError(f"a page has {size} bytes, this store's have {self.page_bytes}")
+        size_bytes = sum(len(view) for view in views)
+        if size_bytes != self.page_bytes:
+            raise ValueError(f"a page has {size_bytes} bytes, this store's have {self.page_bytes}")
         return views
 
     def checksum(self, key: bytes, views: Sequence[memoryview]) -> int:

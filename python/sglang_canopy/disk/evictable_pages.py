@@ -8,11 +8,12 @@ the prefix of every page on disk is also on disk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.tenant import AT_LIMIT, tenant_digest
+from sglang_canopy.tenant import AT_LIMIT_SHARE, tenant_digest
 
 EVERY_TENANT = "*"
 """Quota key for every tenant without an entry (requests with neither extra key nor salt have none)."""
@@ -26,6 +27,12 @@ class PageLeaf(Leaf):
         self.row = row
 
 
+class PageVictim(NamedTuple):
+    row: int
+    keep_tokens: int
+    """Tokens that the policy would keep; a page is removed whole."""
+
+
 class EvictablePages:
     """Leaf pages and quotas. Not thread-safe: the store's lock guards it."""
 
@@ -36,28 +43,29 @@ class EvictablePages:
         self.policy = policy
         self.page_bytes = page_bytes
         self.quotas = dict(quotas)
-        self._by_digest = any(name.startswith("#") for name in quotas)
+        self._has_digest_keys = any(name.startswith("#") for name in quotas)
         self.tenant_bytes: dict[str, int] = {}
         self._tenants_at_quota: set[str] = set()
         self._leaves: dict[int, PageLeaf] = {}
         self._twins: dict[str, Policy] = {}
         self._twin_leaves: dict[int, PageLeaf] = {}
-        self._locked: dict[int, int] = {}
+        self._lock_counts: dict[int, int] = {}
+        """Pages being written below a row."""
 
     # ---- the policies' leaves ----
 
     def refresh(self, row: int, now: float) -> None:
         """Admit ``row`` to the policies if it is evictable; withdraw it otherwise."""
-        if self.index.children[row] or row in self._locked:
+        if self.index.children[row] or row in self._lock_counts:
             self.withdraw(row)
             return
         if row not in self._leaves:
-            self._leaves[row] = leaf = self._leaf(row)
+            self._leaves[row] = leaf = self._make_leaf(row)
             self.policy.admit(leaf, now)
-            if self.quota(leaf.tenant) is not None:
-                self._admit_to_twin(self._leaf(row), now)
+            if self.quota_bytes(leaf.tenant) is not None:
+                self._admit_to_twin(self._make_leaf(row), now)
 
-    def _leaf(self, row: int) -> PageLeaf:
+    def _make_leaf(self, row: int) -> PageLeaf:
         leaf = PageLeaf(row)
         self.index.fill_leaf(leaf, row)
         return leaf
@@ -94,40 +102,40 @@ class EvictablePages:
 
     def lock_parent(self, row: int) -> None:
         """Lock ``row`` while a page is written below it."""
-        self._locked[row] = self._locked.get(row, 0) + 1
+        self._lock_counts[row] = self._lock_counts.get(row, 0) + 1
         self.withdraw(row)
 
     def unlock_parent(self, row: int, now: float) -> None:
         """Undo one ``lock_parent``. Rows without a lock (removed since) are ignored."""
-        locks = self._locked.get(row, 0) - 1
+        locks = self._lock_counts.get(row, 0) - 1
         if locks > 0:
-            self._locked[row] = locks
+            self._lock_counts[row] = locks
         elif locks == 0:
-            del self._locked[row]
+            del self._lock_counts[row]
             self.refresh(row, now)
 
     def is_locked(self, row: int) -> bool:
-        return row in self._locked
+        return row in self._lock_counts
 
-    def victim(self, now: float) -> tuple[int, int] | None:
-        """Return the policy's next victim: its row, and the tokens that the policy would keep."""
-        return self._victim_of(self.policy, now)
+    def victim(self, now: float) -> PageVictim | None:
+        """Return the policy's next victim."""
+        return self._page_victim(self.policy, now)
 
-    def victim_of(self, tenant: str, now: float) -> tuple[int, int] | None:
+    def tenant_victim(self, tenant: str, now: float) -> PageVictim | None:
         """Return the next victim among the pages of one tenant."""
         twin = self._twins.get(tenant)
-        return None if twin is None else self._victim_of(twin, now)
+        return None if twin is None else self._page_victim(twin, now)
 
-    def release_page(self, row: int, leaf: PageLeaf | None, *, chosen: bool) -> None:
-        """Release lock and quota of ``row``, which is being removed. ``chosen``: the policy
+    def release_page(self, row: int, leaf: PageLeaf | None, *, is_victim: bool) -> None:
+        """Release lock and quota of ``row``, which is being removed. ``is_victim``: the policy
         chose it, and is notified."""
-        self._locked.pop(row, None)
+        self._lock_counts.pop(row, None)
         self.refund_tenant(self.index.label("tenant", row))
-        if chosen and leaf is not None:
+        if is_victim and leaf is not None:
             self.policy.record_eviction(leaf, leaf.length)
 
-    def without_pages(self, index: PageIndex) -> EvictablePages:
-        """Return the pages of the empty ``index``. Their policy keeps the learnt state."""
+    def make_empty(self, index: PageIndex) -> EvictablePages:
+        """Return an ``EvictablePages`` of the empty ``index``. Its policy keeps the learnt state."""
         policy = self.policy.twin()
         policy.learns = self.policy.learns
         return EvictablePages(index, policy, self.page_bytes, self.quotas)
@@ -135,40 +143,43 @@ class EvictablePages:
     def charge_tenant(self, tenant: str | None, pages: int = 1) -> None:
         """Add pages to the bytes of ``tenant``."""
         if tenant is not None:
-            size = pages * self.page_bytes
-            self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + size
+            charged_bytes = pages * self.page_bytes
+            self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + charged_bytes
             self._update_at_quota(tenant)
 
     def refund_tenant(self, tenant: str | None) -> None:
         """Subtract a page that was removed, or charged but not written."""
         if tenant is None:
             return
-        remaining = self.tenant_bytes.get(tenant, 0) - self.page_bytes
-        if remaining > 0:
-            self.tenant_bytes[tenant] = remaining
+        remaining_bytes = self.tenant_bytes.get(tenant, 0) - self.page_bytes
+        if remaining_bytes > 0:
+            self.tenant_bytes[tenant] = remaining_bytes
         else:
             self.tenant_bytes.pop(tenant, None)
             self._twins.pop(tenant, None)
         self._update_at_quota(tenant)
 
     def _update_at_quota(self, tenant: str) -> None:
-        limit = self.quota(tenant)
-        if limit is not None and self.tenant_bytes.get(tenant, -1) >= AT_LIMIT * limit:
+        limit_bytes = self.quota_bytes(tenant)
+        if (
+            limit_bytes is not None
+            and self.tenant_bytes.get(tenant, -1) >= AT_LIMIT_SHARE * limit_bytes
+        ):
             self._tenants_at_quota.add(tenant)
         else:
             self._tenants_at_quota.discard(tenant)
 
-    def quota(self, tenant: str | None) -> int | None:
+    def quota_bytes(self, tenant: str | None) -> int | None:
         """Return the byte limit of ``tenant``, or ``None``. Keys of quotas are tenants or their
         ``tenant_digest``."""
         if tenant is None or not self.quotas:
             return None
-        limit = self.quotas.get(tenant)
-        if limit is None and self._by_digest:
-            limit = self.quotas.get(tenant_digest(tenant))
-        return self.quotas.get(EVERY_TENANT) if limit is None else limit
+        limit_bytes = self.quotas.get(tenant)
+        if limit_bytes is None and self._has_digest_keys:
+            limit_bytes = self.quotas.get(tenant_digest(tenant))
+        return self.quotas.get(EVERY_TENANT) if limit_bytes is None else limit_bytes
 
-    def tenants_at_quota(self) -> int:
+    def count_tenants_at_quota(self) -> int:
         """Return the number of tenants that hold 95 % of their quota or more."""
         return len(self._tenants_at_quota)
 
@@ -197,9 +208,9 @@ class EvictablePages:
         policy.admit(leaf, now)
 
     @staticmethod
-    def _victim_of(policy: Policy, now: float) -> tuple[int, int] | None:
-        choice = policy.victim(now)
-        if choice is None:
+    def _page_victim(policy: Policy, now: float) -> PageVictim | None:
+        victim = policy.victim(now)
+        if victim is None:
             return None
-        assert isinstance(choice.leaf, PageLeaf)
-        return choice.leaf.row, choice.keep_tokens
+        assert isinstance(victim.leaf, PageLeaf)
+        return PageVictim(victim.leaf.row, victim.keep_tokens)

@@ -13,7 +13,8 @@ from sglang_canopy.disk.state import StoreState
 SWEEP_ROWS = 65_536
 """Rows scanned per ``sweep``; the next continues behind them, unless this one reached its limit."""
 SWEEP_PAGES = 256
-_EXPIRE_EVERY_S = 1.0
+"""Expired pages removed at once, at most."""
+_EXPIRY_SCAN_INTERVAL_S = 1.0
 
 
 class Eviction:
@@ -22,59 +23,61 @@ class Eviction:
     def __init__(self, state: StoreState, index_writer: IndexWriter) -> None:
         self._state = state
         self._index_writer = index_writer
-        self._cursor = 0
-        self._last_expiry_scan = -math.inf
+        self._next_scan_row = 0
+        self._expiry_scanned_at = -math.inf
 
-    def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
-        """Remove expired pages, at most ``limit``; see ``DiskStore.sweep``."""
+    def sweep(self, now: float | None = None, max_pages: int = SWEEP_PAGES) -> int:
+        """Remove expired pages, at most ``max_pages``; see ``DiskStore.sweep``."""
         state = self._state
         if state.unavailable:
             return 0
         now = state.clock() if now is None else now
         with state.lock:
-            removed = self._remove_expired(now, limit)
+            removed_pages = self._remove_expired(now, max_pages)
         self._index_writer.flush()
-        return removed
+        return removed_pages
 
     def make_room(self, now: float) -> bool:
         """Evict until a unit is available. Returns false if no page is evictable."""
         state = self._state
-        if state.units.available:
+        if state.units.available_units:
             return True
         self._scan_at_intervals(now)
-        while not state.units.available:
-            victim = state.evictable.victim(now)
+        while not state.units.available_units:
+            victim = state.evictable_pages.victim(now)
             if victim is None:
                 return False
-            self.remove(victim[0], "trim" if victim[1] else "capacity", now, chosen=True)
+            self.remove(
+                victim.row, "trim" if victim.keep_tokens else "capacity", now, is_victim=True
+            )
         return True
 
     def fit_quota(self, tenant: str | None, now: float) -> bool:
         """Evict pages of the tenant until one more page fits its quota. Returns false if that fails."""
-        evictable = self._state.evictable
-        quota = evictable.quota(tenant)
-        if quota is None or tenant is None:
+        evictable = self._state.evictable_pages
+        quota_bytes = evictable.quota_bytes(tenant)
+        if quota_bytes is None or tenant is None:
             return True
-        if evictable.tenant_bytes.get(tenant, 0) + evictable.page_bytes > quota:
+        if evictable.tenant_bytes.get(tenant, 0) + evictable.page_bytes > quota_bytes:
             self._scan_at_intervals(now)
-        while evictable.tenant_bytes.get(tenant, 0) + evictable.page_bytes > quota:
-            victim = evictable.victim_of(tenant, now)
+        while evictable.tenant_bytes.get(tenant, 0) + evictable.page_bytes > quota_bytes:
+            victim = evictable.tenant_victim(tenant, now)
             if victim is None:
                 return False
-            self.remove(victim[0], "quota", now, chosen=True)
+            self.remove(victim.row, "quota", now, is_victim=True)
         return True
 
-    def remove(self, row: int, reason: str, now: float, *, chosen: bool = False) -> int:
-        """Remove a leaf page. ``chosen``: the policy chose it. Returns the parent's row."""
+    def remove(self, row: int, reason: str, now: float, *, is_victim: bool = False) -> int:
+        """Remove a leaf page. ``is_victim``: the policy chose it. Returns the parent's row."""
         state, index = self._state, self._state.index
-        leaf = state.evictable.withdraw(row)
-        state.evictable.release_page(row, leaf, chosen=chosen)
-        state.counters.evicted[reason] += 1
+        leaf = state.evictable_pages.withdraw(row)
+        state.evictable_pages.release_page(row, leaf, is_victim=is_victim)
+        state.counters.evicted_pages[reason] += 1
         state.units.free((index.unit[row],))
         parent = index.remove(row)
         self._index_writer.mark_removed(row)
         if parent != NO_ROW:
-            state.evictable.refresh(parent, now)
+            state.evictable_pages.refresh(parent, now)
         return parent
 
     def remove_subtree(self, row: int, reason: str, now: float) -> int:
@@ -87,37 +90,37 @@ class Eviction:
         for parent in rows:  # which grows by the children of each
             low, high = np.searchsorted(sorted_parents, [parent, parent + 1])
             rows.extend(r for r in order[low:high].tolist() if index.keys[r] is not None)
-        for each in reversed(rows):
-            self.remove(each, reason, now)
+        for descendant in reversed(rows):
+            self.remove(descendant, reason, now)
         return len(rows)
 
     def _scan_at_intervals(self, now: float) -> None:
-        """Remove expired pages before live ones are evicted, if the last scan is a while ago."""
-        if not 0 <= now - self._last_expiry_scan < _EXPIRE_EVERY_S:
+        """Remove expired pages before others are evicted, at most once per ``_EXPIRY_SCAN_INTERVAL_S``."""
+        if not 0 <= now - self._expiry_scanned_at < _EXPIRY_SCAN_INTERVAL_S:
             self._remove_expired(now, SWEEP_PAGES)
 
-    def _remove_expired(self, now: float, limit: int) -> int:
+    def _remove_expired(self, now: float, max_pages: int) -> int:
         state, index = self._state, self._state.index
         row_slots = index.row_slots
-        if self._cursor >= row_slots or row_slots <= SWEEP_ROWS:
-            self._cursor = 0
-        window = slice(self._cursor, min(row_slots, self._cursor + SWEEP_ROWS))
+        if self._next_scan_row >= row_slots or row_slots <= SWEEP_ROWS:
+            self._next_scan_row = 0
+        window = slice(self._next_scan_row, min(row_slots, self._next_scan_row + SWEEP_ROWS))
         expired = np.flatnonzero(
             (index.arrays["expires"][window] <= now) & (index.arrays["children"][window] == 0)
         )
-        removed = 0
-        for row in (expired + self._cursor).tolist():
-            while row != NO_ROW and removed < limit:
+        removed_pages = 0
+        for row in (expired + self._next_scan_row).tolist():
+            while row != NO_ROW and removed_pages < max_pages:
                 if (
                     index.keys[row] is None
                     or index.children[row]
-                    or state.evictable.is_locked(row)
+                    or state.evictable_pages.is_locked(row)
                     or index.expires[row] > now
                 ):
                     break
                 row = self.remove(row, "ttl", now)
-                removed += 1
-        if removed < limit:
-            self._cursor = window.stop
-        self._last_expiry_scan = now
-        return removed
+                removed_pages += 1
+        if removed_pages < max_pages:
+            self._next_scan_row = window.stop
+        self._expiry_scanned_at = now
+        return removed_pages

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_canopy.disk.folder import LOCK, NAMESPACE, TEMPORARY, is_same_server
+from sglang_canopy.disk.folder import LOCK_FILE, NAMESPACE_FILE, TEMPORARY_FILE, is_same_server
 
 logger = logging.getLogger(__name__)
 
-FRESH_S = 10.0
-"""Seconds for which the sizes of the namespaces are used again."""
+SIZES_VALID_S = 10.0
+"""Seconds for which measured sizes of the namespaces are used."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,10 +32,10 @@ class IdleNamespace:
     """Unix time of its last change."""
     path: Path
     size_bytes: int
-    temporary: bool
+    is_temporary: bool
     """Whether no later server uses it."""
 
-    def remove(self, why: str) -> bool:
+    def remove(self, reason: str) -> bool:
         """Remove it unless a server claimed it meanwhile. Returns whether it is gone."""
         try:
             with _locked_namespace(self.path):
@@ -44,14 +44,15 @@ class IdleNamespace:
                 shutil.rmtree(self.path, ignore_errors=True)
         except OSError:
             return False
-        logger.info("Disk store: removed %s (%.3f GB): %s.", self.path, self.size_bytes / 1e9, why)
+        size_gb = self.size_bytes / 1e9
+        logger.info("Disk store: removed %s (%.3f GB): %s.", self.path, size_gb, reason)
         return not self.path.exists()
 
 
 @contextlib.contextmanager
 def _locked_namespace(path: Path) -> Iterator[None]:
     """Hold the lock of a namespace. Raises ``OSError`` if a server has it."""
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -71,33 +72,33 @@ class IdleNamespaces:
         self._capacity_bytes = capacity_bytes
         self._monotonic = monotonic
         self._idle_bytes = 0
-        self._counted_at_s = -math.inf
+        self._measured_at = -math.inf
 
-    def idle_namespaces(self) -> list[IdleNamespace]:
+    def find(self) -> list[IdleNamespace]:
         """Return the namespaces without a server, least recently used first."""
         namespaces, ranks = [], 1
-        for mark in self._own_folder.parent.glob(f"*/{NAMESPACE}"):
+        for mark in self._own_folder.parent.glob(f"*/{NAMESPACE_FILE}"):
             path = mark.parent
             if path == self._own_folder:
                 continue
-            temporary = (path / TEMPORARY).exists()
-            if is_same_server(path, self._own_folder) and not temporary:
+            is_temporary = (path / TEMPORARY_FILE).exists()
+            if is_same_server(path, self._own_folder) and not is_temporary:
                 ranks += 1
                 continue  # it may be starting
             try:
                 with _locked_namespace(path):
-                    status = [file.stat() for file in path.rglob("*")]
+                    stats = [file.stat() for file in path.rglob("*")]
             except OSError:
                 continue  # in use, or gone
-            size_bytes, changed_at = sum(s.st_size for s in status), max(s.st_mtime for s in status)
-            namespaces.append(IdleNamespace(changed_at, path, size_bytes, temporary))
+            size_bytes, changed_at = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
+            namespaces.append(IdleNamespace(changed_at, path, size_bytes, is_temporary))
         self._ranks = ranks
         return sorted(namespaces, key=lambda namespace: namespace.changed_at)
 
     def remove_temporary(self) -> None:
         """Remove the namespaces that no later server uses, and log the others."""
-        for namespace in self.idle_namespaces():
-            if namespace.temporary:
+        for namespace in self.find():
+            if namespace.is_temporary:
                 namespace.remove("no later server uses it")
                 continue
             logger.info(
@@ -109,15 +110,14 @@ class IdleNamespaces:
             )
 
     def make_room(self, used_bytes: int) -> None:
-        """Remove namespaces, the oldest first, until they and ``used_bytes`` fit the capacity.
-
-        Each rank has the capacity, and gives room for its share of the namespaces.
-        """
+        """Remove namespaces, the oldest first, until they and ``used_bytes`` fit the capacity. Each
+        rank has the capacity, and gives room for its share of the namespaces."""
         now = self._monotonic()
-        if now - self._counted_at_s < FRESH_S and (not self._idle_bytes or self._fits(used_bytes)):
+        is_recent = now - self._measured_at < SIZES_VALID_S
+        if is_recent and (not self._idle_bytes or self._fits(used_bytes)):
             return
-        namespaces = self.idle_namespaces()
-        self._counted_at_s = now
+        namespaces = self.find()
+        self._measured_at = now
         self._idle_bytes = sum(namespace.size_bytes for namespace in namespaces)
         for namespace in namespaces:
             if self._fits(used_bytes):
@@ -130,4 +130,4 @@ class IdleNamespaces:
 
     def remove_oldest(self) -> bool:
         """Remove the oldest namespace, since the volume is full. Returns false if there is none."""
-        return any(namespace.remove("the volume is full") for namespace in self.idle_namespaces())
+        return any(namespace.remove("the volume is full") for namespace in self.find())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sglang_canopy.disk.page import FIELDS, LABELS, OPTIONAL, PageMeta
+from sglang_canopy.disk.page import FIELDS, LABEL_FIELDS, OPTIONAL_FIELDS, PageMeta
 from sglang_canopy.records import LeafRecord
 
 NO_ROW = -1
@@ -28,9 +28,9 @@ _STORE_COLUMNS = {
     "check_low": "u8",
     "expires": "f8",
 }
-COLUMNS = _STORE_COLUMNS | {name: kind.column for name, kind in FIELDS.items()}
-_PLAIN_FIELDS = tuple(set(FIELDS) - {*LABELS, *OPTIONAL})
-_OPTIONAL_OF_LEAF = tuple(set(OPTIONAL) - {"ttl_s"})
+COLUMNS = _STORE_COLUMNS | {name: kind.dtype for name, kind in FIELDS.items()}
+_PLAIN_FIELDS = tuple(set(FIELDS) - {*LABEL_FIELDS, *OPTIONAL_FIELDS})
+_OPTIONAL_LEAF_FIELDS = tuple(set(OPTIONAL_FIELDS) - {"ttl_s"})
 
 
 class Labels:
@@ -63,7 +63,7 @@ class Labels:
         self._uses[number] += 1
         return number
 
-    def number(self, value: Hashable) -> int:
+    def number_of(self, value: Hashable) -> int:
         """Return the number of ``value``, or ``NO_LABEL`` if no row uses it."""
         return self._numbers.get(value, NO_LABEL)
 
@@ -82,15 +82,13 @@ class Labels:
             self._values[number] = None
             self._free.append(number)
 
-    def uses(self) -> dict[Any, int]:
+    def count_uses(self) -> dict[Any, int]:
         return {value: self._uses[number] for value, number in self._numbers.items()}
 
 
 class PageIndex:
-    """Table of pages. Each column of ``COLUMNS`` is an attribute, and an array in ``arrays``.
-
-    The columns of labels hold numbers of ``labels[name]``. Not thread-safe: the store's lock guards it.
-    """
+    """Table of pages. Each column of ``COLUMNS`` is an attribute, and an array in ``arrays``. The
+    columns of labels hold numbers of ``labels[name]``. Not thread-safe: the store's lock guards it."""
 
     if TYPE_CHECKING:
 
@@ -99,7 +97,7 @@ class PageIndex:
     def __init__(self) -> None:
         self.rows: dict[bytes, int] = {}
         self.keys: list[bytes | None] = []
-        self.labels = {name: Labels() for name in LABELS}
+        self.labels = {name: Labels() for name in LABEL_FIELDS}
         self.arrays: dict[str, Any] = {name: np.zeros(0, t) for name, t in COLUMNS.items()}
         self._free: list[int] = []
         self._grow(256)
@@ -113,7 +111,7 @@ class PageIndex:
         return len(self.keys)
 
     def insert(self, key: bytes, parent: int, unit: int, row: int = NO_ROW) -> int:
-        """Insert a page below ``parent`` (a row, or ``NO_ROW``); ``put`` its metadata next."""
+        """Insert a page below ``parent`` (a row, or ``NO_ROW``); call ``write_meta`` next."""
         assert key not in self.rows, key
         if row == NO_ROW:
             row = self._free.pop() if self._free else len(self.keys)
@@ -129,7 +127,7 @@ class PageIndex:
         if parent != NO_ROW:
             self.children[parent] += 1
         self.unit[row] = unit
-        for name in LABELS:
+        for name in LABEL_FIELDS:
             getattr(self, name)[row] = NO_LABEL
         return row
 
@@ -167,15 +165,14 @@ class PageIndex:
         """Return the row's category, conversation, tenant or source."""
         return self.labels[name][getattr(self, name)[row]]
 
-    def put(self, row: int, meta: PageMeta) -> None:
-        """Write all of ``meta`` into the row."""
+    def write_meta(self, row: int, meta: PageMeta) -> None:
         numbers = {name: labels.take(getattr(meta, name)) for name, labels in self.labels.items()}
         self._drop_labels(row)
         for name in FIELDS:
             value = numbers[name] if name in numbers else getattr(meta, name)
             getattr(self, name)[row] = as_number(value)
 
-    def meta(self, row: int) -> PageMeta:
+    def read_meta(self, row: int) -> PageMeta:
         meta = PageMeta()
         self.fill_leaf(meta, row)
         meta.ttl_s = _or_none(self.ttl_s[row])
@@ -185,20 +182,20 @@ class PageIndex:
         """Write the row into a policy's leaf."""
         for name in _PLAIN_FIELDS:
             setattr(leaf, name, getattr(self, name)[row])
-        for name in _OPTIONAL_OF_LEAF:
+        for name in _OPTIONAL_LEAF_FIELDS:
             setattr(leaf, name, _or_none(getattr(self, name)[row]))
         for name, labels in self.labels.items():
             setattr(leaf, name, labels[getattr(self, name)[row]])
 
-    def held_pages(self) -> dict[str, dict[Any, int]]:
+    def count_pages(self) -> dict[str, dict[Any, int]]:
         """Return the number of pages by category, by tenant and by group of the TTL table; group -1
         stands for none."""
         arrays, row_slots = self.arrays, self.row_slots
         groups = arrays["group"][:row_slots][arrays["category"][:row_slots] != NO_LABEL]
         counts = np.bincount(groups + 1)
         return {
-            "categories": self.labels["category"].uses(),
-            "tenants": self.labels["tenant"].uses(),
+            "categories": self.labels["category"].count_uses(),
+            "tenants": self.labels["tenant"].count_uses(),
             "groups": {group - 1: count for group, count in enumerate(counts.tolist()) if count},
         }
 

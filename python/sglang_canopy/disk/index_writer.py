@@ -6,12 +6,12 @@ import itertools
 import sqlite3
 from collections.abc import Iterable
 
-from sglang_canopy.disk.journal import record
+from sglang_canopy.disk.journal import make_record
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.store_counters import fault_kind, is_damaged
 
-_ENDS_A_COMMIT = 256
-_USED_A_COMMIT = 64
+_PATH_ENDS_PER_COMMIT = 256
+_USED_ROWS_PER_COMMIT = 64
 """Maximum used rows per commit in addition to new pages: ends of used paths, and other rows. The
 next start derives the last use of a whole path from its end."""
 
@@ -21,9 +21,9 @@ class IndexWriter:
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
-        self._changed: set[int] = set()
+        self._changed_rows: set[int] = set()
         """New, removed or moved rows, all committed by the next ``flush``."""
-        self._used: set[int] = set()
+        self._used_rows: set[int] = set()
         """Rows with a use that is not committed."""
         self._path_ends: dict[int, None] = {}
         """Last rows of used paths, oldest use first."""
@@ -31,20 +31,19 @@ class IndexWriter:
     # The caller holds the store's lock.
 
     def mark_changed(self, *rows: int) -> None:
-        self._changed.update(rows)
+        self._changed_rows.update(rows)
 
     def mark_removed(self, row: int) -> None:
-        self._changed.add(row)
-        self._used.discard(row)
+        self._changed_rows.add(row)
+        self._used_rows.discard(row)
 
     def mark_used(self, rows: Iterable[int], path_end: int | None = None) -> None:
-        self._used.update(rows)
+        self._used_rows.update(rows)
         if path_end is not None:
             self._path_ends[path_end] = None
 
     def forget(self) -> None:
-        """Drop all changes that are not committed."""
-        self._changed, self._used, self._path_ends = set(), set(), {}
+        self._changed_rows, self._used_rows, self._path_ends = set(), set(), {}
 
     # These methods take the locks.
 
@@ -57,49 +56,49 @@ class IndexWriter:
             with state.lock:
                 changed = self._take_changed(everything)
                 index = state.index
-                live = [row for row in changed if row >= 0 and index.key_at(row) is not None]
-                put = [record(index, row, state.ttl) for row in live]
-                removed = changed.difference(live)
+                present = [row for row in changed if row >= 0 and index.key_at(row) is not None]
+                records = [make_record(index, row, state.ttl) for row in present]
+                removed = changed.difference(present)
             if not changed:
                 return True
             try:
-                state.journal.commit(put, removed)
+                state.journal.commit(records, removed)
             except (sqlite3.Error, OSError) as error:
-                return self._commit_failed(error, changed)
+                return self._handle_commit_error(error, changed)
             return True
 
     def _take_changed(self, everything: bool) -> set[int]:
-        changed, self._changed = self._changed, set()
-        for row in list(itertools.islice(self._path_ends, _ENDS_A_COMMIT)):
+        changed, self._changed_rows = self._changed_rows, set()
+        for row in list(itertools.islice(self._path_ends, _PATH_ENDS_PER_COMMIT)):
             del self._path_ends[row]
-            if row in self._used:
-                self._used.discard(row)
+            if row in self._used_rows:
+                self._used_rows.discard(row)
                 changed.add(row)
-        for _ in range(len(self._used) if everything else _USED_A_COMMIT):
-            if not self._used:
+        for _ in range(len(self._used_rows) if everything else _USED_ROWS_PER_COMMIT):
+            if not self._used_rows:
                 break
-            changed.add(self._used.pop())
+            changed.add(self._used_rows.pop())
         return changed
 
-    def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
+    def _handle_commit_error(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
         """Queue the rows for the next commit, and rebuild the index file if it is damaged."""
         state = self._state
         state.faults.record(fault_kind(error), f"index: {error}")
         with state.lock:
-            self._changed |= changed
+            self._changed_rows |= changed
         if not (isinstance(error, sqlite3.Error) and is_damaged(error)):
             return False
         try:  # rebuild a broken file from memory
-            state.journal.start_over(error)
+            state.journal.create_empty(error)
             with state.lock:
                 rows = state.index.rows.values()
-                put = [record(state.index, row, state.ttl) for row in rows]
-                self._changed.clear()
-                self._used.clear()
-            state.journal.commit(put, ())
+                records = [make_record(state.index, row, state.ttl) for row in rows]
+                self._changed_rows.clear()
+                self._used_rows.clear()
+            state.journal.commit(records, ())
         except (sqlite3.Error, OSError) as second_error:
             state.faults.record(fault_kind(second_error), f"index: {second_error}")
             with state.lock:
-                self._changed.update(state.index.rows.values())
+                self._changed_rows.update(state.index.rows.values())
             return False
         return True

@@ -21,27 +21,27 @@ from sglang_canopy.disk.page import FIELDS as PAGE_FIELDS
 from sglang_canopy.private_file import set_aside
 from sglang_canopy.ttl.table import TTLTable
 
-FILE = "index.sqlite"
-VERSION = 5
+INDEX_FILE = "index.sqlite"
+INDEX_VERSION = 5
 
-_OF_STORE = ("id", "key", "parent", "unit", "checksum")
+_STORE_FIELDS = ("id", "key", "parent", "unit", "checksum")
 """``id``: the row. ``parent``: the parent's row, or -1. ``unit``: the unit that stores the page."""
-FIELDS = (*_OF_STORE, *PAGE_FIELDS)
+FIELDS = (*_STORE_FIELDS, *PAGE_FIELDS)
 """Columns of the index file. A page's group is stored as the id of the group's root, in bytes."""
 
-JournalRow = tuple[Any, ...]
+JournalRecord = tuple[Any, ...]
 
-_NAMES = ", ".join(f'"{name}"' for name in FIELDS[1:])
-_CREATE = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {_NAMES})"
-_PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
+_COLUMN_NAMES = ", ".join(f'"{name}"' for name in FIELDS[1:])
+_CREATE_SQL = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {_COLUMN_NAMES})"
+_PUT_SQL = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
 
 
-def record(index: PageIndex, row: int, ttl: TTLTable) -> JournalRow:
-    """Return the row as ``FIELDS``."""
-    meta = index.meta(row)
+def make_record(index: PageIndex, row: int, ttl: TTLTable) -> JournalRecord:
+    """Return the record of the row: the values of ``FIELDS``."""
+    meta = index.read_meta(row)
     values = {name: getattr(meta, name) for name in PAGE_FIELDS}
-    listed = 0 <= meta.group < len(ttl.groups)
-    values["group"] = ttl.groups[meta.group].root.to_bytes(8, "little") if listed else None
+    has_group = 0 <= meta.group < len(ttl.groups)
+    values["group"] = ttl.groups[meta.group].root.to_bytes(8, "little") if has_group else None
     return (
         row,
         index.keys[row],
@@ -66,10 +66,10 @@ class Journal:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        path = self.folder / FILE
+        path = self.folder / INDEX_FILE
         # SQLite copies this file's mode to its WAL and shared-memory files.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(FILE, flags, 0o600, dir_fd=self._claim.directory)
+        fd = os.open(INDEX_FILE, flags, 0o600, dir_fd=self._claim.pages_fd)
         os.close(fd)
         connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=5.0
@@ -79,62 +79,62 @@ class Journal:
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA trusted_schema=OFF")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, VERSION):
-                raise sqlite3.DatabaseError(f"index version {version}, expected {VERSION}")
-            connection.execute(_CREATE)
+            if version not in (0, INDEX_VERSION):
+                raise sqlite3.DatabaseError(f"index version {version}, expected {INDEX_VERSION}")
+            connection.execute(_CREATE_SQL)
             columns = [c[1] for c in connection.execute("PRAGMA table_info(pages)")]
             if tuple(columns) != FIELDS:
                 raise sqlite3.DatabaseError(f"index has columns {columns}")
             if version == 0:
-                connection.execute(f"PRAGMA user_version={VERSION}")
+                connection.execute(f"PRAGMA user_version={INDEX_VERSION}")
         except BaseException:
             connection.close()
             raise
         self._connection = connection
 
-    def rows(self) -> Iterator[JournalRow]:
+    def read_records(self) -> Iterator[JournalRecord]:
         """Iterate over all records by id, as ``FIELDS``. The caller validates them."""
         assert self._connection is not None
-        self._connection.text_factory = _text
+        self._connection.text_factory = _decode_text
         yield from self._connection.execute("SELECT * FROM pages ORDER BY id")
 
-    def commit(self, put: Iterable[JournalRow], delete: Iterable[int]) -> None:
-        """Write and delete records in one transaction."""
+    def commit(self, records: Iterable[JournalRecord], removed_rows: Iterable[int]) -> None:
+        """Write ``records``, and delete those of ``removed_rows``, in one transaction."""
         connection = self._connection
         if connection is None:
             raise sqlite3.OperationalError("index is closed")
-        put, removed = list(put), [(row,) for row in delete]
+        puts, deletes = list(records), [(row,) for row in removed_rows]
         with self.lock:
             try:
-                self._transaction(connection, put, removed)
+                self._run_transaction(connection, puts, deletes)
             except sqlite3.OperationalError:
                 # The disk may be full: a checkpoint makes room in the WAL.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._transaction(connection, put, removed)
+                self._run_transaction(connection, puts, deletes)
 
     @staticmethod
-    def _transaction(
-        connection: sqlite3.Connection, put: list[JournalRow], removed: list[tuple[int]]
+    def _run_transaction(
+        connection: sqlite3.Connection, puts: list[JournalRecord], deletes: list[tuple[int]]
     ) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.executemany("DELETE FROM pages WHERE id = ?", removed)
-            connection.executemany(_PUT, put)
+            connection.executemany("DELETE FROM pages WHERE id = ?", deletes)
+            connection.executemany(_PUT_SQL, puts)
             connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
 
-    def start_over(self, damage: object = None) -> None:
+    def create_empty(self, damage: object = None) -> None:
         """Create an empty index file. If ``damage`` is given, keep a copy of the old one."""
         with self.lock:
             self.close()
             if damage is not None:
-                set_aside(self.folder / FILE, damage)
+                set_aside(self.folder / INDEX_FILE, damage)
             for suffix in ("", "-wal", "-shm", "-journal"):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(FILE + suffix, dir_fd=self._claim.directory)
+                    os.unlink(INDEX_FILE + suffix, dir_fd=self._claim.pages_fd)
             self.open()
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Journal:
                 self._connection = None
 
 
-def _text(raw: bytes) -> str | bytes:
+def _decode_text(raw: bytes) -> str | bytes:
     """Decode a text; invalid UTF-8 stays bytes, which validation rejects."""
     try:
         return raw.decode()

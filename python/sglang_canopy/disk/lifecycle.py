@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sglang_canopy.disk.eviction import Eviction
-from sglang_canopy.disk.folder import Claim, Unavailable, claim
+from sglang_canopy.disk.folder import Claim, FolderUnavailable, claim_folder
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.journal import Journal
 from sglang_canopy.disk.lifetimes import Lifetimes
-from sglang_canopy.disk.loading import load, restore_uses
+from sglang_canopy.disk.loading import load_pages, restore_uses
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.store_counters import fault_kind, is_damaged
@@ -34,7 +34,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-CLEARED = "the store was cleared"
+CLEARED_REASON = "the store was cleared"
 SUSPEND_WAIT_S = 1.0
 """Maximum seconds for the store's lock when it is suspended."""
 
@@ -57,10 +57,10 @@ class Lifecycle:
         temporary: bool,
     ) -> None:
         self.claim: Claim | None = None
-        self._opened = False
-        self._fresh = False
+        self._was_opened = False
+        self._starts_empty = False
         """Whether the next ``open`` begins a new folder of pages."""
-        self._opening = threading.Lock()
+        self._open_lock = threading.Lock()
         self._state = state
         self._index_writer = index_writer
         self._lifetimes = lifetimes
@@ -70,7 +70,7 @@ class Lifecycle:
     def open(self) -> bool:
         """Claim the folder and load its index; see ``DiskStore.open``."""
         state = self._state
-        with self._opening:  # writers and the sweeper open a cleared store
+        with self._open_lock:  # writers and the sweeper open a cleared store
             while state.unavailable is not None:
                 fault = self._try_to_open()
                 if fault is not None and not (
@@ -84,23 +84,26 @@ class Lifecycle:
         state = self._state
         self._release_claim()  # of a suspended store
         try:
-            self.claim = claim(
-                self._folder, self._namespace, temporary=self._temporary, fresh=self._fresh
+            self.claim = claim_folder(
+                self._folder,
+                self._namespace,
+                temporary=self._temporary,
+                starts_empty=self._starts_empty,
             )
-            self._fresh = False
+            self._starts_empty = False
             self.path = self.claim.path
-            state.segments = SegmentFiles(self.claim.directory, state.content.page_bytes)
+            state.segments = SegmentFiles(self.claim.pages_fd, state.content.page_bytes)
             state.journal = Journal(self.claim)
             with state.lock:
                 self._load()
                 state.unavailable = None
-            self._opened = True
-        except Unavailable as why:
-            return self._give_up(why.fault, why)
-        except CanopyError as mistake:
-            if not self._opened:
+            self._was_opened = True
+        except FolderUnavailable as error:
+            return self._give_up(error.fault, error)
+        except CanopyError as error:
+            if not self._was_opened:
                 raise
-            return self._give_up("io", mistake)
+            return self._give_up("io", error)
         except (OSError, sqlite3.Error) as error:
             return self._give_up(fault_kind(error), error)
         self._index_writer.flush(everything=True)
@@ -111,15 +114,15 @@ class Lifecycle:
         """Remove every page; see ``DiskStore.clear``."""
         state = self._state
         with state.lock:
-            self._fresh = True
+            self._starts_empty = True
             if state.unavailable is None:
-                state.counters.evicted["cleared"] += len(state.index)
-                state.unavailable = CLEARED
+                state.counters.evicted_pages["cleared"] += len(state.index)
+                state.unavailable = CLEARED_REASON
                 self._forget_rows()
 
     def open_cleared(self) -> None:
         """Open the new folder of pages of a store that was cleared."""
-        if self._state.unavailable == CLEARED:
+        if self._state.unavailable == CLEARED_REASON:
             self.open()
 
     def suspend(self, reason: str) -> bool:
@@ -159,12 +162,12 @@ class Lifecycle:
             claim.remove_pages()
             claim.release()
 
-    def _give_up(self, fault: str, why: object) -> str:
+    def _give_up(self, fault: str, reason: object) -> str:
         state = self._state
         with state.lock:
-            if str(why) != state.unavailable:
-                state.unavailable = str(why)
-                state.faults.record(fault, why)
+            if str(reason) != state.unavailable:
+                state.unavailable = str(reason)
+                state.faults.record(fault, reason)
             self._forget_rows()
         self._release_claim()
         return fault
@@ -189,53 +192,51 @@ class Lifecycle:
         try:
             state.journal.open()
             with _no_garbage_collection():
-                renumbered = self._load_rows(now)
+                is_renumbered = self._load_rows(now)
         except sqlite3.Error as error:
             if not is_damaged(error):
                 raise
             state.faults.record("index", error)
             state.forget_pages()
-            state.journal.start_over(error)
-            renumbered = False
-        if renumbered:
-            state.journal.start_over()
+            state.journal.create_empty(error)
+            is_renumbered = False
+        if is_renumbered:
+            state.journal.create_empty()
             self._index_writer.mark_changed(*state.index.rows.values())
         self._shrink_to_capacity(now)
-        cut = state.segments.trim(state.units.end_unit)
-        state.counters.orphans += cut // state.content.page_bytes
+        trimmed_bytes = state.segments.trim(state.units.end_unit)
+        state.counters.orphan_units += trimmed_bytes // state.content.page_bytes
 
     def _load_rows(self, now: float) -> bool:
-        """Load the index file into an empty store, and count unusable records (``loading``).
-
-        Returns whether the rows were renumbered.
-        """
+        """Load the index file into an empty store, and count unusable records (``loading``). Returns
+        whether the rows were renumbered."""
         state = self._state
-        rows, left_out, renumbered = load(state.journal.rows(), state, now)
-        if not renumbered:
-            self._index_writer.mark_changed(*left_out)
+        rows, unloaded_rows, is_renumbered = load_pages(state.journal.read_records(), state, now)
+        if not is_renumbered:
+            self._index_writer.mark_changed(*unloaded_rows)
         index = state.index
         state.units.adopt({index.unit[row] for row in rows})
         restore_uses(index, rows)
         for row in rows:
             self._lifetimes.set_expiry(row)
-            state.evictable.charge_tenant(index.label("tenant", row))
+            state.evictable_pages.charge_tenant(index.label("tenant", row))
         for row in rows:
-            state.evictable.refresh(row, now)
-        bad = len(left_out)
-        state.counters.dropped_at_start += bad
-        if bad:
-            state.faults.record("index", f"{bad} records were not usable", bad)
-        return renumbered
+            state.evictable_pages.refresh(row, now)
+        unloaded = len(unloaded_rows)
+        state.counters.dropped_rows += unloaded
+        if unloaded:
+            state.faults.record("index", f"{unloaded} records were not usable", unloaded)
+        return is_renumbered
 
     # ---- reduced capacity ----
 
     def _shrink_to_capacity(self, now: float) -> None:
         """Evict pages above the capacity, and move pages in units above the limit."""
         state, index, units = self._state, self._state.index, self._state.units
-        while units.used > units.limit:
-            victim = state.evictable.victim(now)
+        while units.used_units > units.limit:
+            victim = state.evictable_pages.victim(now)
             assert victim is not None, "a tree without leaves"
-            self._eviction.remove(victim[0], "capacity", now, chosen=True)
+            self._eviction.remove(victim.row, "capacity", now, is_victim=True)
         units.shrink()
         self._move_down([row for row in index.rows.values() if index.unit[row] >= units.limit])
 
@@ -243,9 +244,9 @@ class Lifecycle:
         """Copy the pages of ``rows`` into free units."""
         state, index, content = self._state, self._state.index, self._state.content
         for row in rows:
-            new, buffers = state.units.allocate(), [memoryview(bytearray(content.page_bytes))]
+            new_unit, buffers = state.units.allocate(), [memoryview(bytearray(content.page_bytes))]
             state.segments.read([(index.unit[row], buffers)])
-            state.segments.write([(new, buffers)])
+            state.segments.write([(new_unit, buffers)])
             state.units.retire()
-            index.unit[row] = new
+            index.unit[row] = new_unit
             self._index_writer.mark_changed(row)

@@ -14,13 +14,14 @@ import numpy as np
 from sglang_canopy.disk.content import raw_key
 from sglang_canopy.disk.index import as_number
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.page import FIELDS, LABELS, PageMeta
+from sglang_canopy.disk.page import FIELDS, LABEL_FIELDS, PageMeta
 from sglang_canopy.disk.state import StoreState
 
-_UNCHANGED = {"offset", "length", "tenant", "created"}
-"""Fields that a use leaves unchanged."""
-_MAXIMUM_KEPT = ("last_access", "history")
-_OVERWRITTEN = tuple(set(FIELDS) - {*_UNCHANGED, *_MAXIMUM_KEPT, *LABELS, "hits", "shared", "over"})
+_UNCHANGED_FIELDS = {"offset", "length", "tenant", "created"}
+_MAXIMUM_FIELDS = ("last_access", "history")
+_OVERWRITTEN_FIELDS = tuple(
+    set(FIELDS) - {*_UNCHANGED_FIELDS, *_MAXIMUM_FIELDS, *LABEL_FIELDS, "hits", "shared", "over"}
+)
 
 
 class Lifetimes:
@@ -35,53 +36,53 @@ class Lifetimes:
         state = self._state
         if state.unavailable:
             return 0
-        raw = [raw_key(key) for key in keys]
+        raw_keys = [raw_key(key) for key in keys]
         now, rows = state.clock(), []
         with state.lock:
-            for key in raw:
+            for key in raw_keys:
                 row = state.index.rows.get(key)
                 if row is None:
                     break
                 rows.append(row)
             if rows:
-                self.record_use(list(dict.fromkeys(rows)), meta, now, count=meta.hits < 1)
+                self.record_use(list(dict.fromkeys(rows)), meta, now, adds_hit=meta.hits < 1)
         return len(rows)
 
-    def record_use(self, path: Sequence[int], meta: PageMeta, now: float, *, count: bool) -> None:
-        """Record one use of all rows of ``path``. The caller holds the lock.
-
-        ``count``: add one hit; otherwise ``meta.hits`` is the true number. Columns are updated as
-        arrays, because a path may have thousands of pages.
-        """
+    def record_use(
+        self, path: Sequence[int], meta: PageMeta, now: float, *, adds_hit: bool
+    ) -> None:
+        """Record one use of all rows of ``path``. The caller holds the lock. ``adds_hit``: add one hit;
+        otherwise ``meta.hits`` is the true number. Columns are updated as arrays, because a path may
+        have thousands of pages."""
         state, index, arrays = self._state, self._state.index, self._state.index.arrays
-        meta = until_now(meta, now)
+        meta = clamp_to_now(meta, now)
         rows = np.asarray(path, np.int64)
         self._mark_shared(rows, meta)
-        for name in LABELS:
-            if name not in _UNCHANGED:
+        for name in LABEL_FIELDS:
+            if name not in _UNCHANGED_FIELDS:
                 number = index.labels[name].take(getattr(meta, name))
                 index.labels[name].move(arrays[name][rows], number)
                 arrays[name][rows] = number
                 index.labels[name].drop(number)
         hits = arrays["hits"][rows]
-        arrays["hits"][rows] = hits + 1 if count else np.maximum(hits, meta.hits)
-        for name in _MAXIMUM_KEPT:
+        arrays["hits"][rows] = hits + 1 if adds_hit else np.maximum(hits, meta.hits)
+        for name in _MAXIMUM_FIELDS:
             arrays[name][rows] = np.maximum(arrays[name][rows], getattr(meta, name))
-        for name in _OVERWRITTEN:
+        for name in _OVERWRITTEN_FIELDS:
             arrays[name][rows] = as_number(getattr(meta, name))
         ttl_s = state.ttl.ttl_s(meta.group, meta.category, meta.ttl_s)
         arrays["expires"][rows] = arrays["last_access"][rows] + ttl_s
         for row in rows[index.arrays["children"][rows] == 0].tolist():
-            state.evictable.rerank(row, now)
+            state.evictable_pages.rerank(row, now)
         self._index_writer.mark_used(path, path[-1])
 
     def _mark_shared(self, rows: np.ndarray, meta: PageMeta) -> None:
         """Mark pages that another conversation used before as shared. Shared pages are never over."""
         index, arrays = self._state.index, self._state.index.arrays
-        conversations, before = index.labels["conversation"], arrays["conversation"][rows]
-        conversation = conversations.number(meta.conversation)
-        other = (before != conversations.number(None)) & (before != conversation)
-        shared = arrays["shared"][rows] | other | meta.shared
+        conversations, old = index.labels["conversation"], arrays["conversation"][rows]
+        conversation = conversations.number_of(meta.conversation)
+        is_other = (old != conversations.number_of(None)) & (old != conversation)
+        shared = arrays["shared"][rows] | is_other | meta.shared
         arrays["shared"][rows] = shared
         arrays["over"][rows] = meta.over & ~shared
 
@@ -97,7 +98,7 @@ class Lifetimes:
         index.expires[row] = index.last_access[row] + ttl_s
 
 
-def until_now(meta: PageMeta, now: float) -> PageMeta:
+def clamp_to_now(meta: PageMeta, now: float) -> PageMeta:
     """Return a copy whose creation and last access are at most ``now``."""
     return dataclasses.replace(
         meta, created=min(meta.created, now), last_access=min(meta.last_access, now)

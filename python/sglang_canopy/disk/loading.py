@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sglang_canopy.disk.index import NO_ROW, PageIndex
-from sglang_canopy.disk.journal import FIELDS, JournalRow
+from sglang_canopy.disk.journal import JournalRecord
 from sglang_canopy.disk.page import FIELDS as PAGE_FIELDS
-from sglang_canopy.disk.page import ColumnType, PageMeta, is_sound
+from sglang_canopy.disk.page import ColumnType, PageMeta, is_valid_value
 from sglang_canopy.disk.state import StoreState
 
 MAX_ROW, MAX_UNIT = (1 << 31) - 1, (1 << 40) - 1
-_STORE_FIELD_COUNT = len(FIELDS) - len(PAGE_FIELDS)
-_FLAGS = [i for i, kind in enumerate(PAGE_FIELDS.values()) if kind is ColumnType.FLAG]
-_GROUP = list(PAGE_FIELDS).index("group")
+_FLAG_INDEXES = [i for i, kind in enumerate(PAGE_FIELDS.values()) if kind is ColumnType.FLAG]
+_GROUP_INDEX = list(PAGE_FIELDS).index("group")
 
 
 class _Record(NamedTuple):
-    """One sound record of the index file."""
+    """One valid record of the index file."""
 
     key: bytes
     parent: int
@@ -33,8 +32,8 @@ class _Record(NamedTuple):
     meta: PageMeta
 
 
-def load(
-    rows: Iterable[JournalRow], state: StoreState, now: float
+def load_pages(
+    journal_records: Iterable[JournalRecord], state: StoreState, now: float
 ) -> tuple[list[int], list[int], bool]:
     """Fill the empty index. Returns the rows that were loaded, parents first, the row numbers of
     the file that were not, and whether the rows were renumbered."""
@@ -42,68 +41,68 @@ def load(
     records: dict[int, _Record] = {}
     children_of: dict[int, list[int]] = {}
     unloaded_rows: list[int] = []
-    for row in rows:
-        record = _parse_record(row, roots)
-        if record is None or not state.segments.present(record.unit):
-            unloaded_rows.append(row[0])
+    for file_row, *values in journal_records:
+        record = _parse_record(file_row, values, roots)
+        if record is None or not state.segments.is_present(record.unit):
+            unloaded_rows.append(file_row)
         else:
-            records[row[0]] = record
-            children_of.setdefault(record.parent, []).append(row[0])
+            records[file_row] = record
+            children_of.setdefault(record.parent, []).append(file_row)
     is_renumbered = max(records, default=0) > 4 * len(records) + state.units.limit + 1024
     new_rows = {NO_ROW: NO_ROW}
     units: set[int] = set()
-    index, in_future = state.index, 0
-    waiting = deque(children_of.get(NO_ROW, ()))
-    while waiting:
-        file_row = waiting.popleft()
+    index, future_uses = state.index, 0
+    queue = deque(children_of.get(NO_ROW, ()))
+    while queue:
+        file_row = queue.popleft()
         record = records[file_row]
         if record.unit in units or record.key in index.rows:
             continue
         units.add(record.unit)
-        waiting.extend(children_of.get(file_row, ()))
+        queue.extend(children_of.get(file_row, ()))
         new_rows[file_row] = row_number = len(new_rows) - 1 if is_renumbered else file_row
         meta = record.meta
-        in_future += meta.last_access > now
+        future_uses += meta.last_access > now
         meta.created, meta.last_access = min(meta.created, now), min(meta.last_access, now)
         index.insert(record.key, new_rows[record.parent], record.unit, row_number)
         index.set_checksum(row_number, record.checksum)
-        index.put(row_number, meta)
+        index.write_meta(row_number, meta)
     index.free_unloaded_rows()
-    if in_future:
-        state.faults.record("clock", f"{in_future} pages were used in the future", in_future)
+    if future_uses:
+        state.faults.record("clock", f"{future_uses} pages were used in the future", future_uses)
     unloaded_rows += [file_row for file_row in records if file_row not in new_rows]
     del new_rows[NO_ROW]
     return list(new_rows.values()), unloaded_rows, is_renumbered
 
 
-def _parse_record(row: JournalRow, roots: dict[int, int]) -> _Record | None:
+def _parse_record(file_row: Any, values: list[Any], roots: dict[int, int]) -> _Record | None:
     """Return the record, or ``None`` if a value of it is impossible."""
-    file_row, key, parent, unit, checksum = row[:_STORE_FIELD_COUNT]
-    sound = (
+    key, parent, unit, checksum, *fields = values
+    is_valid = (
         0 <= file_row <= MAX_ROW
         and type(key) is type(checksum) is bytes
         and (len(key), len(checksum)) == (32, 16)
         and type(parent) is type(unit) is int
         and 0 <= unit <= MAX_UNIT
     )
-    if not sound:
+    if not is_valid:
         return None
-    values = list(row[_STORE_FIELD_COUNT:])
-    for i in _FLAGS:
-        values[i] = bool(values[i]) if values[i] in (0, 1) else values[i]
-    root = values[_GROUP]
-    values[_GROUP] = roots.get(int.from_bytes(root, "little"), -1) if type(root) is bytes else -1
-    if not all(map(is_sound, PAGE_FIELDS, values)):
+    for i in _FLAG_INDEXES:
+        fields[i] = bool(fields[i]) if fields[i] in (0, 1) else fields[i]
+    root = fields[_GROUP_INDEX]
+    root_id = int.from_bytes(root, "little") if type(root) is bytes else -1
+    fields[_GROUP_INDEX] = roots.get(root_id, -1)
+    if not all(map(is_valid_value, PAGE_FIELDS, fields)):
         return None
-    meta = PageMeta(*values)
+    meta = PageMeta(*fields)
     return _Record(key, parent, unit, int.from_bytes(checksum, "little"), meta)
 
 
 def restore_uses(index: PageIndex, rows: Sequence[int]) -> None:
     """Raise the last use of each page to that of its children: the journal often has only the
-    last page's use.    ``rows``: parents first."""
-    last, parents = index.last_access, index.parent
+    last page's use. ``rows``: parents first."""
+    last_uses, parents = index.last_access, index.parent
     for row in reversed(rows):
         parent = parents[row]
-        if parent != NO_ROW and last[row] > last[parent]:
-            last[parent] = last[row]
+        if parent != NO_ROW and last_uses[row] > last_uses[parent]:
+            last_uses[parent] = last_uses[row]

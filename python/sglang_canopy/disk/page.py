@@ -11,17 +11,17 @@ from typing import Any
 
 from sglang_canopy.records import LeafRecord, copy_record
 
-MAX_TEXT = 256
+MAX_LABEL_CHARS = 256
 """Longest label (category, tenant, conversation), in characters."""
-_MAX_NUMBER = 1 << 40
+_MAX_WHOLE = 1 << 40
 """Largest valid whole number: tokens, turns, uses."""
-_FAR = 1e13
+_MAX_TIME_S = 1e13
 """Largest valid number of seconds."""
 
 
 @dataclass(slots=True)
 class PageMeta(LeafRecord):
-    """Record of one page. Times in seconds on the holder's clock."""
+    """Record of one page. Times are in seconds on the clock of the store or tree that holds it."""
 
     ttl_s: float | None = None
     """TTL requested for this page; ``None``: the group's TTL."""
@@ -31,13 +31,13 @@ class PageMeta(LeafRecord):
         """Copy the record of ``leaf``, with labels that a file can store."""
         meta = cls(leaf.offset, leaf.length, ttl_s=ttl_s)
         copy_record(leaf, meta)
-        for name in LABELS:
-            setattr(meta, name, _plain(getattr(meta, name)))
+        for name in LABEL_FIELDS:
+            setattr(meta, name, _make_storable(getattr(meta, name)))
         return meta
 
     def shift(self, seconds: float) -> None:
         """Add ``seconds`` to every time."""
-        for name in _TIMES:
+        for name in _TIME_FIELDS:
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, value + seconds)
@@ -55,54 +55,62 @@ class ColumnType(enum.Enum):
     """Number of a text, a conversation or ``None`` (``index.Labels``)."""
 
     @property
-    def column(self) -> str:
+    def dtype(self) -> str:
         return self.value[:2]
 
 
-_KIND_OF = {
+_COLUMN_TYPES = {
     "bool": ColumnType.FLAG,
     "int": ColumnType.WHOLE,
     "float": ColumnType.SECONDS,
     "float | None": ColumnType.OPTIONAL,
 }
-FIELDS = {f.name: _KIND_OF.get(str(f.type), ColumnType.LABEL) for f in dataclasses.fields(PageMeta)}
-"""Fields of a page's record, in order -> kind."""
-LABELS = tuple(name for name, kind in FIELDS.items() if kind is ColumnType.LABEL)
-OPTIONAL = tuple(name for name, kind in FIELDS.items() if kind is ColumnType.OPTIONAL)
+FIELDS = {
+    f.name: _COLUMN_TYPES.get(str(f.type), ColumnType.LABEL) for f in dataclasses.fields(PageMeta)
+}
+"""Fields of a page's record, in order, with the types of their columns."""
+LABEL_FIELDS = tuple(name for name, kind in FIELDS.items() if kind is ColumnType.LABEL)
+OPTIONAL_FIELDS = tuple(name for name, kind in FIELDS.items() if kind is ColumnType.OPTIONAL)
 path_fields = operator.attrgetter(*(name for name in FIELDS if name not in ("offset", "length")))
-"""Return the fields that all pages of a node share, in order."""
-_TIMES = ("created", "last_access", "keep_until", "return_at")
-_ALWAYS = ("category", "source")
+"""Function: the fields of a ``PageMeta`` that all pages of a node share, in order."""
+_TIME_FIELDS = ("created", "last_access", "keep_until", "return_at")
+_REQUIRED_LABELS = ("category", "source")
 """Labels that are never ``None``."""
-_MIN_NUMBERS = {name: -1 if name == "group" else 0 for name in FIELDS}
+_MIN_WHOLES = {name: -1 if name == "group" else 0 for name in FIELDS}
 
 
-def _plain(label: Any) -> str | int | None:
+def _make_storable(label: Any) -> str | int | None:
     """Return a label that a file can store: ``None``, a 64-bit int or a bounded text."""
     if label is None or (type(label) is int and -(1 << 63) <= label < 1 << 63):
         return label
-    return (label if isinstance(label, str) else repr(label))[:MAX_TEXT]
+    return (label if isinstance(label, str) else repr(label))[:MAX_LABEL_CHARS]
 
 
-def is_sound(name: str, value: Any) -> bool:
-    """Whether a page's record may have this value of the field ``name``."""
+def is_valid_value(name: str, value: Any) -> bool:
+    """Return whether a page's record may have this value of the field ``name``."""
     kind = FIELDS[name]
     if kind is ColumnType.FLAG:
         return isinstance(value, bool)
     if kind is ColumnType.WHOLE:
-        return type(value) is int and _MIN_NUMBERS[name] <= value <= _MAX_NUMBER
+        return type(value) is int and _MIN_WHOLES[name] <= value <= _MAX_WHOLE
     if kind is ColumnType.LABEL:
-        return _is_label(value, optional=name not in _ALWAYS, number=name == "conversation")
+        return _is_label(
+            value, may_be_none=name not in _REQUIRED_LABELS, may_be_int=name == "conversation"
+        )
     if value is None:
         return kind is ColumnType.OPTIONAL
     if name == "ttl_s":
         return type(value) in (int, float) and value >= 0  # may be infinite
-    return type(value) in (int, float) and math.isfinite(value) and -_FAR <= value <= _FAR
+    return (
+        type(value) in (int, float)
+        and math.isfinite(value)
+        and -_MAX_TIME_S <= value <= _MAX_TIME_S
+    )
 
 
-def _is_label(value: Any, *, optional: bool, number: bool) -> bool:
+def _is_label(value: Any, *, may_be_none: bool, may_be_int: bool) -> bool:
     if isinstance(value, str):
-        return len(value) <= MAX_TEXT
+        return len(value) <= MAX_LABEL_CHARS
     if value is None:
-        return optional
-    return number and type(value) is int and -(1 << 63) <= value < 1 << 63
+        return may_be_none
+    return may_be_int and type(value) is int and -(1 << 63) <= value < 1 << 63

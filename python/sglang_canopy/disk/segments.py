@@ -21,21 +21,19 @@ Extent = tuple[int, Sequence[memoryview]]
 
 
 class SegmentFiles:
-    """Files in the folder of the descriptor ``directory``, which is duplicated.
-
-    Thread-safe if concurrent calls work on different units.
-    """
+    """Files in the folder of the descriptor ``directory``, which is duplicated. Thread-safe if
+    concurrent calls work on different units."""
 
     def __init__(self, directory: int, unit_bytes: int) -> None:
         self.unit_bytes = unit_bytes
-        self.per_segment = max(1, SEGMENT_BYTES // unit_bytes)
+        self.units_per_segment = max(1, SEGMENT_BYTES // unit_bytes)
         self._directory = os.dup(directory)
         self._files: dict[int, int] = {}
-        self._lengths: dict[int, int] = {}
-        """Whole units of each file at the first call of ``present``: valid while pages are loaded only."""
+        self._unit_counts: dict[int, int] = {}
+        """Whole units of each file at the first call of ``is_present``: valid while pages are loaded only."""
         self._lock = threading.Lock()
         self._transfers = 0
-        self._closed = False
+        self._is_closed = False
 
     def write(self, extents: Sequence[Extent]) -> list[OSError | None]:
         """Write buffers into units. Returns the error of each unit, or ``None``."""
@@ -45,14 +43,14 @@ class SegmentFiles:
         """Fill buffers from units. Past the end of a file, buffers stay unchanged without an error."""
         return self._transfer(extents, _read_all, create=False)
 
-    def present(self, unit: int) -> bool:
-        """Whether the file of ``unit`` is long enough to contain it."""
-        segment, index = divmod(unit, self.per_segment)
-        if segment not in self._lengths:
-            self._lengths[segment] = self._length(segment)
-        return index < self._lengths[segment]
+    def is_present(self, unit: int) -> bool:
+        """Return whether the file of ``unit`` is long enough to contain it."""
+        segment, index = divmod(unit, self.units_per_segment)
+        if segment not in self._unit_counts:
+            self._unit_counts[segment] = self._count_units(segment)
+        return index < self._unit_counts[segment]
 
-    def _length(self, segment: int) -> int:
+    def _count_units(self, segment: int) -> int:
         """Return the whole units in a file, 0 without the file."""
         try:
             return os.fstat(self._open(segment, create=False)).st_size // self.unit_bytes
@@ -63,26 +61,27 @@ class SegmentFiles:
         """Truncate the files at unit ``end_unit``. Returns the bytes removed."""
         removed_bytes = 0
         for name in sorted(os.listdir(self._directory)):
-            number = name.removeprefix("segment-").removesuffix(".kv")
-            if not fnmatch(name, "segment-*.kv") or not number.isdigit():
+            segment = name.removeprefix("segment-").removesuffix(".kv")
+            if not fnmatch(name, "segment-*.kv") or not segment.isdigit():
                 continue
-            keep = min(max(0, end_unit - int(number) * self.per_segment), self.per_segment)
-            keep_bytes = keep * self.unit_bytes
-            size = os.stat(name, dir_fd=self._directory).st_size
-            if size <= keep_bytes:
+            first_unit = int(segment) * self.units_per_segment
+            kept_units = min(max(0, end_unit - first_unit), self.units_per_segment)
+            kept_bytes = kept_units * self.unit_bytes
+            size_bytes = os.stat(name, dir_fd=self._directory).st_size
+            if size_bytes <= kept_bytes:
                 continue
-            removed_bytes += size - keep_bytes
-            if keep == 0:
-                self._close_file(int(number))
+            removed_bytes += size_bytes - kept_bytes
+            if kept_units == 0:
+                self._close_file(int(segment))
                 os.unlink(name, dir_fd=self._directory)
             else:
-                os.ftruncate(self._open(int(number), create=False), keep_bytes)
+                os.ftruncate(self._open(int(segment), create=False), kept_bytes)
         return removed_bytes
 
     def close(self) -> None:
         """Close the files after the last transfer: the system reuses descriptor numbers."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             if not self._transfers:
                 self._close_files()
 
@@ -90,25 +89,25 @@ class SegmentFiles:
     def _hold_open(self) -> Iterator[bool]:
         """Keep the files open. Yields false if they are closed already."""
         with self._lock:
-            usable = not self._closed
-            self._transfers += usable
+            is_open = not self._is_closed
+            self._transfers += is_open
         try:
-            yield usable
+            yield is_open
         finally:
             with self._lock:
-                self._transfers -= usable
-                if self._closed and not self._transfers:
+                self._transfers -= is_open
+                if self._is_closed and not self._transfers:
                     self._close_files()
 
     def _close_files(self) -> None:
-        for number in list(self._files):
-            self._close_file(number)
+        for segment in list(self._files):
+            self._close_file(segment)
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1
 
-    def _close_file(self, number: int) -> None:
-        fd = self._files.pop(number, None)
+    def _close_file(self, segment: int) -> None:
+        fd = self._files.pop(segment, None)
         if fd is not None:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -116,57 +115,60 @@ class SegmentFiles:
     def _transfer(
         self,
         extents: Sequence[Extent],
-        move: Callable[[int, list[memoryview], int], None],
+        transfer_all: Callable[[int, list[memoryview], int], None],
         *,
         create: bool,
     ) -> list[OSError | None]:
-        outcome: list[OSError | None] = [None] * len(extents)
-        with self._hold_open() as usable:
-            if not usable:
+        errors: list[OSError | None] = [None] * len(extents)
+        with self._hold_open() as is_open:
+            if not is_open:
                 return [OSError(errno.EBADF, "the files are closed")] * len(extents)
-            for first, last in self._runs([unit for unit, _ in extents]):
-                undone = first
+            for first, end in self._find_runs([unit for unit, _ in extents]):
+                first_undone = first
                 try:
-                    segment, index = divmod(extents[first][0], self.per_segment)
+                    first_unit, first_buffers = extents[first]
+                    segment, index = divmod(first_unit, self.units_per_segment)
                     fd = self._open(segment, create=create)
                     # Transfer in small groups of whole pages, so that an error affects few pages.
-                    step = max(1, _IOV_MAX // len(extents[first][1]))
-                    for begin in range(first, last, step):
-                        end = min(begin + step, last)
-                        buffers = [view for _, views in extents[begin:end] for view in views]
-                        move(fd, buffers, (index + begin - first) * self.unit_bytes)
-                        undone = end
+                    step = max(1, _IOV_MAX // len(first_buffers))
+                    for group in range(first, end, step):
+                        group_end = min(group + step, end)
+                        buffers = [view for _, views in extents[group:group_end] for view in views]
+                        transfer_all(fd, buffers, (index + group - first) * self.unit_bytes)
+                        first_undone = group_end
                 except OSError as error:
-                    outcome[undone:last] = [error] * (last - undone)
-        return outcome
+                    errors[first_undone:end] = [error] * (end - first_undone)
+        return errors
 
-    def _runs(self, units: Sequence[int]) -> list[tuple[int, int]]:
+    def _find_runs(self, units: Sequence[int]) -> list[tuple[int, int]]:
         """Return half-open ranges of ``units`` that are adjacent within one file."""
         runs, first = [], 0
         for i in range(1, len(units) + 1):
-            joined = (
-                i < len(units) and units[i] == units[i - 1] + 1 and units[i] % self.per_segment != 0
+            is_adjacent = (
+                i < len(units)
+                and units[i] == units[i - 1] + 1
+                and units[i] % self.units_per_segment != 0
             )
-            if not joined:
+            if not is_adjacent:
                 if i > first:
                     runs.append((first, i))
                 first = i
         return runs
 
-    def _open(self, number: int, *, create: bool) -> int:
-        fd = self._files.get(number)
+    def _open(self, segment: int, *, create: bool) -> int:
+        fd = self._files.get(segment)
         if fd is None:
             flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-            fd = os.open(_name(number), flags, 0o600, dir_fd=self._directory)
-            other = self._files.setdefault(number, fd)
-            if other != fd:  # another thread was first
+            fd = os.open(_file_name(segment), flags, 0o600, dir_fd=self._directory)
+            first_fd = self._files.setdefault(segment, fd)
+            if first_fd != fd:  # another thread was first
                 os.close(fd)
-                fd = other
+                fd = first_fd
         return fd
 
 
-def _name(number: int) -> str:
-    return f"segment-{number:05d}.kv"
+def _file_name(segment: int) -> str:
+    return f"segment-{segment:05d}.kv"
 
 
 def _write_all(fd: int, buffers: list[memoryview], position: int) -> None:

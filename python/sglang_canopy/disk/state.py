@@ -19,10 +19,8 @@ from sglang_canopy.ttl.table import TTLTable
 
 @dataclass(slots=True, eq=False)
 class StoreState:
-    """State of one store. ``lock`` guards all of it except the page I/O of ``segments`` and the ``journal``.
-
-    Acquire the journal's own lock before ``lock``.
-    """
+    """State of one store. ``lock`` guards all of it except the page I/O of ``segments`` and the
+    ``journal``. Acquire the journal's own lock before ``lock``."""
 
     capacity_bytes: int
     clock: Callable[[], float]
@@ -30,7 +28,7 @@ class StoreState:
     counters: StoreCounters
     faults: Faults
     index: PageIndex
-    evictable: EvictablePages
+    evictable_pages: EvictablePages
     units: UnitAllocator
     ttl: TTLTable
     idle_namespaces: IdleNamespaces
@@ -47,5 +45,5 @@ class StoreState:
         """Continue without pages. No quota is used, and the policy keeps its learnt state."""
         self.index_generation += 1
         self.index = PageIndex()
-        self.evictable = self.evictable.without_pages(self.index)
+        self.evictable_pages = self.evictable_pages.make_empty(self.index)
         self.units = UnitAllocator(self.units.limit)

@@ -12,7 +12,7 @@ logger = logging.getLogger("sglang_canopy.disk")
 
 
 def is_damaged(error: sqlite3.Error) -> bool:
-    """Whether the file is broken, as opposed to out of space, read-only or busy."""
+    """Return whether the file is broken, as opposed to out of space, read-only or busy."""
     if isinstance(error, sqlite3.OperationalError):
         name = getattr(error, "sqlite_errorname", "") or ""
         return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")) or (
@@ -22,7 +22,6 @@ def is_damaged(error: sqlite3.Error) -> bool:
 
 
 def fault_kind(error: OSError | sqlite3.Error) -> str:
-    """Return the kind of a fault, one of ``FAULTS``."""
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return "full"
@@ -43,21 +42,20 @@ FAULTS = ("full", "read-only", "io", "corrupt", "index", "clock", "locked", "int
 class StoreCounters:
     """Counters in pages, unless the name has another unit."""
 
-    written: int = 0
+    written_pages: int = 0
     written_bytes: int = 0
-    """Bytes written to segment files."""
-    present: int = 0
+    present_pages: int = 0
     """Pages offered for writing that were already on disk."""
-    refused: Counter[str] = field(default_factory=Counter)
+    refused_pages: Counter[str] = field(default_factory=Counter)
     """Pages not written, by reason: ``no-prefix``, ``capacity``, ``quota``, ``unavailable``, or a fault."""
-    read: int = 0
+    read_pages: int = 0
     read_bytes: int = 0
-    evicted: Counter[str] = field(default_factory=Counter)
+    evicted_pages: Counter[str] = field(default_factory=Counter)
     """Pages removed: by ``capacity``, ``ttl``, ``quota``, ``trim``, ``corrupt``, ``cleared``, ``deleted``."""
     faults: Counter[str] = field(default_factory=Counter)
-    orphans: int = 0
+    orphan_units: int = 0
     """Units of data without an index row, cut off at start."""
-    dropped_at_start: int = 0
+    dropped_rows: int = 0
     """Index rows without a prefix or without data."""
 
 
@@ -66,7 +64,7 @@ class Faults:
 
     def __init__(self, counters: StoreCounters, folder_name: str) -> None:
         self._counters = counters
-        self._where = folder_name
+        self._folder_name = folder_name
 
     def record(self, kind: str, error: object, times: int = 1) -> None:
         assert kind in FAULTS, kind
@@ -74,7 +72,7 @@ class Faults:
             logger.warning(
                 "Disk store %s: %s: %s. Pages are recomputed instead; this is logged once, and "
                 "counted as fault %r.",
-                self._where,
+                self._folder_name,
                 kind,
                 error,
                 kind,

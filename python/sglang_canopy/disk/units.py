@@ -13,25 +13,25 @@ class UnitAllocator:
         """Maximum number of units."""
         self.end_unit = 0
         """One above the highest unit ever allocated."""
-        self.used = 0
-        self.growth_allowed = True
+        self.used_units = 0
+        self.may_grow = True
         """False while the disk is full: only existing units are allocated."""
         self._free: list[int] = []
         self._readers: dict[int, int] = {}
         self._freed_while_read: set[int] = set()
-        self._missing: list[int] = []
+        self._unwritten: list[int] = []
         """Units that were allocated, but not written because the disk was full."""
 
     @property
-    def available(self) -> int:
+    def available_units(self) -> int:
         """Number of units that can be allocated now."""
-        fresh = max(0, self.limit - self.end_unit) if self.growth_allowed else 0
-        return len(self._free) + fresh
+        new_units = max(0, self.limit - self.end_unit) if self.may_grow else 0
+        return len(self._free) + new_units
 
     def allocate(self) -> int:
-        """Return a free unit. Check ``available`` first."""
-        assert self.available, "no unit is free"
-        self.used += 1
+        """Return a free unit. Check ``available_units`` first."""
+        assert self.available_units, "no unit is free"
+        self.used_units += 1
         if self._free:
             return self._free.pop()
         self.end_unit += 1
@@ -40,7 +40,7 @@ class UnitAllocator:
     def free(self, units: Iterable[int]) -> None:
         """Free ``units``. A unit being read is reused only after ``end_read``."""
         for unit in units:
-            self.used -= 1
+            self.used_units -= 1
             if unit in self._readers:
                 self._freed_while_read.add(unit)
             else:
@@ -48,15 +48,15 @@ class UnitAllocator:
 
     def record_full_disk(self, unit: int) -> None:
         """Record that ``unit`` could not be written because the disk is full; stop growth."""
-        self.used -= 1
-        self._missing.append(unit)
-        self.growth_allowed = False
+        self.used_units -= 1
+        self._unwritten.append(unit)
+        self.may_grow = False
 
     def allow_growth(self) -> None:
         """Allow growth again, including the units that could not be written."""
-        self.growth_allowed = True
-        self._free.extend(self._missing)
-        self._missing.clear()
+        self.may_grow = True
+        self._free.extend(self._unwritten)
+        self._unwritten.clear()
 
     def begin_read(self, units: Iterable[int]) -> None:
         """Protect ``units`` from reuse while they are read."""
@@ -78,7 +78,7 @@ class UnitAllocator:
     def adopt(self, used_units: set[int]) -> None:
         """Initialise from the used units of a loaded index."""
         self.end_unit = max(used_units) + 1 if used_units else 0
-        self.used = len(used_units)
+        self.used_units = len(used_units)
         self._free = [u for u in range(self.end_unit - 1, -1, -1) if u not in used_units]
 
     def shrink(self) -> None:
@@ -88,4 +88,4 @@ class UnitAllocator:
 
     def retire(self) -> None:
         """Release a unit above the limit whose page was moved."""
-        self.used -= 1
+        self.used_units -= 1

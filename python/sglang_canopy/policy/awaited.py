@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
 from sglang_canopy.policy.keep import TokenBudget
 from sglang_canopy.records import Leaf
@@ -15,7 +16,13 @@ TOTAL_SHARE = 0.5
 """Largest share of the device protected for all waiting requests."""
 
 
-class Awaited:
+class _Charge(NamedTuple):
+    until: float
+    tenant: Hashable
+    tokens: int
+
+
+class AwaitedPaths:
     """Protected leaves, each charged with its path. Times are on the requests' clock.
 
     A path with two protected leaves is charged in two parts: up to the upper leaf, and the rest.
@@ -24,30 +31,29 @@ class Awaited:
 
     def __init__(self, capacity_tokens: int) -> None:
         self.budget = TokenBudget(capacity_tokens, TENANT_SHARE, TOTAL_SHARE)
-        self._charges: dict[Leaf, tuple[float, Hashable, int]] = {}
-        """End, tenant and tokens of each charge, by end, except heads of splits."""
+        self._charges: dict[Leaf, _Charge] = {}
+        """In order of their ends, except heads of splits."""
 
     def is_fresh(self, leaf: Leaf, now: float) -> bool:
         """Return whether more than half of the protection period of ``leaf`` remains."""
         return leaf.awaited_until is not None and leaf.awaited_until > now + AWAITED_S / 2
 
-    def protect(self, leaf: Leaf, tenant: Hashable, now: float, above: Leaf | None = None) -> None:
-        """Protect ``leaf`` for a waiting request, which was measured but not admitted.
-
-        ``above``: the last leaf of the same path in the tier above, if ``leaf`` is not in that
-        tier.
-        """
+    def protect(
+        self, leaf: Leaf, tenant: Hashable, now: float, device_leaf: Leaf | None = None
+    ) -> None:
+        """Protect ``leaf`` for a waiting request, which was measured but not admitted. ``device_leaf``:
+        the last leaf of the same path on the device, if ``leaf`` is only on the host."""
         self._expire(now)
         self.end_protection(leaf)
         tokens = leaf.offset + leaf.length
         if not self.budget.take(tenant, tokens):
             return
-        upper = 0
-        if above is not None:
-            self.end_protection(above)
-            upper = above.offset + above.length
-            self._charge(above, now + AWAITED_S, tenant, upper)
-        self._charge(leaf, now + AWAITED_S, tenant, tokens - upper)
+        device_tokens = 0
+        if device_leaf is not None:
+            self.end_protection(device_leaf)
+            device_tokens = device_leaf.offset + device_leaf.length
+            self._charge(device_leaf, now + AWAITED_S, tenant, device_tokens)
+        self._charge(leaf, now + AWAITED_S, tenant, tokens - device_tokens)
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
         """Divide the charge of ``leaf``: ``head`` now holds its first tokens and has its
@@ -56,13 +62,12 @@ class Awaited:
         if charge is None:
             head.awaited_until = None
             return
-        until, tenant, tokens = charge
-        rest = min(tokens, leaf.length)
-        self._charges[leaf] = (until, tenant, rest)
-        self._charge(head, until, tenant, tokens - rest)
+        tail_tokens = min(charge.tokens, leaf.length)
+        self._charges[leaf] = charge._replace(tokens=tail_tokens)
+        self._charge(head, charge.until, charge.tenant, charge.tokens - tail_tokens)
 
     def _charge(self, leaf: Leaf, until: float, tenant: Hashable, tokens: int) -> None:
-        self._charges[leaf] = (until, tenant, tokens)
+        self._charges[leaf] = _Charge(until, tenant, tokens)
         leaf.awaited_until = until
 
     def __iter__(self) -> Iterator[Leaf]:
@@ -73,8 +78,8 @@ class Awaited:
         """End the protection of ``leaf``: its request was served, or its node was removed."""
         leaf.awaited_until = None
         charge = self._charges.pop(leaf, None)
-        if charge is not None and charge[2]:
-            self.budget.give_back(*charge[1:])
+        if charge is not None and charge.tokens:
+            self.budget.give_back(charge.tenant, charge.tokens)
 
     def clear(self) -> None:
         """End all protection; the tree is empty."""
@@ -84,6 +89,6 @@ class Awaited:
     def _expire(self, now: float) -> None:
         while self._charges:
             leaf = next(iter(self._charges))
-            if self._charges[leaf][0] > now:
+            if self._charges[leaf].until > now:
                 return
             self.end_protection(leaf)

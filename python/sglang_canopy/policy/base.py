@@ -30,23 +30,30 @@ QUANTUM_TOKENS = 64
 
 
 def tokens_kept(
-    length: int, keep: int, need: int, *, page: int, quantum: int, whole_nodes: bool
+    length: int,
+    keep_tokens: int,
+    needed_tokens: int,
+    *,
+    page_tokens: int,
+    quantum_tokens: int,
+    whole_nodes: bool,
 ) -> int:
     """Return the number of leading tokens kept of a victim of ``length`` tokens, a multiple of
-    ``page``.
+    ``page_tokens``.
 
-    The rule of the live tree and of both simulators. ``keep``: tokens that the policy keeps, rounded
-    up to a page. ``need``: tokens still to be freed. Evicts the needed tokens, but at least
-    ``quantum``; with ``whole_nodes``, all tokens except ``keep``. The last page is always evicted.
+    The rule of the live tree and of both simulators. ``keep_tokens``: that the policy keeps, rounded
+    up to a page. ``needed_tokens``: still to be freed. Evicts the needed tokens, but at least
+    ``quantum_tokens``; with ``whole_nodes``, all tokens except ``keep_tokens``. The last page is always evicted.
     """
-    kept_tokens = -(-keep // page) * page
+    kept_tokens = -(-keep_tokens // page_tokens) * page_tokens
     if not whole_nodes:
         # Round down to whole pages: rounding up would leave a remainder, and cut another node.
-        unneeded_tokens = (length - (need if need > quantum else quantum)) // page * page
+        evicted_tokens = needed_tokens if needed_tokens > quantum_tokens else quantum_tokens
+        unneeded_tokens = (length - evicted_tokens) // page_tokens * page_tokens
         if unneeded_tokens > kept_tokens:
             kept_tokens = unneeded_tokens
-    limit = (length - 1) // page * page
-    return kept_tokens if kept_tokens < limit else limit
+    max_kept_tokens = (length - 1) // page_tokens * page_tokens
+    return kept_tokens if kept_tokens < max_kept_tokens else max_kept_tokens
 
 
 class Victim(NamedTuple):
@@ -87,18 +94,14 @@ class Policy(abc.ABC):
         return request.label or request.category
 
     def record_hint(self, hint: LateHint) -> None:
-        """Learn from a hint that arrived without a request.
-
-        The policy later checks whether it was true. The tree writes the hint to the leaves.
-        """
+        """Learn from a hint that arrived without a request. The policy later checks whether it was
+        true. The tree writes the hint to the leaves."""
 
     @abc.abstractmethod
     def admit(self, leaf: Leaf, now: float) -> None:
-        """Rank ``leaf``, which became evictable. Never called twice without a ``drop`` between.
-
-        Ties are broken by ``Leaf.number``, which is unique in a radix tree. On disk every number is 0,
-        and the order of admission breaks them: ``number`` is no key.
-        """
+        """Rank ``leaf``, which became evictable. Never called twice without a ``drop`` between. Ties
+        are broken by ``Leaf.number``, which is unique in a radix tree. On disk every number is 0, and
+        the order of admission breaks them: do not use ``number`` as a key."""
 
     @abc.abstractmethod
     def drop(self, leaf: Leaf) -> None:
@@ -106,11 +109,8 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def victim(self, now: float) -> Victim | None:
-        """Return the next leaf to evict, or ``None`` if no leaf is admitted.
-
-        The leaf stays admitted until the tree calls ``drop``: two calls without a change between
-        return the same leaf.
-        """
+        """Return the next leaf to evict, or ``None`` if no leaf is admitted. The leaf stays admitted
+        until the tree calls ``drop``: two calls without a change between return the same leaf."""
 
     def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
         """Undo a ``drop``: rank the unchanged ``leaf`` exactly as before. ``rank_state``: its ``rank_state``
@@ -118,19 +118,15 @@ class Policy(abc.ABC):
         self.admit(leaf, now)
 
     def record_eviction(self, leaf: Leaf, tokens: int) -> None:
-        """Record that this policy's choice evicted ``tokens`` of ``leaf`` (ghosts, clocks).
-
-        If the leaf was cut, the simulators admit it again with its new length. The live tree splits it
-        first: ``leaf`` is the whole tail, and the head is another leaf.
-        """
+        """Record that this policy's choice evicted ``tokens`` of ``leaf``. If the leaf was cut, the
+        simulators admit it again with its new length. The live tree splits it first: ``leaf`` is the
+        whole tail, and the head is another leaf."""
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        """Update the ranks after the tree split ``leaf``: ``head``, its new parent, holds its first
-        tokens.
+        """Update the ranks after the tree split ``leaf``: ``head``, its new parent, holds its first tokens.
 
-        Called after ``head.inherit(leaf)``, with both lengths updated. ``leaf`` keeps its identity
-        and stays admitted if it was (its order must not depend on ``offset`` unless this method
-        handles it).
+        Called after ``head.inherit(leaf)``, with both lengths updated. ``leaf`` keeps its identity and
+        stays admitted if it was (its order must not depend on ``offset`` unless this method handles it).
         """
 
     def __init__(self, config: Any) -> None:
@@ -138,18 +134,14 @@ class Policy(abc.ABC):
         """The policy's frozen ``Config``."""
 
     def twin(self) -> Policy:
-        """Return a policy with the same configuration and no leaves, for another tier of the cache.
-
-        A twin that shares this policy's learnt state ignores ``arrive`` and ``finish``; the live tree
-        reports requests only to policies that learn (``learns``).
-        """
+        """Return a policy with the same configuration and no leaves, for another tier of the cache. A
+        twin that shares this policy's learnt state ignores ``arrive`` and ``finish``; the live tree
+        reports requests only to policies that learn (``learns``)."""
         return type(self)(self.config)
 
     def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
-        """Return the policy's view of ``leaf``, admitted or not, for operators.
-
-        Runs in the scheduler's thread, at the same point on every rank, since it may create labels.
-        """
+        """Return the policy's view of ``leaf``, admitted or not, for operators. Runs in the scheduler's
+        thread, at the same point on every rank, since it may create labels."""
         return {}
 
     def state(self) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from sglang_canopy.tenant import ChargedTenants
 AnyNode = TypeVar("AnyNode", bound=Any)
 
 
-_numbers = itertools.count()
+_node_numbers = itertools.count()
 
 
 class Node(Leaf):
@@ -34,7 +34,7 @@ class Node(Leaf):
 
     def __init__(self, parent: Node | None, blocks: tuple[int, ...], offset: int, length: int):
         super().__init__(offset, length)
-        self.number = next(_numbers)
+        self.number = next(_node_numbers)
         self.parent = parent
         self.blocks = blocks
         self.children: dict[int, Node] = {}
@@ -42,7 +42,7 @@ class Node(Leaf):
         """Requests in flight whose path ends in this node."""
 
 
-class Evicted(NamedTuple):
+class TreeCut(NamedTuple):
     """One cut, the argument of ``on_evict``."""
 
     offset: int
@@ -76,7 +76,7 @@ class RadixTree:
         quantum_tokens: int = 1,
         whole_nodes: bool = False,
         optional_caching: bool = False,
-        on_evict: Callable[[Evicted], None] | None = None,
+        on_evict: Callable[[TreeCut], None] | None = None,
         keep_tenant_share: float = TENANT_SHARE,
         keep_total_share: float = TOTAL_SHARE,
     ) -> None:
@@ -111,17 +111,17 @@ class RadixTree:
         if request.time > self.now:
             self.now = request.time
         request.label = policy.arrive(request)
-        node, hit = self.match(request.path)
-        request.cached_tokens = min(hit * self.block_tokens, request.prompt_tokens)
+        node, hit_blocks = self.match(request.path)
+        request.cached_tokens = min(hit_blocks * self.block_tokens, request.prompt_tokens)
         request.label = policy.finish(request)
-        self.cache_path(request, node, hit)
-        return hit
+        self.cache_path(request, node, hit_blocks)
+        return hit_blocks
 
-    def cache_path(self, request: Request, node: Node, hit: int) -> None:
-        """Cache the path of a finished request and mark it as used. ``match`` found ``hit`` blocks,
+    def cache_path(self, request: Request, node: Node, hit_blocks: int) -> None:
+        """Cache the path of a finished request and mark it as used. ``match`` found ``hit_blocks``,
         down to ``node``."""
         self.lock(node)
-        leaf = self.insert(request.path, node, hit)
+        leaf = self.insert(request.path, node, hit_blocks)
         self.mark_used(request, leaf)
         # ``insert`` left ``node`` with a child, or returned it as ``leaf``.
         node.locks -= 1
@@ -131,10 +131,8 @@ class RadixTree:
             self.evict(self.used_blocks - self.capacity_blocks)
 
     def match(self, path: Sequence[int]) -> tuple[Node, int]:
-        """Return the node at the end of the cached run of ``path``, and the run's number of blocks.
-
-        A partly matched node is split, so that the run ends at a node's end.
-        """
+        """Return the node at the end of the cached run of ``path``, and the run's number of blocks. A
+        partly matched node is split, so that the run ends at a node's end."""
         path = tuple(path)  # no copy of a tuple; slices must compare equal to ``blocks``
         return cached_run(self.root, path, self._split)
 
@@ -151,24 +149,22 @@ class RadixTree:
         if not node.locks and not node.children and node is not self.root:
             self.policy.admit(node, self.now)
 
-    def insert(self, path: Sequence[int], node: Node, hit: int) -> Node:
-        """Add the rest of ``path`` below ``node`` (locked), evicting for it.
-
-        Returns the path's last node, not yet marked used or admitted. If the path does not fit, only
-        its head is cached.
-        """
-        missing = len(path) - hit
-        if missing <= 0:
+    def insert(self, path: Sequence[int], node: Node, hit_blocks: int) -> Node:
+        """Add the rest of ``path`` below ``node`` (locked), evicting for it. Returns the path's last
+        node, not yet marked used or admitted. If the path does not fit, only its head is cached."""
+        missing_blocks = len(path) - hit_blocks
+        if missing_blocks <= 0:
             return node
-        short = missing - (self.capacity_blocks - self.used_blocks)
-        if short > 0 and not self.optional_caching:
-            missing -= max(0, short - self.evict(short))
-            if missing <= 0:
+        short_blocks = missing_blocks - (self.capacity_blocks - self.used_blocks)
+        if short_blocks > 0 and not self.optional_caching:
+            missing_blocks -= max(0, short_blocks - self.evict(short_blocks))
+            if missing_blocks <= 0:
                 return node
         tokens = self.block_tokens
-        leaf = Node(node, tuple(path[hit : hit + missing]), hit * tokens, missing * tokens)
-        node.children[path[hit]] = leaf
-        self.used_blocks += missing
+        blocks = tuple(path[hit_blocks : hit_blocks + missing_blocks])
+        leaf = Node(node, blocks, hit_blocks * tokens, missing_blocks * tokens)
+        node.children[path[hit_blocks]] = leaf
+        self.used_blocks += missing_blocks
         return leaf
 
     def mark_used(self, request: Request, leaf: Node) -> None:
@@ -183,15 +179,15 @@ class RadixTree:
         if request.keep_until is not None:
             self.keeps.grant(self._path_to(leaf), request.keep_until, charged_to, self.now)
 
-    def evict(self, need_blocks: int) -> int:
-        """Free at least ``need_blocks`` if the policy has victims; return the blocks freed."""
-        freed = 0
-        while freed < need_blocks:
+    def evict(self, needed_blocks: int) -> int:
+        """Free at least ``needed_blocks`` if the policy has victims; return the blocks freed."""
+        freed_blocks = 0
+        while freed_blocks < needed_blocks:
             victim = self.policy.victim(self.now)
             if victim is None:
                 break
-            freed += self._cut(victim.leaf, victim.keep_tokens, need_blocks - freed)  # type: ignore[arg-type]
-        return freed
+            freed_blocks += self._cut(victim.leaf, victim.keep_tokens, needed_blocks - freed_blocks)  # type: ignore[arg-type]
+        return freed_blocks
 
     def remove(self, leaf: Node) -> None:
         """Remove an expired, unlocked leaf that no policy chose."""
@@ -213,27 +209,29 @@ class RadixTree:
 
     def _path_to(self, node: Node) -> list[Node]:
         """Return the nodes down to ``node``, without the root."""
-        path = []
+        nodes = []
         while node is not self.root:
-            path.append(node)
+            nodes.append(node)
             node = node.parent  # type: ignore[assignment]
-        return path[::-1]
+        return nodes[::-1]
 
-    def _cut(self, leaf: Node, keep_tokens: int, need: int) -> int:
-        """Evict the end of ``leaf`` for a need of ``need`` blocks; return the blocks freed."""
+    def _cut(self, leaf: Node, keep_tokens: int, needed_blocks: int) -> int:
+        """Evict the end of ``leaf`` for a need of ``needed_blocks``; return the blocks freed."""
         policy, tokens = self.policy, self.block_tokens
         kept_tokens = tokens_kept(
             leaf.length,
             keep_tokens,
-            need * tokens,
-            page=tokens,
-            quantum=self.quantum_tokens,
+            needed_blocks * tokens,
+            page_tokens=tokens,
+            quantum_tokens=self.quantum_tokens,
             whole_nodes=self.whole_nodes,
         )
-        keep = kept_tokens // tokens
-        cut_blocks = len(leaf.blocks) - keep
+        kept_blocks = kept_tokens // tokens
+        cut_blocks = len(leaf.blocks) - kept_blocks
         if self.on_evict is not None:
-            cut = Evicted(leaf.offset + keep * tokens, cut_blocks * tokens, leaf.blocks[keep:])
+            cut = TreeCut(
+                leaf.offset + kept_blocks * tokens, cut_blocks * tokens, leaf.blocks[kept_blocks:]
+            )
             self.on_evict(cut)
         self.used_blocks -= cut_blocks
         self.evictions += 1
@@ -242,9 +240,9 @@ class RadixTree:
         # ``record_eviction`` receives the leaf with its length before the cut (see its docstring).
         policy.record_eviction(leaf, cut_blocks * tokens)
         self.keeps.shrink(leaf, cut_blocks * tokens)
-        if keep:
-            leaf.blocks = leaf.blocks[:keep]
-            leaf.length = keep * tokens
+        if kept_blocks:
+            leaf.blocks = leaf.blocks[:kept_blocks]
+            leaf.length = kept_blocks * tokens
             policy.admit(leaf, self.now)
             return cut_blocks
         parent = leaf.parent
@@ -291,17 +289,17 @@ def cached_run(
     ``split(node, n)`` moves the first ``n`` blocks of a partly matched node to a node of their own,
     and returns that node.
     """
-    node, run = root, 0
-    while run < len(path):
-        child = node.children.get(path[run])
+    node, run_blocks = root, 0
+    while run_blocks < len(path):
+        child = node.children.get(path[run_blocks])
         if child is None:
             break
-        end = run + len(child.blocks)
-        if path[run:end] != child.blocks:
-            shared = shared_run(child.blocks, path, run)
-            return split(child, shared), run + shared
-        node, run = child, end
-    return node, run
+        end = run_blocks + len(child.blocks)
+        if path[run_blocks:end] != child.blocks:
+            shared_blocks = shared_run(child.blocks, path, run_blocks)
+            return split(child, shared_blocks), run_blocks + shared_blocks
+        node, run_blocks = child, end
+    return node, run_blocks
 
 
 def shared_run(blocks: tuple[int, ...], path: Sequence[int], start: int) -> int:

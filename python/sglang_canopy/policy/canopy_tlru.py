@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
-from sglang_canopy.policy.structures.cells import EndQueue
+from sglang_canopy.policy.structures.cells import LEAF, TIME_S, EndQueue, HeapEntry
 from sglang_canopy.policy.structures.reranking import Reranking
 from sglang_canopy.policy.tail_target import TailTarget, check_target
 from sglang_canopy.records import Leaf, Request
@@ -57,6 +57,14 @@ class Config:
         check_target(self)
 
 
+class _Rank(NamedTuple):
+    """``Leaf.rank_state`` of this policy."""
+
+    queue: EndQueue
+    entry: HeapEntry
+    keep_tokens: int
+
+
 class TailOptimizedLRU(Policy):
     """T-LRU. Choosing a victim is O(log n) amortised."""
 
@@ -72,10 +80,10 @@ class TailOptimizedLRU(Policy):
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
         self._ranked_versions = self._versions()
         self._reranking = Reranking()
-        self._allowance = 0
+        self._allowance_tokens = 0
         """Tokens that the current request may still evict from others (optional caching)."""
-        self._free = EndQueue()
-        self._needed = EndQueue()
+        self._free_queue = EndQueue()
+        self._needed_queue = EndQueue()
 
     def arrive(self, request: Request) -> str:
         return self.model.arrive(request) if self.learns else super().arrive(request)
@@ -86,7 +94,7 @@ class TailOptimizedLRU(Policy):
         label = self.model.finish(request)
         self.target.observe(request)
         if self.config.caching == "optional":
-            self._allowance = self._needs(label, request)
+            self._allowance_tokens = self._needed_uncached(label, request)
         return label
 
     def twin(self) -> Policy:
@@ -96,9 +104,9 @@ class TailOptimizedLRU(Policy):
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        keep = self._keep_tokens(leaf)
-        queue = self._free if keep < leaf.length else self._needed
-        leaf.rank_state = (queue, queue.push(leaf, leaf.last_access), keep)
+        keep_tokens = self._keep_tokens(leaf)
+        queue = self._free_queue if keep_tokens < leaf.length else self._needed_queue
+        leaf.rank_state = _Rank(queue, queue.push(leaf, leaf.last_access), keep_tokens)
 
     def drop(self, leaf: Leaf) -> None:
         if leaf.rank_state is not None:
@@ -109,8 +117,8 @@ class TailOptimizedLRU(Policy):
                 self._reranking.discard(leaf)
 
     def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
-        queue, entry, keep = rank_state
-        leaf.rank_state = (queue, queue.push(leaf, entry[0]), keep)
+        queue, entry, keep_tokens = rank_state
+        leaf.rank_state = _Rank(queue, queue.push(leaf, entry[TIME_S]), keep_tokens)
         if self._reranking:
             self._reranking.put_back(leaf)
 
@@ -122,21 +130,21 @@ class TailOptimizedLRU(Policy):
             self._reranking.begin(self.leaves())
         if self._reranking:
             self._replan(now)
-        entry = self._free.oldest()
+        entry = self._free_queue.oldest()
         if entry is not None:
-            leaf = entry[-1]
-            return Victim(leaf, leaf.rank_state[2])
-        entry = self._needed.oldest()
+            leaf = entry[LEAF]
+            return Victim(leaf, leaf.rank_state.keep_tokens)
+        entry = self._needed_queue.oldest()
         if entry is None:
             return None
         if self.config.caching == "forced":
-            return Victim(entry[-1])
-        if self._allowance <= 0:
+            return Victim(entry[LEAF])
+        if self._allowance_tokens <= 0:
             return None
-        return Victim(entry[-1], max(0, entry[-1].length - self._allowance))
+        return Victim(entry[LEAF], max(0, entry[LEAF].length - self._allowance_tokens))
 
     def record_eviction(self, leaf: Leaf, tokens: int) -> None:
-        self._allowance -= tokens
+        self._allowance_tokens -= tokens
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
         if leaf.rank_state is not None:
@@ -148,18 +156,18 @@ class TailOptimizedLRU(Policy):
         threshold = self.target.threshold_of(leaf)
         if threshold is None:
             return leaf.length
-        budget = leaf.history + self.next_tokens(leaf.category) - threshold
-        return max(0, min(leaf.length, int(budget) - leaf.offset))
+        needed_tokens = leaf.history + self.next_tokens(leaf.category) - threshold
+        return max(0, min(leaf.length, int(needed_tokens) - leaf.offset))
 
-    def _needs(self, label: str, request: Request) -> int:
+    def _needed_uncached(self, label: str, request: Request) -> int:
         """Return the uncached tokens of the request's path that its next prompt needs."""
-        missing = request.prompt_tokens - (request.cached_tokens or 0)
-        threshold = self.target.tokens
+        uncached_tokens = request.prompt_tokens - (request.cached_tokens or 0)
+        threshold = self.target.threshold
         if threshold is None:
-            return missing
+            return uncached_tokens
         length = request.prompt_tokens + request.output_tokens
-        spare = request.prompt_tokens - int(length + self.next_tokens(label) - threshold)
-        return missing - max(0, spare)
+        unneeded_tokens = request.prompt_tokens - int(length + self.next_tokens(label) - threshold)
+        return uncached_tokens - max(0, unneeded_tokens)
 
     def next_tokens(self, label: str) -> float:
         """Return the planned new tokens of the next prompt for this label."""
@@ -171,15 +179,15 @@ class TailOptimizedLRU(Policy):
 
     def _versions(self) -> tuple[int, int]:
         # Prompt growth changes fast at first: replan after the fits 1, 2, 4, 8, and every 16th.
-        fits = self.model.version
-        return self.target.version, fits.bit_length() if fits < 16 else 4 + fits // 16
+        fit_count = self.model.version
+        replans = fit_count.bit_length() if fit_count < 16 else 4 + fit_count // 16
+        return self.target.version, replans
 
     def _replan(self, now: float) -> None:
         for leaf in self._reranking.due_leaves(now):
-            queue, entry, _ = leaf.rank_state
-            keep = self._keep_tokens(leaf)
-            if (queue is self._free) == (keep < leaf.length):
-                leaf.rank_state = (queue, entry, keep)
+            keep_tokens = self._keep_tokens(leaf)
+            if (leaf.rank_state.queue is self._free_queue) == (keep_tokens < leaf.length):
+                leaf.rank_state = leaf.rank_state._replace(keep_tokens=keep_tokens)
             else:
                 self.drop(leaf)
                 self.admit(leaf, now)
@@ -191,8 +199,8 @@ class TailOptimizedLRU(Policy):
         self.model.restore(state)
 
     def leaves(self) -> Iterator[Leaf]:
-        yield from self._free
-        yield from self._needed
+        yield from self._free_queue
+        yield from self._needed_queue
 
 
 POLICY = TailOptimizedLRU

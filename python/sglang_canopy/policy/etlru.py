@@ -111,7 +111,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
     def _weight(self, category: Category, bucket: Any) -> float:
         if bucket == _NO_TARGET:
             return 1.0
-        tail_chance = category.grows[bucket] if bucket > 0 else 1.0
+        tail_chance = category.growth_exceedance[bucket] if bucket > 0 else 1.0
         floor: float = self.config.floor
         return floor + (1.0 - floor) * tail_chance
 

@@ -14,23 +14,21 @@ from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import LateHint, Leaf, Request
 
 
-class Floored(Policy):
-    """``main``, or LRU after ``rank_by(lru=True)``. O(log n).
-
-    ``Leaf.rank_state`` is ``main``'s; the LRU order finds its entries by leaf.
-    """
+class FlooredPolicy(Policy):
+    """``main``, or LRU after ``rank_by(lru=True)``. O(log n). ``Leaf.rank_state`` is ``main``'s; the
+    LRU order finds its entries by leaf."""
 
     def __init__(self, main: Policy) -> None:
         super().__init__(main.config)
         self.main = main
         self.name = main.name  # type: ignore[misc]
         self.learns = main.learns
-        self.by_lru = False
+        self.is_lru_ranking = False
         self._lru = LazyHeap()
 
     def rank_by(self, lru: bool) -> None:
         """Choose the order of the next victims. Call it at the same request on every rank."""
-        self.by_lru = lru
+        self.is_lru_ranking = lru
 
     def admit(self, leaf: Leaf, now: float) -> None:
         self._lru.push(leaf, leaf.last_access)
@@ -51,24 +49,24 @@ class Floored(Policy):
 
     # victim = the least recently used leaf while the policy is behind, else the policy's
     def victim(self, now: float) -> Victim | None:
-        if not self.by_lru:
+        if not self.is_lru_ranking:
             return self.main.victim(now)
         leaf = self._lru.least()
         return None if leaf is None else Victim(leaf)
 
     def record_eviction(self, leaf: Leaf, tokens: int) -> None:
-        if not self.by_lru:
+        if not self.is_lru_ranking:
             self.main.record_eviction(leaf, tokens)
 
     def twin(self) -> Policy:
-        return Floored(self.main.twin())
+        return FlooredPolicy(self.main.twin())
 
     def leaves(self) -> Iterator[Leaf]:
         return iter(self._lru)
 
     def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
         explained = self.main.explain(leaf, now)
-        return {**explained, "ranked_by": "lru"} if self.by_lru else explained
+        return {**explained, "ranked_by": "lru"} if self.is_lru_ranking else explained
 
     # ---- the policy learns, whichever order ranks; a server reports requests to ``main`` itself ----
 

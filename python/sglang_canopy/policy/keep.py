@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_canopy.records import Leaf
 from sglang_canopy.tenant import charged_name
@@ -21,10 +21,8 @@ TOTAL_SHARE = 0.25
 
 
 class TokenBudget:
-    """Tokens in use, per tenant and in total, each within a limit.
-
-    Tenants are those that ``tenant.ChargedTenants`` returns.
-    """
+    """Tokens in use, per tenant and in total, each within a limit. Tenants are those that
+    ``tenant.ChargedTenants`` returns."""
 
     def __init__(self, capacity_tokens: int, tenant_share: float, total_share: float) -> None:
         self.tenant_limit_tokens = int(capacity_tokens * min(tenant_share, total_share))
@@ -36,40 +34,44 @@ class TokenBudget:
 
     def take(self, tenant: Hashable, tokens: int) -> bool:
         """Charge ``tokens`` to ``tenant``. Return false, without a charge, above a limit."""
-        used = self.by_tenant.get(tenant, 0)
-        total = self.used_tokens + tokens
-        if used + tokens > self.tenant_limit_tokens or total > self.total_limit_tokens:
+        tenant_tokens = self.by_tenant.get(tenant, 0) + tokens
+        total_tokens = self.used_tokens + tokens
+        if tenant_tokens > self.tenant_limit_tokens or total_tokens > self.total_limit_tokens:
             return False
         if tokens:
-            self.by_tenant[tenant] = used + tokens
+            self.by_tenant[tenant] = tenant_tokens
             self.used_tokens += tokens
         return True
 
     def give_back(self, tenant: Hashable, tokens: int) -> None:
         """Return ``tokens`` charged to ``tenant`` to the budget."""
         self.used_tokens -= tokens
-        remaining = self.by_tenant[tenant] - tokens
-        if remaining:
-            self.by_tenant[tenant] = remaining
+        remaining_tokens = self.by_tenant[tenant] - tokens
+        if remaining_tokens:
+            self.by_tenant[tenant] = remaining_tokens
         else:
             del self.by_tenant[tenant]
 
-    def stats(self, tenants: int = 64) -> dict[str, Any]:
-        """Return use and limits in tokens, with the ``tenants`` largest users."""
+    def stats(self, max_tenants: int = 64) -> dict[str, Any]:
+        """Return use and limits in tokens, with the ``max_tenants`` largest users."""
         rows = sorted(self.by_tenant.copy().items(), key=lambda row: (-row[1], str(row[0])))
         return {
             "tokens": self.used_tokens,
             "total_limit_tokens": self.total_limit_tokens,
             "tenant_limit_tokens": self.tenant_limit_tokens,
-            "tenants": [{"tenant": charged_name(t), "tokens": n} for t, n in rows[:tenants]],
+            "tenants": [{"tenant": charged_name(t), "tokens": n} for t, n in rows[:max_tenants]],
         }
 
 
-class Keeps:
-    """Grants keeps of paths, within a budget.
+class _KeepEnd(NamedTuple):
+    keep_until: float
+    push: int
+    leaf: Leaf
 
-    The tree reports each path to keep, the splits and cuts of its nodes, and the time.
-    """
+
+class Keeps:
+    """Grants keeps of paths, within a budget. The tree reports each path to keep, the splits and cuts
+    of its nodes, and the time."""
 
     def __init__(
         self,
@@ -78,18 +80,16 @@ class Keeps:
         total_share: float = TOTAL_SHARE,
     ) -> None:
         self.budget = TokenBudget(capacity_tokens, tenant_share, total_share)
-        self.granted = 0
-        self.refused = 0
-        """Number of paths that were not kept in full."""
+        self.granted_paths = 0
+        self.refused_paths = 0
+        """Paths that were not kept in full."""
         self._charges: dict[Leaf, tuple[Hashable, int]] = {}
-        self._ends: list[tuple[float, int, Leaf]] = []
-        self._count = 0
+        self._ends: list[_KeepEnd] = []
+        self._pushes = 0
 
     def grant(self, path: Iterable[Leaf], until: float, tenant: Hashable, now: float) -> None:
-        """Keep ``path`` (root first, no node admitted) until ``until``, within the budget.
-
-        The first node over budget and its descendants remain unchanged.
-        """
+        """Keep ``path`` (root first, no node admitted) until ``until``, within the budget. The first
+        node over budget and its descendants remain unchanged."""
         if until <= now:
             return
         self.expire(now)
@@ -98,12 +98,12 @@ class Keeps:
             if is_kept and leaf.keep_until is not None and leaf.keep_until >= until:
                 continue
             if not self._charge(leaf, tenant):
-                self.refused += 1
+                self.refused_paths += 1
                 return
             leaf.keep_until = until
             if not is_kept:
-                self._note_end(leaf)
-        self.granted += 1
+                self._push_end(leaf)
+        self.granted_paths += 1
 
     def _charge(self, leaf: Leaf, tenant: Hashable) -> bool:
         """Charge only ``tenant`` for ``leaf``. Return false, without a change, above a limit."""
@@ -120,13 +120,13 @@ class Keeps:
     def expire(self, now: float) -> None:
         """Release the charges of expired keeps."""
         ends = self._ends
-        while ends and ends[0][0] <= now:
-            leaf = heapq.heappop(ends)[2]
+        while ends and ends[0].keep_until <= now:
+            leaf = heapq.heappop(ends).leaf
             if leaf not in self._charges:
                 continue
             assert leaf.keep_until is not None
             if leaf.keep_until > now:
-                self._note_end(leaf)
+                self._push_end(leaf)
             else:
                 self.budget.give_back(*self._charges.pop(leaf))
 
@@ -138,17 +138,17 @@ class Keeps:
         tenant, tokens = charge
         self._charges[leaf] = (tenant, tokens - head.length)
         self._charges[head] = (tenant, head.length)
-        self._note_end(head)
+        self._push_end(head)
 
     def shrink(self, leaf: Leaf, tokens: int) -> None:
         """Release the charge for ``tokens`` removed from ``leaf``."""
         charge = self._charges.get(leaf)
         if charge is None:
             return
-        tenant, charged = charge
+        tenant, charged_tokens = charge
         self.budget.give_back(tenant, tokens)
-        if charged > tokens:
-            self._charges[leaf] = (tenant, charged - tokens)
+        if charged_tokens > tokens:
+            self._charges[leaf] = (tenant, charged_tokens - tokens)
         else:
             del self._charges[leaf]
 
@@ -167,12 +167,12 @@ class Keeps:
 
     def stats(self) -> dict[str, Any]:
         """Return the budget, and the number of paths granted and refused since the start."""
-        return {**self.budget.stats(), "granted": self.granted, "refused": self.refused}
+        return {**self.budget.stats(), "granted": self.granted_paths, "refused": self.refused_paths}
 
-    def _note_end(self, leaf: Leaf) -> None:
+    def _push_end(self, leaf: Leaf) -> None:
         assert leaf.keep_until is not None
-        self._count += 1
-        heapq.heappush(self._ends, (leaf.keep_until, self._count, leaf))
+        self._pushes += 1
+        heapq.heappush(self._ends, _KeepEnd(leaf.keep_until, self._pushes, leaf))
         if len(self._ends) > 2 * len(self._charges) + 64:
-            self._ends = [e for e in self._ends if e[2] in self._charges]
+            self._ends = [end for end in self._ends if end.leaf in self._charges]
             heapq.heapify(self._ends)

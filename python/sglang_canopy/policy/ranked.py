@@ -18,10 +18,8 @@ class NoOptions:
 
 
 class RankedPolicy(Policy):
-    """Evicts the leaf of least rank; ties are broken by older last access, then by depth.
-
-    O(log n). A subclass defines the rank.
-    """
+    """Evicts the leaf of least rank; ties are broken by older last access, then by depth. O(log n). A
+    subclass defines the rank."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

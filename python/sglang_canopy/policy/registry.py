@@ -39,7 +39,6 @@ _LIVE = {live: name for name, (live, _) in _SERVED.items()}
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the class names of the online policies."""
     return tuple(_MODULES)
 
 
@@ -76,10 +75,8 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
-    """Build a policy from its name and its JSON options.
-
-    Raises ``CanopyError`` naming the policy, the invalid key and the allowed keys.
-    """
+    """Build a policy from its name and its JSON options. Raises ``CanopyError`` naming the policy, the
+    invalid key and the allowed keys."""
     cls = policy_class(name)
     return cls(parse_config(name, cls.Config, config or {}))
 

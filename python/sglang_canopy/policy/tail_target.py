@@ -14,8 +14,9 @@ from sglang_canopy.policy.base import TAIL_TARGETS
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.ttft import threshold_tokens
 
-_OBSERVED = 2048
-_MOVED = 0.1
+_MAX_OBSERVED = 2048
+"""Requests over which the percentile is taken."""
+_MIN_MOVE = 0.1
 """Smallest relative change of the threshold that re-ranks leaves."""
 
 
@@ -38,30 +39,30 @@ class TailTarget:
         self._planned_ttft_model: tuple[float, float] | None = None
         self._leaves_have_targets = False
         """Whether any leaf has its own target, for which only the TTFT model matters."""
-        self._observed: deque[int] = deque()
-        self._ordered: list[int] = []
-        self._now = tokens
-        self.tokens = tokens
-        """The policy's threshold; ``None`` while unknown."""
+        self._recent_uncached: deque[int] = deque()
+        self._sorted_uncached: list[int] = []
+        self._current_threshold = tokens
+        self.threshold = tokens
+        """The policy's threshold ``xi``, in tokens; ``None`` while unknown."""
         self.version = 0
-        """Incremented if ``tokens``, or the TTFT model of leaves' own targets, moves by over a tenth."""
+        """Incremented if ``threshold``, or the TTFT model of leaves' own targets, moves by over a tenth."""
 
     def observe(self, request: Request) -> None:
         """Update the target from a finished request: its TTFT model, and its uncached tokens."""
         if request.ttft_model is not None:
             self._ttft_model = request.ttft_model
         if self._ttft_ms is not None and self._ttft_model is not None:
-            self._now = threshold_tokens(self._ttft_ms, self._ttft_model)
+            self._current_threshold = threshold_tokens(self._ttft_ms, self._ttft_model)
         elif self._percentile is not None and request.cached_tokens is not None:
             # TTFT grows with uncached tokens: both have the same percentiles.
-            self._add(max(0, request.prompt_tokens - request.cached_tokens))
-            index = int(self._percentile / 100.0 * (len(self._ordered) - 1))
-            self._now = float(self._ordered[index])
-        previous, now = self.tokens, self._now
-        if now is not None and (
-            previous is None or abs(now - previous) > _MOVED * max(previous, 1.0)
+            self._record(max(0, request.prompt_tokens - request.cached_tokens))
+            index = int(self._percentile / 100.0 * (len(self._sorted_uncached) - 1))
+            self._current_threshold = float(self._sorted_uncached[index])
+        previous, current = self.threshold, self._current_threshold
+        if current is not None and (
+            previous is None or abs(current - previous) > _MIN_MOVE * max(previous, 1.0)
         ):
-            self.tokens = now
+            self.threshold = current
             self.version += 1
         elif self._leaves_have_targets and self._has_ttft_model_moved():
             self._planned_ttft_model = self._ttft_model
@@ -71,13 +72,14 @@ class TailTarget:
         old, new = self._planned_ttft_model, self._ttft_model
         if old is None or new is None:
             return old is not new
-        return any(abs(b - a) > _MOVED * abs(a) for a, b in zip(old, new))
+        return any(abs(b - a) > _MIN_MOVE * abs(a) for a, b in zip(old, new))
 
-    def _add(self, uncached: int) -> None:
-        self._observed.append(uncached)
-        insort(self._ordered, uncached)
-        if len(self._observed) > _OBSERVED:
-            del self._ordered[bisect_left(self._ordered, self._observed.popleft())]
+    def _record(self, uncached_tokens: int) -> None:
+        self._recent_uncached.append(uncached_tokens)
+        insort(self._sorted_uncached, uncached_tokens)
+        if len(self._recent_uncached) > _MAX_OBSERVED:
+            oldest = self._recent_uncached.popleft()
+            del self._sorted_uncached[bisect_left(self._sorted_uncached, oldest)]
 
     def threshold_of(self, leaf: Leaf) -> float | None:
         """Return the threshold in tokens for the conversation of ``leaf``."""
@@ -86,4 +88,4 @@ class TailTarget:
                 self._leaves_have_targets, self._planned_ttft_model = True, self._ttft_model
             if self._ttft_model is not None:
                 return threshold_tokens(leaf.slo_ms, self._ttft_model)
-        return self.tokens
+        return self.threshold

@@ -24,14 +24,22 @@ writes the fields (``Leaf.refresh``), and calls ``admit`` again.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
-from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, HeapEntry, ReturnQueue
+from sglang_canopy.policy.structures.cells import (
+    LEAF,
+    TIME_S,
+    Cell,
+    Cells,
+    EndQueue,
+    HeapEntry,
+    ReturnQueue,
+)
 from sglang_canopy.records import LateHint, Leaf, Request
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.hint_trust import return_slack_s, sender_of
@@ -77,12 +85,12 @@ class WorkloadAware(Policy):
     def __init__(self, config: Any, model: ReuseModel | None = None) -> None:
         """``model``: learnt state to share; by default new."""
         super().__init__(config)
-        self.model = _model(config) if model is None else model
+        self.model = _make_model(config) if model is None else model
         self._cells = Cells(exponential=config.model == "exponential")
-        self._over = EndQueue()
-        self._returning: dict[Hashable, ReturnQueue] = {}
+        self._over_queue = EndQueue()
+        self._return_queues: dict[Hashable, ReturnQueue] = {}
         """Queues by sender of the hints, since each sender has its own accuracy."""
-        self._kept = EndQueue()
+        self._kept_queue = EndQueue()
         self._ranked_version = 0
 
     def arrive(self, request: Request) -> str:
@@ -102,42 +110,40 @@ class WorkloadAware(Policy):
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        until = leaf.protected_until()
-        if until > now:
-            leaf.rank_state = (self._kept, self._kept.push(leaf, until))
+        protected_until = leaf.protected_until()
+        if protected_until > now:
+            entry = self._kept_queue.push(leaf, protected_until)
+            leaf.rank_state = (self._kept_queue, entry)
             return
         if leaf.over or leaf.return_at is not None:
-            hinted = self._admit_hinted(leaf, now)
+            over_key = self._queue_if_trusted(leaf, now)
             if leaf.rank_state is not None:
                 return
         else:
-            hinted = ()
-        shared = self._shared_category(leaf)
+            over_key = ()
+        shared_category = self._shared_category(leaf)
         # Use the leaf's own label, even if it is not in the table: the cell must not depend on the
         # time of admission.
-        label = leaf.category if shared is None else shared.label
-        category = shared or self.model.categories.get(label)
+        label = leaf.category if shared_category is None else shared_category.label
+        category = shared_category or self.model.categories.get(label)
         bucket = self._bucket(leaf, category)
         self._cells.push(
-            (label, bucket, *hinted),
+            (label, bucket, *over_key),
             leaf,
-            lambda: (category, self._weight(category, bucket) * self._over_weight(hinted)),
+            lambda: (category, self._weight(category, bucket) * self._over_weight(over_key)),
         )
 
-    def _admit_hinted(self, leaf: Leaf, now: float) -> tuple[Hashable, ...]:
-        """Queue a leaf if its hints are trusted outright.
-
-        Otherwise return ``(key,)`` of the sender if its "over" lowers the rank, by the share of
-        such hints that proved true; else ``()``.
-        """
+    def _queue_if_trusted(self, leaf: Leaf, now: float) -> tuple[Hashable, ...]:
+        """Queue a leaf if its hints are trusted outright. Otherwise return ``(key,)`` of the sender if
+        its "over" lowers the rank, by the share of such hints that proved true; else ``()``."""
         hints, sender = self.model.hints, sender_of(leaf.tenant, leaf.source)
         if leaf.over and hints.is_over_trusted(sender):
-            leaf.rank_state = (self._over, self._over.push(leaf, leaf.last_access))
+            leaf.rank_state = (self._over_queue, self._over_queue.push(leaf, leaf.last_access))
             return ()
-        key = hints.key(sender)
-        returns = leaf.return_at is not None and _overdue_at(leaf) > now
-        if returns and hints.is_return_trusted(sender):
-            queue = self._returning.setdefault(key, ReturnQueue(key))
+        key = hints.trust_key(sender)
+        may_return = leaf.return_at is not None and _overdue_at(leaf) > now
+        if may_return and hints.is_return_trusted(sender):
+            queue = self._return_queues.setdefault(key, ReturnQueue(key))
             leaf.rank_state = (queue, self._push_return(queue, leaf))
             return ()
         # Hints without information share a cell: only its two end leaves are compared.
@@ -148,8 +154,8 @@ class WorkloadAware(Policy):
         assert leaf.return_at is not None, "no return was announced"
         return queue.push_until(leaf, leaf.return_at, _overdue_at(leaf))
 
-    def _over_weight(self, hinted: tuple[Any, ...]) -> float:
-        return self.model.hints.over_weight(hinted[0]) if hinted else 1.0
+    def _over_weight(self, over_key: Sequence[Any]) -> float:
+        return self.model.hints.over_weight(over_key[0]) if over_key else 1.0
 
     def _category(self, leaf: Leaf) -> Category:
         return self._shared_category(leaf) or self.model.categories.get(leaf.category)
@@ -176,46 +182,47 @@ class WorkloadAware(Policy):
         if isinstance(queue, Cell):
             self._cells.put_back(queue, leaf)
         elif isinstance(queue, ReturnQueue):
-            queue = self._returning.setdefault(queue.key, queue)
+            queue = self._return_queues.setdefault(queue.key, queue)
             leaf.rank_state = (queue, self._push_return(queue, leaf))
         else:
-            leaf.rank_state = (queue, queue.push(leaf, entry[0]))
+            leaf.rank_state = (queue, queue.push(leaf, entry[TIME_S]))
 
     def victim(self, now: float) -> Victim | None:
-        if self._kept.live or self._over.live or self._returning:
-            self._release(now)
+        if self._kept_queue.size or self._over_queue.size or self._return_queues:
+            self._release_expired(now)
         if self._ranked_version != self.model.version:
             self._ranked_version = self.model.version
             self._cells.reweigh(self._reweigh)
-        if (first := self._over.oldest() if self._over.live else None) is not None:
-            return Victim(first[-1])
+        if self._over_queue.size and (entry := self._over_queue.oldest()) is not None:
+            return Victim(entry[LEAF])
         least = self._cells.least(now)
-        if self._returning:
-            last, rank = self._last_to_return(now)
-            if last is not None and (least is None or rank < least[0][0]):
-                return Victim(last)
+        if self._return_queues:
+            last_leaf, rank = self._last_to_return(now)
+            if last_leaf is not None and (least is None or rank < least.order[0]):
+                return Victim(last_leaf)
         if least is not None:
-            return Victim(least[1], self._keep_tokens(least[1]))
-        soonest = self._kept.oldest()
-        return Victim(soonest[-1]) if soonest is not None else None
+            leaf = least.entry[LEAF]
+            return Victim(leaf, self._keep_tokens(leaf))
+        entry = self._kept_queue.oldest()
+        return Victim(entry[LEAF]) if entry is not None else None
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
         if leaf.rank_state is not None:
             self.drop(leaf)
             self.admit(leaf, leaf.last_access)
 
-    def _release(self, now: float) -> None:
-        """Rank normally the leaves whose keep or return time has expired, and those hinted over, from
-        the oldest to the first whose sender is still trusted."""
-        while (entry := self._kept.oldest()) is not None and entry[0] <= now:
-            self._readmit(entry[-1], now)
-        for sender, queue in list(self._returning.items()):
-            while (leaf := queue.overdue(now)) is not None:
+    def _release_expired(self, now: float) -> None:
+        """Move to their cells the leaves whose keep or return time has expired, and those hinted over,
+        from the oldest to the first whose sender is still trusted."""
+        while (entry := self._kept_queue.oldest()) is not None and entry[TIME_S] <= now:
+            self._readmit(entry[LEAF], now)
+        for sender, queue in list(self._return_queues.items()):
+            while (leaf := queue.longest_overdue(now)) is not None:
                 self._readmit(leaf, now)
-            if not queue.live:
-                del self._returning[sender]
-        while (entry := self._over.oldest()) is not None:
-            leaf = entry[-1]
+            if not queue.size:
+                del self._return_queues[sender]
+        while (entry := self._over_queue.oldest()) is not None:
+            leaf = entry[LEAF]
             if self.model.hints.is_over_trusted(sender_of(leaf.tenant, leaf.source)):
                 break
             self._readmit(leaf, now)
@@ -227,22 +234,23 @@ class WorkloadAware(Policy):
     def _last_to_return(self, now: float) -> tuple[Leaf | None, float]:
         """Return the least leaf with a hinted return, and its rank: the hinted time weighted by the
         hints' skill, plus the category's rank weighted by the rest."""
-        victim, least = None, (math.inf, 0.0, 0, 0)
-        for sender, queue in self._returning.items():
-            last = queue.youngest()
-            if last is None:
+        least_leaf, least_rank = None, math.inf
+        least_order = (math.inf, 0.0, 0, 0)
+        for sender, queue in self._return_queues.items():
+            entry = queue.youngest()
+            if entry is None:
                 continue
+            return_at, depth, number, _, leaf = entry
             skill = self.model.hints.return_skill(sender)
-            rank = skill / max(last[0] - now, 1e-3)
+            rank = skill / max(return_at - now, 1e-3)
             if skill < 1.0:
-                leaf = last[-1]
                 category = self._category(leaf)
                 weight = self._weight(category, self._bucket(leaf, category))
-                guess = weight * self._cells.rank(category, leaf.last_access, now)
-                rank += (1.0 - skill) * guess
-            if (order := (rank, last[0], last[1], last[2])) < least:
-                victim, least = last[-1], order
-        return victim, least[0]
+                category_rank = weight * self._cells.rank(category, leaf.last_access, now)
+                rank += (1.0 - skill) * category_rank
+            if (order := (rank, return_at, depth, number)) < least_order:
+                least_leaf, least_order, least_rank = leaf, order, rank
+        return least_leaf, least_rank
 
     def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
         """Return the part of a leaf's cell key that is not its category."""
@@ -253,9 +261,10 @@ class WorkloadAware(Policy):
         return 1.0
 
     def _reweigh(self, cell: Cell) -> float:
-        cell.category = self.model.categories.get(cell.key[0])  # type: ignore[index]
-        weight = self._weight(cell.category, cell.key[1])  # type: ignore[index]
-        return weight * self._over_weight(cell.key[2:])  # type: ignore[index]
+        key: Any = cell.key
+        label, bucket, *over_key = key
+        cell.category = self.model.categories.get(label)
+        return self._weight(cell.category, bucket) * self._over_weight(over_key)
 
     def _keep_tokens(self, leaf: Leaf) -> int:
         """Return the number of the victim's leading tokens to keep."""
@@ -282,19 +291,19 @@ class WorkloadAware(Policy):
         self.model.restore(state)
 
     def leaves(self) -> Iterator[Leaf]:
-        for queue in (self._kept, self._over, *self._returning.values()):
+        for queue in (self._kept_queue, self._over_queue, *self._return_queues.values()):
             yield from queue
         yield from self._cells
 
 
-def _model(config: Config) -> ReuseModel:
+def _make_model(config: Config) -> ReuseModel:
     return ReuseModel(
         window_s=config.window_s,
         max_samples=config.max_samples,
         min_samples=config.min_samples,
         max_categories=config.max_categories,
         own_gaps=config.own_gaps,
-        added=True,
+        uses_added_tokens=True,
         exponential=config.model == "exponential",
         type_turn=config.categories == "type-turn",
     )

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_canopy.radix import storage_holds
 from sglang_canopy.radix.counters import TTL
-from sglang_canopy.releases import without_none
+from sglang_canopy.releases import drop_none
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -44,7 +44,7 @@ class CanopyRadixCache(UnifiedRadixCache):
         self.tree_core.disk.attach(self)
         self.drain_s = self.tree_core.live.tiers.drain_s
         """Seconds for the drain at shutdown."""
-        self.holds = storage_holds.StorageHolds(self)
+        self.storage_holds = storage_holds.StorageHolds(self)
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         super().init_hicache(server_args, params)
@@ -60,13 +60,11 @@ class CanopyRadixCache(UnifiedRadixCache):
         super().release_host_resources()
 
     def is_backuped(self, node_id: int) -> bool:
-        """Return whether the storage may have the pages behind a node; SGLang reads it only then.
-
-        Under ``write_back`` the storage may have pages behind a node without a host copy.
-        """
+        """Return whether the storage may have the pages behind a node; SGLang reads it only then. Under
+        ``write_back`` the storage may have pages behind a node without a host copy."""
         if super().is_backuped(node_id):
             return True
-        return self.holds.possible and self.get_last_hash_value(node_id) is not None
+        return self.storage_holds.may_hold and self.get_last_hash_value(node_id) is not None
 
     def _evict_components(
         self,
@@ -85,44 +83,44 @@ class CanopyRadixCache(UnifiedRadixCache):
         ):
             # For an allocation, evict_for_alloc (unified_radix_cache.py) requests the eviction of
             # everything and stops at its target.
-            for_allocation = _FULL in targets and targets[_FULL][0] is _FULL
-            if for_allocation:
-                self.tree_core.shortfall = lambda: self._shortfall(targets)
-            optional_arguments = without_none(
+            is_allocation = _FULL in targets and targets[_FULL][0] is _FULL
+            if is_allocation:
+                self.tree_core.count_shortfall = lambda: self._shortfall_tokens(targets)
+            optional_arguments = drop_none(
                 allocation_reclaim_satisfied=allocation_reclaim_satisfied
             )
-            retry = self.holds.possible and not optional_arguments
-            self.holds.begin()
+            may_retry = self.storage_holds.may_hold and not optional_arguments
+            self.storage_holds.begin_eviction()
             try:
                 while True:
                     super()._evict_components(
                         request_by_type, tracker, available_size_targets, **optional_arguments
                     )
-                    short = request_by_type[_FULL] - tracker[_FULL]
-                    if for_allocation:
-                        short = self._shortfall(targets)
-                    if not retry or short <= 0:
+                    missing_tokens = request_by_type[_FULL] - tracker[_FULL]
+                    if is_allocation:
+                        missing_tokens = self._shortfall_tokens(targets)
+                    if not may_retry or missing_tokens <= 0:
                         return
-                    if not self.holds.end():
+                    if not self.storage_holds.end_holds():
                         return
             finally:
-                self.tree_core.shortfall = None
-        need = request_by_type[_FULL]
+                self.tree_core.count_shortfall = None
+        needed_tokens = request_by_type[_FULL]
         if _FULL in targets:
-            need = min(need, self._shortfall(targets))
-        while need > 0:
+            needed_tokens = min(needed_tokens, self._shortfall_tokens(targets))
+        while needed_tokens > 0:
             frees: dict[ComponentType, list] = {_FULL: []}
             try:
-                freed = self.tree_core.delete_leaves(need, frees)
+                freed_tokens = self.tree_core.delete_leaves(needed_tokens, frees)
             finally:  # free the slots of removed leaves, even if the next leaf failed
                 self._free_values(frees, {})
-            tracker[_FULL] += freed
-            if freed == 0 or _FULL not in targets:
+            tracker[_FULL] += freed_tokens
+            if freed_tokens == 0 or _FULL not in targets:
                 return
             # An allocator may hold back freed slots, so continue until its target is met.
-            need = self._shortfall(targets)
+            needed_tokens = self._shortfall_tokens(targets)
 
-    def _shortfall(self, targets: dict[ComponentType, tuple[ComponentType, int]]) -> int:
+    def _shortfall_tokens(self, targets: dict[ComponentType, tuple[ComponentType, int]]) -> int:
         """Return the tokens that an allocation still lacks."""
         component, target = targets[_FULL]
         return target - self._component_available_size(component)
@@ -147,9 +145,9 @@ class CanopyFullComponent(FullComponent):
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
     ) -> None:
-        if params.inserted_len and self.tree_core.inserting is None:
+        if params.inserted_len and self.tree_core.inserting_request is None:
             return  # SGLang inserts a finished prompt again, to split its leaf (checkpoint_into_tree)
-        self.tree_core.requests.mark_path_used(node, self.tree_core.inserting)
+        self.tree_core.requests.mark_path_used(node, self.tree_core.inserting_request)
 
     def finalize_match_result_in_tree_core(
         self, result: Any, params: Any, value_chunks: Any, best_value_len: int
@@ -173,21 +171,21 @@ class CanopyFullComponent(FullComponent):
     ) -> int | None:
         core = self.tree_core
         leaves = core.evictable_device_leaves
-        last = self._last_victim
-        if last is not None and last in leaves:
+        last_victim = self._last_victim
+        if last_victim is not None and last_victim in leaves:
             # _evict_components (unified_radix_cache.py) could not write it back: no second offer.
-            leaves.set_aside(last)
+            leaves.set_aside(last_victim)
         self._last_victim = None
         core.disk.finish_copies()
-        need = self._evict_device_request_cnt - tracker[self.component_type]
-        if need <= 0:
+        needed_tokens = self._evict_device_request_cnt - tracker[self.component_type]
+        if needed_tokens <= 0:
             return None
-        if core.shortfall is not None:
-            need = min(need, max(core.shortfall(), 1))
-        choice = leaves.next_victim(core.clock.now)
-        if choice is None:
+        if core.count_shortfall is not None:
+            needed_tokens = min(needed_tokens, max(core.count_shortfall(), 1))
+        victim = leaves.next_victim(core.clock.now)
+        if victim is None:
             return None
-        node = core.cut(*choice, need, cache_actions)
+        node = core.split_for_eviction(*victim, needed_tokens, cache_actions)
         self._last_victim = node
         return node.id
 
@@ -205,14 +203,14 @@ class CanopyFullComponent(FullComponent):
         host_frees: Any,
         cache_actions: Any = None,
     ) -> None:
-        core, optional_arguments = self.tree_core, without_none(cache_actions=cache_actions)
-        ct = self.component_type
-        while tracker[ct] < num_tokens:
-            choice = core.evictable_host_leaves.next_victim(core.clock.now)
-            if choice is None:
+        core, optional_arguments = self.tree_core, drop_none(cache_actions=cache_actions)
+        kind = self.component_type
+        while tracker[kind] < num_tokens:
+            victim = core.evictable_host_leaves.next_victim(core.clock.now)
+            if victim is None:
                 return
-            expired = core.evictable_host_leaves.victim_expired
-            node = core.cut(*choice, num_tokens - tracker[ct], cache_actions)
-            if expired:
+            has_expired = core.evictable_host_leaves.has_victim_expired
+            node = core.split_for_eviction(*victim, num_tokens - tracker[kind], cache_actions)
+            if has_expired:
                 node.canopy.eviction_reason = TTL
             core._evict_host_leaf(node, tracker, device_frees, host_frees, **optional_arguments)

@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live_request import LiveRequest
 
 _SPARE_ENDS = 64
+"""Conversations remembered beyond two per node of the tree."""
 
 
 class Conversations:
-    """Last nodes of all named conversations, by tenant and name.
-
-    Bounded by the size of the tree.
-    """
+    """Last nodes of all named conversations, by tenant and name. Bounded by the size of the tree."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -31,16 +29,14 @@ class Conversations:
         return self._ends.size
 
     def apply_session_end(self, request: LiveRequest) -> None:
-        """Apply the end of a session, which clients may send with a short, unrelated prompt.
-
-        The policies have received the request before.
-        """
+        """Apply the end of a session, which clients may send with a short, unrelated prompt. The
+        policies have received the request before."""
         name = request.conversation
         if request.over and request.linear and self.end_node(request.tenant, name) is not None:
             hint = LateHint(request.tenant, name, request.time, request.source, over=True)
             self.apply_hint(hint)
 
-    def remember(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
+    def set_end(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
         """Record that the path of ``request`` ends at ``node``."""
         if request.conversation is None:
             return
@@ -66,10 +62,8 @@ class Conversations:
         return self._ends.tenants_of(conversation)
 
     def apply_hint(self, hint: LateHint) -> None:
-        """Apply a hint to the cached nodes of a conversation.
-
-        Policies receive it even if nothing is cached, to learn how reliable hints are.
-        """
+        """Apply a hint to the cached nodes of a conversation. Policies receive it even if nothing is
+        cached, to learn how reliable hints are."""
         tree = self.tree
         for policy in tree.live.learners:
             policy.record_hint(hint)

@@ -42,10 +42,8 @@ BACKEND = "canopy"
 
 
 class CanopyTreeCore(OffsetWalkCore):
-    """A tree core whose victims are chosen by a ``Policy``.
-
-    ``params.canopy`` (a ``LivePolicies``) holds the policies and settings.
-    """
+    """A tree core whose victims are chosen by a ``Policy``. ``params.canopy`` (a ``LivePolicies``)
+    holds the policies and settings."""
 
     evictable_device_leaves: EvictableLeaves
     evictable_host_leaves: EvictableLeaves
@@ -67,38 +65,40 @@ class CanopyTreeCore(OffsetWalkCore):
         self.conversations = Conversations(self)
         self.requests = TreeRequests(self, self.conversations)
         # SGLang's methods have no argument for these two.
-        self.inserting: LiveRequest | None = None
+        self.inserting_request: LiveRequest | None = None
         """The request whose KV is being inserted."""
-        self.shortfall: Callable[[], int] | None = None
-        """Function: tokens that the allocation still lacks, while SGLang evicts for it."""
-        self.changes = 0
+        self.count_shortfall: Callable[[], int] | None = None
+        """Returns the tokens that the allocation still lacks, while SGLang evicts for it."""
+        self.change_count = 0
         """Rises with every change that can alter a match of full attention."""
         super().__init__(params, components)
         self.kv_events = Recorder(self, self.kv_events)
 
     def reset(self) -> None:
-        self.changes += 1
+        self.change_count += 1
         if hasattr(self, "evictable_device_leaves"):
             self.evictable_device_leaves.withdraw_all()
             self.evictable_host_leaves.withdraw_all()
             self.traffic.record_flush(self._node_arena.values())
         super().reset()
         self.protected.clear()
-        live, usable = self.live, self._usable if len(self.components) > 1 else None
-        self.evictable_device_leaves = EvictableLeaves(live.device_policy, self.clock, None, usable)
-        self.evictable_host_leaves = EvictableLeaves(
-            live.host_policy, self.clock, live.tiers.host_ttl, usable
+        live = self.live
+        is_usable = self._is_usable if len(self.components) > 1 else None
+        self.evictable_device_leaves = EvictableLeaves(
+            live.device_policy, self.clock, None, is_usable
         )
-        self.disk.tree_reset()
+        self.evictable_host_leaves = EvictableLeaves(
+            live.host_policy, self.clock, live.tiers.host_ttl, is_usable
+        )
+        self.disk.record_reset()
         self.conversations.clear()
 
     def contains(self, node: UnifiedTreeNode) -> bool:
-        """Return whether ``node`` is still in the tree."""
         return self._node_arena.get(node.id) is node
 
     def match_version(self, req: Req) -> tuple[int, int, int]:
         """Return a value that differs if a new match of ``req`` could find more or less full attention."""
-        return self.changes, len(req.output_ids), req.retraction_count
+        return self.change_count, len(req.output_ids), req.retraction_count
 
     def readmit(self, node: UnifiedTreeNode) -> None:
         """Let the policies rank ``node`` again later, as its metadata is about to change."""
@@ -106,18 +106,18 @@ class CanopyTreeCore(OffsetWalkCore):
         self.evictable_host_leaves.readmit(node)
 
     def begin_insert(self, params: InsertParams) -> Any:
-        self.inserting = getattr(params, "canopy", None)
+        self.inserting_request = getattr(params, "canopy", None)
         return super().begin_insert(params)
 
     def end_insert(self) -> list[Any]:
-        self.inserting = None
+        self.inserting_request = None
         return super().end_insert()
 
     # ---- creation, split and removal of nodes ----
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node = UnifiedTreeCore._new_node(self, priority)
-        self.changes += 1
+        self.change_count += 1
         node.canopy = NodeLeaf(number=node.id, node=node)
         return node
 
@@ -137,7 +137,7 @@ class CanopyTreeCore(OffsetWalkCore):
         return head, action
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
-        self.changes += 1
+        self.change_count += 1
         leaf = node.canopy
         if leaf.conversation is not None:
             self.conversations.move_end_to_parent(node)
@@ -145,31 +145,33 @@ class CanopyTreeCore(OffsetWalkCore):
         if leaf.keep_until is not None or leaf.awaited_until is not None:
             self.protected.drop_leaf(leaf)
 
-    def _usable(self, leaf: UnifiedTreeNode) -> bool:
+    def _is_usable(self, leaf: UnifiedTreeNode) -> bool:
         return can_end_after(self, leaf, len(leaf.key))
 
     # ---- evict the tokens needed ----
 
-    def cut(
-        self, node: UnifiedTreeNode, keep: int, need: int, actions: list | None = None
+    def split_for_eviction(
+        self,
+        node: UnifiedTreeNode,
+        keep_tokens: int,
+        needed_tokens: int,
+        actions: list | None = None,
     ) -> UnifiedTreeNode:
-        """Split off the part of ``node`` to evict and return the node that holds it.
-
-        ``keep``: tokens that the policy keeps; ``need``: tokens to free. ``tokens_kept`` decides
-        the number to evict, as in the simulators. A kept part that no request could use without the
-        rest (``can_end_after``) is evicted too.
-        """
+        """Split off the part of ``node`` to evict and return the node that holds it. ``keep_tokens``:
+        that the policy keeps; ``needed_tokens``: to free. ``tokens_kept`` decides the number to evict,
+        as in the simulators. A kept part that no request could use without the rest (``can_end_after``)
+        is evicted too."""
         leaf, settings = node.canopy, self.live.settings
-        leaf.eviction_reason = TRIM if keep > 0 else CAPACITY
+        leaf.eviction_reason = TRIM if keep_tokens > 0 else CAPACITY
         length = leaf.length or len(node.key)
-        if keep <= 0 and length <= need:
+        if keep_tokens <= 0 and length <= needed_tokens:
             return node  # the whole node is needed: ``tokens_kept`` is 0
         kept_tokens = tokens_kept(
             length,
-            keep,
-            need,
-            page=self.page_size,
-            quantum=settings.quantum_tokens,
+            keep_tokens,
+            needed_tokens,
+            page_tokens=self.page_size,
+            quantum_tokens=settings.quantum_tokens,
             whole_nodes=settings.whole_nodes,
         )
         if not kept_tokens or (
@@ -182,23 +184,23 @@ class CanopyTreeCore(OffsetWalkCore):
             actions.append(action)
         return node
 
-    def delete_leaves(self, need: int, frees: dict[ComponentType, list]) -> int:
-        """Delete device leaves until ``need`` tokens are freed; their slots are added to ``frees``.
-
-        Returns the tokens freed, fewer than ``need`` only if no leaf is left. For caches without a
-        lower tier, as no node is demoted.
-        """
+    def delete_leaves(self, needed_tokens: int, frees: dict[ComponentType, list]) -> int:
+        """Delete device leaves until ``needed_tokens`` are freed; their slots are added to ``frees``.
+        Returns the tokens freed, fewer than ``needed_tokens`` only if no leaf is left. For caches
+        without a lower tier, as no node is demoted."""
         leaves, tracker = self.evictable_device_leaves, {BASE_COMPONENT_TYPE: 0}
-        while tracker[BASE_COMPONENT_TYPE] < need:
-            choice = leaves.next_victim(self.clock.now)
-            if choice is None:
+        while tracker[BASE_COMPONENT_TYPE] < needed_tokens:
+            victim = leaves.next_victim(self.clock.now)
+            if victim is None:
                 break
+            victim_node, keep_tokens = victim
             # Withdraw the leaf first, so that the policy does not rank again the part evicted next.
-            leaves.readmit(choice[0])
-            node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE])
+            leaves.readmit(victim_node)
+            missing_tokens = needed_tokens - tracker[BASE_COMPONENT_TYPE]
+            node = self.split_for_eviction(victim_node, keep_tokens, missing_tokens)
             step = self.evict_device_leaf(node.id, is_write_back=False)
-            for kind, freed in step.device_frees.items():
-                frees.setdefault(kind, []).extend(freed)
+            for kind, slots in step.device_frees.items():
+                frees.setdefault(kind, []).extend(slots)
             tracker[BASE_COMPONENT_TYPE] += step.tracker[BASE_COMPONENT_TYPE]
             step.device_frees.clear()
         return tracker[BASE_COMPONENT_TYPE]
@@ -206,15 +208,17 @@ class CanopyTreeCore(OffsetWalkCore):
     # ---- the disk tier ----
 
     def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
-        read: list[tuple[UnifiedTreeNode, int]] = []
-        self.kv_events.uncounted = read
+        read_nodes: list[tuple[UnifiedTreeNode, int]] = []
+        self.kv_events.uncounted_nodes = read_nodes
         try:
             result = super().insert_host(node_id, key, *args, **kwargs)
         finally:
-            self.kv_events.uncounted = None
+            self.kv_events.uncounted_nodes = None
         hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
-        self.disk.pages_read(result.inserted_host_node, hashes)  # the nodes get their categories
-        for node, tokens in read:
+        self.disk.record_pages_read(
+            result.inserted_host_node, hashes
+        )  # the nodes get their categories
+        for node, tokens in read_nodes:
             while tokens > 0:  # the metadata may have split the node
                 self.traffic.record_copy(HOST, node, node.canopy.length)
                 tokens, node = tokens - node.canopy.length, node.parent
@@ -223,7 +227,7 @@ class CanopyTreeCore(OffsetWalkCore):
     def _build_backup_kv_action(self, node: UnifiedTreeNode, write_back: bool = False) -> Any:
         action = super()._build_backup_kv_action(node, write_back)
         if write_back and self.disk.active:
-            action.node_ids[:0] = [above.id for above in self.disk.unwritten_ancestors(node)]
+            action.node_ids[:0] = [ancestor.id for ancestor in self.disk.unwritten_ancestors(node)]
         return action
 
     def build_storage_backup_spec(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -242,38 +246,36 @@ class CanopyTreeCore(OffsetWalkCore):
 
 
 def can_end_after(core: UnifiedTreeCore, node: UnifiedTreeNode, tokens: int) -> bool:
-    """Return whether a lookup can end after ``tokens`` (1 or more) of ``node``.
-
-    A request continues from a node only if the node has the state at its end (Mamba, linear attention)
-    and a whole window of KV before it (sliding windows), on the device or on the host. Full KV beyond
-    the last such position cannot be used until a request has computed the missing state.
-    """
+    """Return whether a lookup can end after ``tokens`` (1 or more) of ``node``. A request continues
+    from a node only if the node has the state at its end (Mamba, linear attention) and a whole window
+    of KV before it (sliding windows), on the device or on the host. Full KV beyond the last such
+    position cannot be used until a request has computed the missing state."""
     by_type = core.components_by_type
     if ComponentType.MAMBA in by_type and (
-        tokens < len(node.key) or not _has(node, ComponentType.MAMBA)
+        tokens < len(node.key) or not _has_state(node, ComponentType.MAMBA)
     ):
         return False
     swa = by_type.get(ComponentType.SWA)
-    return swa is None or _whole_window(core, swa, node, tokens)
+    return swa is None or _has_whole_window(core, swa, node, tokens)
 
 
-def _has(node: UnifiedTreeNode, kind: ComponentType) -> bool:
-    """Apply SGLang's rule for a lookup: a copy on the host is enough."""
+def _has_state(node: UnifiedTreeNode, kind: ComponentType) -> bool:
+    """Return whether ``node`` has its state on the device or host, as SGLang's lookups require."""
     data = node.component_data[kind]
     return data.value is not None or data.host_value is not None
 
 
-def _whole_window(
+def _has_whole_window(
     core: UnifiedTreeCore, swa: TreeComponent, node: UnifiedTreeNode, tokens: int
 ) -> bool:
     if not swa.gates_prefix_match:
         return True
-    lacking = swa.sliding_window_size
+    lacking_tokens = swa.sliding_window_size
     while node is not core.root_node:
-        if not _has(node, ComponentType.SWA):
+        if not _has_state(node, ComponentType.SWA):
             return False
-        lacking -= tokens
-        if lacking <= 0:
+        lacking_tokens -= tokens
+        if lacking_tokens <= 0:
             return True
         node = node.parent
         tokens = len(node.key) if node.key is not None else 0

@@ -49,14 +49,13 @@ _VICTIM = struct.Struct("<5q")
 class TierRow:
     """One category in one tier. All counts are tokens since the start."""
 
-    hits: int = 0
+    hit_tokens: int = 0
     """Prompt tokens of finished requests found in this tier."""
-    entered: int = 0
+    entered_tokens: int = 0
     """Tokens inserted into the tier: computed, copied from above or loaded from below."""
-    evicted: list[int] = field(default_factory=lambda: [0] * len(REASONS))
-    """Tokens evicted, by reason."""
-    demoted: int = 0
-    """The part of ``evicted`` that remains in the tier below."""
+    evicted_tokens: list[int] = field(default_factory=lambda: [0] * len(REASONS))
+    demoted_tokens: int = 0
+    """The part of ``evicted_tokens`` that remains in the tier below."""
 
 
 @dataclass(slots=True)
@@ -68,43 +67,40 @@ class Row:
     """Tenant whose request created the row."""
     requests: int = 0
     prompt_tokens: int = 0
-    misses: int = 0
+    missed_tokens: int = 0
     """Prompt tokens of finished requests found in no tier."""
     tiers: tuple[TierRow, TierRow, TierRow] = field(
         default_factory=lambda: (TierRow(), TierRow(), TierRow())
     )
 
 
-class Victims:
-    """Running digest of the order of evictions from all tiers.
+class EvictionDigest:
+    """Running digest of the order of evictions from all tiers. Tensor-parallel ranks must evict alike:
+    equal counts with different digests on two ranks are a fault."""
 
-    Tensor-parallel ranks must evict alike: equal counts with different digests on two ranks are a
-    fault.
-    """
-
-    __slots__ = ("sum",)
+    __slots__ = ("count_and_digest",)
 
     def __init__(self) -> None:
-        self.sum = (0, 0)
+        self.count_and_digest = (0, 0)
         """Number of evictions, and the digest; one tuple, so that every read is consistent."""
 
     def add(self, tier: int, offset: int, tokens: Sequence[int]) -> None:
         """Add the eviction from ``tier`` of ``tokens``, at ``offset`` tokens in their path."""
-        count, digest = self.sum
-        what = _VICTIM.pack(tier, offset, len(tokens), tokens[0], tokens[-1])
-        self.sum = (count + 1, xxhash.xxh3_64_intdigest(what, seed=digest))
+        count, digest = self.count_and_digest
+        record = _VICTIM.pack(tier, offset, len(tokens), tokens[0], tokens[-1])
+        self.count_and_digest = (count + 1, xxhash.xxh3_64_intdigest(record, seed=digest))
 
 
 class Counters:
     """All counts of one live cache. Written only by the scheduler's thread; read by any."""
 
     __slots__ = (
-        "_of_label",
-        "_rows",
+        "_row_by_category",
+        "_row_by_label",
         "records_compared",
         "records_disagreed",
-        "refused",
-        "victims",
+        "refusal_counts",
+        "victim_digest",
     )
 
     def __init__(self) -> None:
@@ -112,41 +108,44 @@ class Counters:
         """Disk reads whose records tensor-parallel ranks compared."""
         self.records_disagreed = 0
         """Compared reads whose records differed, apart from times of use."""
-        self.refused = [0] * len(REFUSALS)
+        self.refusal_counts = [0] * len(REFUSALS)
         """Requests that ended without admission, by reason. They appear in no other count."""
-        self.victims = Victims()
-        self._rows: dict[str, Row] = {}
-        self._of_label: dict[str, Row] = {}
+        self.victim_digest = EvictionDigest()
+        self._row_by_category: dict[str, Row] = {}
+        self._row_by_label: dict[str, Row] = {}
 
     def row(self, label: str, tenant: str | None = None) -> Row:
         """Return the row of a category, or of a policy's refinement of one (``chat|end|turn1``)."""
-        row = self._of_label.get(label)
+        row = self._row_by_label.get(label)
         if row is None:
-            row = self._new_label(label, tenant)
+            row = self._add_label(label, tenant)
         return row
 
     def rows(self) -> list[Row]:
         """Return the rows of all categories, with ``OTHER`` if it counts anything."""
-        return list(self._rows.values())
+        return list(self._row_by_category.values())
 
     def category_of(self, label: str) -> str:
         """Return the category under which ``label`` is counted, without creating a row."""
         name = label.partition("|")[0]
-        return name if name in self._rows else OTHER
+        return name if name in self._row_by_category else OTHER
 
     def record_request(
-        self, label: str, prompt_tokens: int, hits: tuple[int, int, int], tenant: str | None = None
+        self,
+        label: str,
+        prompt_tokens: int,
+        hit_tokens: tuple[int, int, int],
+        tenant: str | None = None,
     ) -> None:
-        """Count a finished request of ``tenant``; ``hits``: prompt tokens found in each tier."""
+        """Count a finished request of ``tenant``; ``hit_tokens``: prompt tokens found in each tier."""
         row = self.row(label, tenant)
         row.requests += 1
         row.prompt_tokens += prompt_tokens
         device, host, disk = row.tiers
-        device.hits += hits[DEVICE]
-        host.hits += hits[HOST]
-        disk.hits += hits[DISK]
-        hit = sum(hits)
-        row.misses += max(0, prompt_tokens - hit)
+        device.hit_tokens += hit_tokens[DEVICE]
+        host.hit_tokens += hit_tokens[HOST]
+        disk.hit_tokens += hit_tokens[DISK]
+        row.missed_tokens += max(0, prompt_tokens - sum(hit_tokens))
 
     def record_eviction(
         self,
@@ -154,30 +153,30 @@ class Counters:
         label: str,
         tokens: int,
         reason: int,
-        demoted: bool = False,
+        is_demoted: bool = False,
         tenant: str | None = None,
     ) -> None:
-        """Count ``tokens`` evicted from ``tier`` for ``reason``. ``demoted``: the tier below still has
+        """Count ``tokens`` evicted from ``tier`` for ``reason``. ``is_demoted``: the tier below still has
         them."""
-        category_row = self._of_label.get(label) or self._new_label(label, tenant)
+        category_row = self._row_by_label.get(label) or self._add_label(label, tenant)
         row = category_row.tiers[tier]
-        row.evicted[reason] += tokens
-        if demoted:
-            row.demoted += tokens
+        row.evicted_tokens[reason] += tokens
+        if is_demoted:
+            row.demoted_tokens += tokens
 
-    def _new_label(self, label: str, tenant: str | None) -> Row:
+    def _add_label(self, label: str, tenant: str | None) -> Row:
         name = label.partition("|")[0]
-        if name not in self._rows and not self._has_room(tenant):
+        if name not in self._row_by_category and not self._has_room(tenant):
             name = OTHER
-        row = self._rows.setdefault(name, Row(name, tenant))
+        row = self._row_by_category.setdefault(name, Row(name, tenant))
         # Clients can invent any number of names, so the number of labels is bounded.
-        if len(self._of_label) < _MAX_LABELS:
-            self._of_label[label] = row
+        if len(self._row_by_label) < _MAX_LABELS:
+            self._row_by_label[label] = row
         return row
 
     def _has_room(self, tenant: str | None) -> bool:
         """Return whether a new category of ``tenant`` gets a row."""
-        count = len(self._rows)
+        count = len(self._row_by_category)
         if count < MAX_CATEGORIES // 2 or count >= MAX_CATEGORIES:
             return count < MAX_CATEGORIES
-        return sum(row.tenant == tenant for row in self._rows.values()) < TENANT_ROWS
+        return sum(row.tenant == tenant for row in self._row_by_category.values()) < TENANT_ROWS

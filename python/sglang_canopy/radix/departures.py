@@ -1,10 +1,9 @@
 """Causes of missed prompt tokens, from the history of each block of earlier prompts.
 
-A bounded map holds the latest fact of each block: the request that computes it, or its eviction
-from the tiers. Evictions are reported by ``TierTraffic.record_eviction``. A request is looked up when it is
-admitted, in the state in which SGLang matched it. Only stamps, paths and tree operations are used,
-so all tensor-parallel ranks agree, with one exception: each rank asks its own disk whether it holds
-a page.
+A bounded map holds the latest fact of each block: the request that computes it, or its eviction from the
+tiers. Evictions are reported by ``TierTraffic.record_eviction``. A request is looked up when it is
+admitted, in the state in which SGLang matched it. Only stamps, paths and tree operations are used, so all
+tensor-parallel ranks agree, with one exception: each rank asks its own disk whether it holds a page.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from sglang_canopy.radix.missed import (
     PARTIAL_PAGE,
     UNKNOWN,
     BlockMap,
+    CauseAndTier,
     ComputingRequest,
     Departure,
-    Key,
     MissTotals,
     RequestMisses,
     TierEviction,
@@ -39,30 +38,28 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live import LivePolicies
     from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
 
-TIMES_THE_CACHE = 4
+BLOCKS_PER_CACHED_BLOCK = 4
 """Number of remembered blocks, as a multiple of the blocks in device and host."""
 MIN_BLOCKS, MAX_BLOCKS = 4096, 1 << 18
 """Fewest and most entries of the map, about 120 bytes each."""
-SMALL = 1 << 14
+MAX_UNSAMPLED_BLOCKS = 1 << 14
 """Remembered blocks up to which every block is recorded."""
-MIN_ONE_IN = 8
-"""Above it one block in this many, or in more. With blocks of 64 tokens, 1.5 million new prompt tokens
-a second then take .5 % of the thread; 0.7 million if every block is recorded."""
+MIN_SAMPLE_STRIDE = 8
+"""Beyond that, one block in this many is recorded, or in more. With blocks of 64 tokens, 1.5 million new prompt tokens
+a second then take 0.5 % of the thread; 0.7 million if every block is recorded."""
 _NEW, _IN_FLIGHT, _PARTIAL = (NEVER_SEEN, NO_TIER), (IN_FLIGHT, NO_TIER), (PARTIAL_PAGE, NO_TIER)
 
 
 class Departures:
-    """History of one tree's blocks, and the sums of its misses.
-
-    ``live``: sizes of the tiers. ``disk``: the tier below the host.
-    """
+    """History of one tree's blocks, and the sums of its misses. ``live``: sizes of the tiers. ``disk``:
+    the tier below the host."""
 
     def __init__(
         self, block_tokens: int, page_tokens: int, live: LivePolicies, disk: DiskTier
     ) -> None:
         self.block_tokens, self.page_tokens = block_tokens, page_tokens
         self.totals = MissTotals()
-        self.one_in = 0
+        self.sample_stride = 0
         """One block in this many is remembered; the causes of the rest are inferred from it. 0: fixed
         by the cache's size at the first request."""
         self.corrected_tokens = 0
@@ -70,7 +67,7 @@ class Departures:
         self._live, self._disk = live, disk
         self._blocks = BlockMap(MIN_BLOCKS)
         self._evicted_tokens = 0
-        self._last: Key = _NEW
+        self._last_cause: CauseAndTier = _NEW
 
     @property
     def _capacity(self) -> int:
@@ -80,21 +77,18 @@ class Departures:
     # ---- evicted nodes ----
 
     def record_eviction(
-        self, decision: TierEviction, path: Sequence[int], page: str | None
+        self, eviction: TierEviction, path: Sequence[int], page: str | None
     ) -> None:
-        """Record tokens that left a tier and are in no other tier of the tree.
-
-        ``path``: block hashes of their path. ``page``: the name of their last page, if it was
-        written to the disk.
-        """
-        self._evicted_tokens += decision.tokens
-        cause, tier = EVICTED, decision.tier
+        """Record tokens that left a tier and are in no other tier of the tree. ``path``: block hashes
+        of their path. ``page``: the name of their last page, if it was written to the disk."""
+        self._evicted_tokens += eviction.tokens
+        cause, tier = EVICTED, eviction.tier
         if page is not None:
             cause, tier = LATE, DISK
         elif self._live.host_tokens if tier == DEVICE else self._disk.active:
             cause, tier = NOT_WRITTEN, tier + 1
         fact = Departure(cause, tier, self._evicted_tokens, page)
-        self._put(path, decision.offset, decision.tokens, fact)
+        self._put(path, eviction.offset, eviction.tokens, fact)
 
     def record_flush(self, leaf: NodeLeaf, tokens: int, page: str | None) -> None:
         """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``record_eviction``."""
@@ -111,59 +105,65 @@ class Departures:
 
     # ---- admission, writes and end of requests ----
 
-    def classify_misses(self, request: LiveRequest, cached: int, late_host: int = 0) -> None:
-        """Record that ``request`` found ``cached`` of its prompt tokens and computes the rest.
-
-        ``late_host``: the following tokens that the host holds but does not load.
-        """
-        if not self.one_in:
+    def classify_misses(
+        self, request: LiveRequest, cached_tokens: int, late_tokens: int = 0
+    ) -> None:
+        """Record that ``request`` found ``cached_tokens`` of its prompt tokens and computes the rest.
+        ``late_tokens``: the following tokens that the host holds but does not load."""
+        if not self.sample_stride:
             self._fix_sample()
-        prompt = request.prompt_tokens
-        misses = request.misses = RequestMisses(cached)
-        begin = cached
-        if late_host > 0 and begin < prompt:
-            late_host = min(late_host, prompt - begin)
-            misses.add((LATE, tier_name(HOST)), late_host)
-            begin += late_host
-        if begin < prompt:
-            self._classify(request, misses, begin)
+        misses = request.misses = RequestMisses(cached_tokens)
+        position = cached_tokens
+        if late_tokens > 0 and position < request.prompt_tokens:
+            late_tokens = min(late_tokens, request.prompt_tokens - position)
+            misses.add((LATE, tier_name(HOST)), late_tokens)
+            position += late_tokens
+        if position < request.prompt_tokens:
+            self._classify(request, misses, position)
 
     def _classify(self, request: LiveRequest, misses: RequestMisses, position: int) -> None:
         """Add the causes of the prompt tokens from ``position`` on. Blocks that are not sampled share the next
         one's cause, or the last one's."""
-        size, path, prompt = self.block_tokens, request.path, request.prompt_tokens
-        full = min(len(path), prompt // size)
-        first = min(position // size, full)
-        blocks = path[first:full]
-        mask, key = self.one_in - 1, None  # a power of two less one; ids are hashes
-        (newer, older), run_fact, begin = self._blocks.readers(), None, position
-        for end, block in enumerate(blocks, first + 1):
+        size, path, prompt_tokens = self.block_tokens, request.path, request.prompt_tokens
+        full_blocks = min(len(path), prompt_tokens // size)
+        first_block = min(position // size, full_blocks)
+        blocks = path[first_block:full_blocks]
+        mask, cause = self.sample_stride - 1, None  # a power of two less one; ids are hashes
+        (get_new, get_old), run_fact, run_start = self._blocks.getters(), None, position
+        for end, block in enumerate(blocks, first_block + 1):
             if block & mask:
                 continue
-            fact = newer(block) or older(block)
-            if fact is not run_fact or (type(fact) is ComputingRequest and key != _IN_FLIGHT):
-                if position > begin:
-                    misses.add_block(key or _NEW, run_fact, position - begin)
-                key, run_fact, begin = self._cause(fact, end * size, prompt), fact, position
+            fact = get_new(block) or get_old(block)
+            if fact is not run_fact or (type(fact) is ComputingRequest and cause != _IN_FLIGHT):
+                if position > run_start:
+                    misses.add_block(cause or _NEW, run_fact, position - run_start)
+                cause, run_fact, run_start = (
+                    self._cause(fact, end * size, prompt_tokens),
+                    fact,
+                    position,
+                )
             if fact is None:  # and so are the blocks behind it
-                key = _NEW
+                cause = _NEW
                 break
             position = end * size
-        if position > begin:
-            misses.add_block(key or _NEW, run_fact, position - begin)
-        if position < full * size:
-            misses.add(self._last if key is None else key, full * size - position)
-            position = full * size
-        if position < prompt:
+        if position > run_start:
+            misses.add_block(cause or _NEW, run_fact, position - run_start)
+        if position < full_blocks * size:
+            misses.add(self._last_cause if cause is None else cause, full_blocks * size - position)
+            position = full_blocks * size
+        if position < prompt_tokens:
             # Tokens after the last whole block are as new as that block, or belong to no whole
             # page.
-            misses.add(key if key and key in (_NEW, _IN_FLIGHT) else _PARTIAL, prompt - position)
-        self._last = key or self._last
+            is_inherited = cause in (_NEW, _IN_FLIGHT)
+            misses.add(cause if cause and is_inherited else _PARTIAL, prompt_tokens - position)
+        self._last_cause = cause or self._last_cause
         blocks = self._sample(blocks)
         if blocks:
             self._blocks.put(blocks, misses.computing)
 
-    def _cause(self, fact: ComputingRequest | Departure | None, end: int, prompt: int) -> Key:
+    def _cause(
+        self, fact: ComputingRequest | Departure | None, end: int, prompt_tokens: int
+    ) -> CauseAndTier:
         """Return the cause of a missed block that ends after ``end`` tokens."""
         if fact is None:
             return _NEW
@@ -174,43 +174,43 @@ class Departures:
                 return FLUSHED, NO_TIER
             return fact.cause, tier_name(fact.tier)
         assert type(fact) is ComputingRequest
-        if end > fact.written:
-            if fact.running:
+        if end > fact.written_tokens:
+            if fact.is_running:
                 return _IN_FLIGHT
-            if end - fact.written >= self.page_tokens + self.block_tokens:
+            if end - fact.written_tokens >= self.page_tokens + self.block_tokens:
                 return NOT_WRITTEN, tier_name(DEVICE)
             return _PARTIAL
         # The last token is always computed, together with its page.
-        if end > (prompt - 1) // self.page_tokens * self.page_tokens:
+        if end > (prompt_tokens - 1) // self.page_tokens * self.page_tokens:
             return _PARTIAL
         return UNKNOWN, NO_TIER
 
     def record_written(self, request: LiveRequest, tokens: int) -> None:
         """Record that the first ``tokens`` of the path of ``request`` are in the tree."""
         misses = request.misses
-        if misses is not None and tokens > misses.computing.written:
-            misses.computing.written = tokens
+        if misses is not None and tokens > misses.computing.written_tokens:
+            misses.computing.written_tokens = tokens
 
     def count_misses(self, request: LiveRequest, hits: int) -> None:
         """Record the end of ``request``; ``hits``: its prompt tokens found in any tier."""
         misses, request.misses = request.misses, None
         if misses is None:
             misses = RequestMisses(hits)
-        misses.computing.running = False
-        sums, missed = misses.sums, max(0, request.prompt_tokens - hits)
-        wrong = missed - sum(sums.values())
-        if wrong:
-            self.corrected_tokens += abs(wrong)
-            sums = scale_to_total(sums, missed)
+        misses.computing.is_running = False
+        sums, missed_tokens = misses.sums, max(0, request.prompt_tokens - hits)
+        misjudged_tokens = missed_tokens - sum(sums.values())
+        if misjudged_tokens:
+            self.corrected_tokens += abs(misjudged_tokens)
+            sums = scale_to_total(sums, missed_tokens)
         self.totals.add(sums)
-        for eviction, tokens in misses.evicted:
+        for eviction, tokens in misses.evicted_runs:
             self.totals.add_evicted(eviction, tokens, self._evicted_tokens, self._capacity)
 
     def stats(self) -> dict[str, Any]:
         """Return all sums as plain data."""
         return {
             **self.totals.stats(),
-            "one_block_in": self.one_in,
+            "one_block_in": self.sample_stride,
             "corrected_tokens": self.corrected_tokens,
         }
 
@@ -218,14 +218,15 @@ class Departures:
 
     def _sample(self, blocks: Sequence[int]) -> Sequence[int]:
         """Return those of ``blocks`` that are recorded."""
-        mask = self.one_in - 1
+        mask = self.sample_stride - 1
         return [block for block in blocks if not block & mask] if mask else blocks
 
     def _fix_sample(self) -> None:
         """Fix the sample and the map's size by the size of the cache."""
-        blocks, self.one_in = TIMES_THE_CACHE * self._capacity // self.block_tokens, 1
-        if blocks > SMALL:
-            self.one_in = MIN_ONE_IN
-        while blocks > MAX_BLOCKS * self.one_in:
-            self.one_in *= 2
-        self._blocks.limit = max(blocks // self.one_in, MIN_BLOCKS)
+        self.sample_stride = 1
+        blocks = BLOCKS_PER_CACHED_BLOCK * self._capacity // self.block_tokens
+        if blocks > MAX_UNSAMPLED_BLOCKS:
+            self.sample_stride = MIN_SAMPLE_STRIDE
+        while blocks > MAX_BLOCKS * self.sample_stride:
+            self.sample_stride *= 2
+        self._blocks.limit = max(blocks // self.sample_stride, MIN_BLOCKS)

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
 
 class DiskTier:
-    """Null implementation of the tier that stores pages: no tier below the host, or not Canopy's.
-
-    All calls come from the scheduler's thread.
-    """
+    """Null implementation of the tier that stores pages: no tier below the host, or not Canopy's. All
+    calls come from the scheduler's thread."""
 
     active = False
     """Whether the storage backend accepts metadata with its pages.
@@ -56,28 +54,23 @@ class DiskTier:
         """Finish the pending copies of ancestors, so that no ancestor is evicted before its copy."""
 
     def suspend(self, reason: str) -> bool:
-        """Stop using the storage until it responds again.
-
-        Return whether the host memory of unfinished writes may be used for other KV.
-        """
+        """Stop using the storage until it responds again. Return whether the host memory of unfinished
+        writes may be used for other KV."""
         return False
 
     def holds(self, page: str) -> bool:
         """Return whether this rank's disk has a page now."""
         return False
 
-    def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
-        """Record that the pages ``hashes`` were read; ``node_id``: the deepest node that now holds
-        them."""
+    def record_pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
+        """Record that the pages ``hashes`` were read; ``node_id``: the deepest node that now holds them."""
 
-    def tree_reset(self) -> None:
-        """Handle a reset of the tree. Stored pages remain."""
+    def record_reset(self) -> None:
+        """Record a reset of the tree. Stored pages remain."""
 
     def begin_drain(self, seconds: float) -> None:
         """Start the time for the drain, in which requests may still end."""
 
     def drain(self, seconds: float) -> None:
-        """Write pages that only memory holds, and stop using host memory.
-
-        The time is ``seconds`` from ``begin_drain`` on, if it was called, else from now on.
-        """
+        """Write pages that only memory holds, and stop using host memory. The time is ``seconds`` from
+        ``begin_drain`` on, if it was called, else from now on."""

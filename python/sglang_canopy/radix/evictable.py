@@ -1,8 +1,7 @@
 """One tier of the live cache (device or host): the evictable leaves, and the next victim.
 
-SGLang keeps each tier's evictable leaves in a plain set and rebuilds a heap over all of it for
-every eviction. ``EvictableLeaves`` is that set, but reports each change to a policy, so that no
-heap is rebuilt.
+SGLang keeps each tier's evictable leaves in a plain set and rebuilds a heap over all of it for every
+eviction. ``EvictableLeaves`` is that set, but reports each change to a policy, so that no heap is rebuilt.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MAX_CHILDREN_READ = 16_384
 class EvictableLeaves(set):
     """A tier's evictable nodes, with a policy that receives each change.
 
-    NOTE: ``add`` only notes the node; the policy receives it when the next request arrives or a
+    ``add`` only records the node; the policy receives it when the next request arrives or a
     victim is needed. SGLang adds a node before its request is known and often locks it
     again at once, so most additions never reach the policy at all.
     """
@@ -39,19 +38,19 @@ class EvictableLeaves(set):
         policy: Policy,
         clock: RequestClock,
         ttl: TTLTable | None = None,
-        usable: Callable[[UnifiedTreeNode], bool] | None = None,
+        is_usable: Callable[[UnifiedTreeNode], bool] | None = None,
     ) -> None:
         super().__init__()
         self.policy = policy
         self.expiry = None if ttl is None else HostExpiry(ttl)
-        self.victim_expired = False
+        self.has_victim_expired = False
         """Whether the last victim's TTL had expired; the policy did not choose it."""
         self.clock = clock
         self.pending: dict[UnifiedTreeNode, float] = {}
         """Nodes that the policy has not received yet, and the clock when they were added."""
-        self.usable = usable
+        self.is_usable = is_usable
         """Whether a request can use a leaf; ``None`` if requests can use all of them."""
-        self.unusable = LazyHeap()
+        self.unusable_leaves = LazyHeap()
         """Leaves that no request can use, least recent first.
 
         They are evicted before all others; the policy does not receive them.
@@ -93,7 +92,7 @@ class EvictableLeaves(set):
         leaf = node.canopy
         if self._set_aside and node in self._set_aside:
             del self._set_aside[node]
-        elif self.usable is None or not self.unusable.discard(leaf):
+        elif self.is_usable is None or not self.unusable_leaves.discard(leaf):
             self.policy.drop(leaf)
 
     # ---- victims ----
@@ -102,50 +101,48 @@ class EvictableLeaves(set):
         """Pass all nodes added since the last call to the policy."""
         if not self.pending:
             return
-        for node, since in self.pending.items():
-            if self.usable is not None and not self.usable(node):
+        for node, added_at in self.pending.items():
+            if self.is_usable is not None and not self.is_usable(node):
                 set_offsets(node)
-                self.unusable.push(node.canopy, 0)
+                self.unusable_leaves.push(node.canopy, 0)
                 continue
-            leaf = self._prepare_leaf(node, since)
-            self.policy.admit(leaf, since)
+            leaf = self._prepare_leaf(node, added_at)
+            self.policy.admit(leaf, added_at)
             if self.expiry is not None:
                 self.expiry.add(leaf, self)
         self.pending.clear()
 
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
         """Return the node to evict next and the number of first tokens that the policy keeps."""
-        self.victim_expired = False
+        self.has_victim_expired = False
         if self.pending:
             self.admit_pending()
-        if self.usable is not None:
-            unusable: NodeLeaf | None = self.unusable.least()  # type: ignore[assignment]
-            if unusable is not None:
-                return unusable.node, 0
+        if self.is_usable is not None:
+            unusable_leaf: NodeLeaf | None = self.unusable_leaves.least()  # type: ignore[assignment]
+            if unusable_leaf is not None:
+                return unusable_leaf.node, 0
         if self.expiry is not None:
             leaf = self.expiry.next_expired(now, self)
-            self.victim_expired = leaf is not None
+            self.has_victim_expired = leaf is not None
             if leaf is not None:
                 return leaf.node, 0
         victim = self.policy.victim(now)
         return None if victim is None else (victim.leaf.node, victim.keep_tokens)  # type: ignore[attr-defined]
 
-    def lowest_ranked(self, tokens: int, leaves: int) -> list[tuple[UnifiedTreeNode, int]]:
-        """Return the next victims, and the tokens that the policy keeps of each.
-
-        At most ``tokens`` tokens in all and ``leaves`` leaves. The order of eviction is not
-        changed. A node also counts as the parent of the victims before it, if only these keep it
-        from being evictable.
-        """
+    def lowest_ranked(self, max_tokens: int, max_leaves: int) -> list[tuple[UnifiedTreeNode, int]]:
+        """Return the next victims, and the tokens that the policy keeps of each. They end with
+        ``max_leaves``, or once they have ``max_tokens``. The order of eviction is not changed. A node
+        also counts as the parent of the victims before it, if only these keep it from being
+        evictable."""
         self.admit_pending()
-        unread = MAX_CHILDREN_READ
+        unread_children = MAX_CHILDREN_READ
 
-        def exposed(leaf: Leaf, evicted: Container[Leaf]) -> Leaf | None:
-            nonlocal unread
-            below: UnifiedTreeNode = leaf.node  # type: ignore[attr-defined]
-            if below.component_data[BASE_COMPONENT_TYPE].value is None:
+        def find_exposed(leaf: Leaf, evicted: Container[Leaf]) -> Leaf | None:
+            nonlocal unread_children
+            leaf_node: UnifiedTreeNode = leaf.node  # type: ignore[attr-defined]
+            if leaf_node.component_data[BASE_COMPONENT_TYPE].value is None:
                 return None  # a leaf of the host: its parent on the device is no victim of the host
-            node = below.parent
+            node = leaf_node.parent
             data = node.component_data[BASE_COMPONENT_TYPE]
             # A node without a use is ranked by the time at which it becomes evictable.
             if node.parent is None or data.value is None or node in self or not node.canopy.hits:
@@ -153,27 +150,28 @@ class EvictableLeaves(set):
             if any(kind.lock_ref for kind in node.component_data):
                 return None
             for child in node.children.values():
-                unread -= 1
-                if unread < 0:
+                unread_children -= 1
+                if unread_children < 0:
                     return None
-                on_device = child.component_data[BASE_COMPONENT_TYPE].value is not None
-                if on_device and child.canopy not in evicted:
+                is_on_device = child.component_data[BASE_COMPONENT_TYPE].value is not None
+                if is_on_device and child.canopy not in evicted:
                     return None
             return self._prepare_leaf(node, self.clock.now)
 
-        first: list[Any] = sorted(self.unusable, key=lambda leaf: leaf.last_access)[:leaves]
-        tokens -= sum(leaf.length for leaf in first)
+        unusable: list[Any] = sorted(self.unusable_leaves, key=lambda leaf: leaf.last_access)
+        del unusable[max_leaves:]
+        max_tokens -= sum(leaf.length for leaf in unusable)
         victims: list[Any] = _lowest_ranked(
-            self.policy, self.clock.now, tokens, leaves - len(first), exposed
+            self.policy, self.clock.now, max_tokens, max_leaves - len(unusable), find_exposed
         )
-        return [(leaf.node, keep) for leaf, keep in [(leaf, 0) for leaf in first] + victims]
+        return [(leaf.node, keep) for leaf, keep in [(leaf, 0) for leaf in unusable] + victims]
 
-    def _prepare_leaf(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
-        """Return ``node``'s leaf, prepared for the policy, which receives it as of ``since``."""
+    def _prepare_leaf(self, node: UnifiedTreeNode, added_at: float) -> NodeLeaf:
+        """Return ``node``'s leaf, prepared for the policy, which receives it as of ``added_at``."""
         leaf = node.canopy
         set_offsets(node)
         if leaf.hits == 0:
-            _inherit_from_parent(leaf, node, since)
+            _inherit_from_parent(leaf, node, added_at)
         if leaf.policy is not self.policy:
             leaf.policy, leaf.rank_state = self.policy, None
         return leaf
@@ -198,20 +196,18 @@ def _inherit_from_parent(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> N
 def _lowest_ranked(
     policy: Policy,
     now: float,
-    tokens: int,
-    leaves: int,
-    exposed: Callable[[Leaf, Container[Leaf]], Leaf | None],
+    max_tokens: int,
+    max_leaves: int,
+    find_exposed: Callable[[Leaf, Container[Leaf]], Leaf | None],
 ) -> list[Victim]:
-    """Return the next victims, up to ``tokens`` tokens or ``leaves`` leaves, whichever is less.
-
-    Every leaf keeps its rank. ``exposed(leaf, evicted)`` returns the unadmitted leaf that becomes
-    evictable once all leaves in ``evicted`` are evicted, ``leaf`` last, or ``None``.
-    """
+    """Return the next victims, until they have ``max_tokens``, at most ``max_leaves``. Every leaf keeps
+    its rank. ``find_exposed(leaf, evicted)`` returns the unadmitted leaf that becomes evictable once
+    all leaves in ``evicted`` are evicted, ``leaf`` last, or ``None``."""
     victims: list[Victim] = []
     evicted: dict[Leaf, Any] = {}
-    lent: set[Leaf] = set()
+    lent_leaves: set[Leaf] = set()
     try:
-        while tokens > 0 and len(victims) < leaves:
+        while max_tokens > 0 and len(victims) < max_leaves:
             victim = policy.victim(now)
             if victim is None:
                 break
@@ -219,16 +215,16 @@ def _lowest_ranked(
             evicted[leaf] = leaf.rank_state
             policy.drop(leaf)
             victims.append(victim)
-            tokens -= max(1, leaf.length - victim.keep_tokens)
-            above = None if victim.keep_tokens else exposed(leaf, evicted)
-            if above is not None:
-                lent.add(above)
-                policy.admit(above, now)
+            max_tokens -= max(1, leaf.length - victim.keep_tokens)
+            parent_leaf = None if victim.keep_tokens else find_exposed(leaf, evicted)
+            if parent_leaf is not None:
+                lent_leaves.add(parent_leaf)
+                policy.admit(parent_leaf, now)
     finally:
-        for leaf in lent:
+        for leaf in lent_leaves:
             if leaf not in evicted:
                 policy.drop(leaf)
         for leaf, rank_state in evicted.items():
-            if leaf not in lent:
+            if leaf not in lent_leaves:
                 policy.put_back(leaf, rank_state, now)
     return victims

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.core import CanopyTreeCore
 
 MAX_NODES = 256
+"""Maximum nodes of a path in an answer."""
 MAX_TENANTS = 16
 LOOKED_AHEAD_TOKENS = 1 << 16
 LOOKED_AHEAD_LEAVES = 256
@@ -35,22 +36,20 @@ def parse_question(text: str) -> tuple[str, dict[str, Any]] | None:
         name = str(body.pop("answer"))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
-    ok = name.isalnum() and isinstance(body.get("conversation"), str)
-    return (name, body) if ok and isinstance(body.get("tenant"), str | None) else None
+    is_valid = name.isalnum() and isinstance(body.get("conversation"), str)
+    return (name, body) if is_valid and isinstance(body.get("tenant"), str | None) else None
 
 
 def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one entry for each requested tenant that has, or had, such a conversation.
-
-    Does not affect evictions.
-    """
+    """Return one entry for each requested tenant that has, or had, such a conversation. Does not affect
+    evictions."""
     conversation = body["conversation"]
     if "tenant" in body:
         tenants = [body["tenant"]]
     else:
         tenants = core.conversations.tenants_of(conversation)[:MAX_TENANTS]
-    order = _next_victims(core) if tenants else []
-    return [_tenant_replica(core, tenant, conversation, order) for tenant in tenants]
+    victims = _next_victims(core) if tenants else []
+    return [_explain_tenant(core, tenant, conversation, victims) for tenant in tenants]
 
 
 def _next_victims(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
@@ -59,20 +58,22 @@ def _next_victims(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
     return [(node, len(node.key) - keep) for node, keep in victims]
 
 
-def _tenant_replica(
+def _explain_tenant(
     core: CanopyTreeCore,
     tenant: str | None,
     conversation: Hashable,
-    order: list[tuple[UnifiedTreeNode, int]],
+    victims: list[tuple[UnifiedTreeNode, int]],
 ) -> dict[str, Any]:
     now = core.clock.now
     end = core.conversations.end_node(tenant, conversation)
-    nodes = [] if end is None else _path(core, end)
+    nodes = [] if end is None else _describe_path(core, end)
     tokens = dict.fromkeys(TIERS, 0)
     for row in nodes:
         for tier in row["tiers"]:
             tokens[tier] += row["tokens"]
-    last_accesses = [n.canopy.last_access for n in _ancestors(core, end) if not n.canopy.shared]
+    last_accesses = [
+        node.canopy.last_access for node in _ancestors(core, end) if not node.canopy.shared
+    ]
     return {
         "tenant": shown_tenant(tenant),
         "conversation": conversation,
@@ -82,7 +83,7 @@ def _tenant_replica(
         "nodes": nodes[:MAX_NODES],
         "policy": core.live.device_policy.name,
         "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
-        "next_to_go": None if end is None else _eviction_place(core, end, order),
+        "next_to_go": None if end is None else _foresee_eviction(core, end, victims),
         "evicted": [
             {
                 "evicted_ago_s": round(now - eviction.time, 3),
@@ -95,13 +96,12 @@ def _tenant_replica(
                 "idle_s": round(eviction.idle_s, 3),
                 "demoted": eviction.demoted,
             }
-            for eviction in core.traffic.decisions.latest_of(tenant, conversation)
+            for eviction in core.traffic.evictions.latest_of(tenant, conversation)
         ],
     }
 
 
 def _ancestors(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[UnifiedTreeNode]:
-    """Return ``node`` and its ancestors, deepest first."""
     ancestors = []
     while node is not None and node is not core.root_node:
         ancestors.append(node)
@@ -109,7 +109,7 @@ def _ancestors(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[Unifi
     return ancestors
 
 
-def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
+def _describe_path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
     now, offset, rows = core.clock.now, 0, []
     for node in reversed(_ancestors(core, end)):
         data, leaf = node.component_data[BASE_COMPONENT_TYPE], node.canopy
@@ -118,7 +118,7 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
             {
                 "offset": offset,
                 "tokens": len(node.key),
-                "tiers": [tier for tier, has in zip(TIERS, is_on_tier) if has],
+                "tiers": [tier for tier, is_there in zip(TIERS, is_on_tier) if is_there],
                 "category": leaf.category,
                 "last_use_ago_s": round(now - leaf.last_access, 3),
                 "uses": leaf.hits,
@@ -129,25 +129,30 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
     return rows
 
 
-def _eviction_place(
-    core: CanopyTreeCore, end: UnifiedTreeNode, order: list[tuple[UnifiedTreeNode, int]]
+def _foresee_eviction(
+    core: CanopyTreeCore, end: UnifiedTreeNode, victims: list[tuple[UnifiedTreeNode, int]]
 ) -> dict[str, Any]:
     """Return the tokens that would be evicted before this path's last node on the device."""
-    on_device = {
+    device_nodes = {
         node
         for node in _ancestors(core, end)
         if node.component_data[BASE_COMPONENT_TYPE].value is not None
     }
-    rate = core.traffic.decisions.rate(DEVICE, core.clock.now)
-    before = 0
-    free = core.live.free_tokens()
-    for node, tokens in order if on_device else ():
-        if node in on_device:
-            seconds = (before + free) / rate if rate > 0 else math.inf
+    tokens_per_s = core.traffic.evictions.tokens_per_s(DEVICE, core.clock.now)
+    tokens_before = 0
+    free_tokens = core.live.free_tokens()
+    for node, tokens in victims if device_nodes else ():
+        if node in device_nodes:
+            seconds = (tokens_before + free_tokens) / tokens_per_s if tokens_per_s > 0 else math.inf
             return {
-                "tokens_before": before,
-                "free_tokens": free,
+                "tokens_before": tokens_before,
+                "free_tokens": free_tokens,
                 "seconds": None if math.isinf(seconds) else round(seconds, 1),
             }
-        before += tokens
-    return {"tokens_before": None, "looked_at_tokens": before, "free_tokens": free, "seconds": None}
+        tokens_before += tokens
+    return {
+        "tokens_before": None,
+        "looked_at_tokens": tokens_before,
+        "free_tokens": free_tokens,
+        "seconds": None,
+    }

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_canopy.config.tiers import TREE_KEYS, TierOptions, TreeSettings, split_config
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.floored import Floored
+from sglang_canopy.policy.floored import FlooredPolicy
 from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy, policy_class
 from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier
@@ -32,7 +32,7 @@ class LivePolicies:
     tiers: TierOptions = field(default_factory=TierOptions)
     learners: tuple[Policy, ...] = ()
     """Policies that receive each request. Nodes carry the labels of the first."""
-    disk_learns: bool = False
+    does_disk_learn: bool = False
     """Whether the disk tier's policy learns from requests."""
     counters: Counters = field(default_factory=Counters)
     profile: Profile | None = None
@@ -50,21 +50,22 @@ class LivePolicies:
         """Let LRU rank while the policies are behind it (``whatif/floor.py``). A policy for the tail
         accepts fewer hits, and has no floor. Call it before the tree has a leaf."""
         if self.policy_name != CANOPYS_LRU and not policy_class(self.policy_name).takes_tail_target:
-            self.device_policy = Floored(self.device_policy)
-            self.host_policy = Floored(self.host_policy)
+            self.device_policy = FlooredPolicy(self.device_policy)
+            self.host_policy = FlooredPolicy(self.host_policy)
 
     @property
     def ranking_policy_name(self) -> str:
         """Return the name of the policy that ranks the device now."""
         device = self.device_policy
-        return CANOPYS_LRU if isinstance(device, Floored) and device.by_lru else self.policy_name
+        is_lru = isinstance(device, FlooredPolicy) and device.is_lru_ranking
+        return CANOPYS_LRU if is_lru else self.policy_name
 
     def follow_floor(self, meter: Meter) -> None:
         """Rank by the order that ``meter`` finds ahead. Call it at each arrival."""
         device, host = self.device_policy, self.host_policy
-        if not (isinstance(device, Floored) and isinstance(host, Floored)):
+        if not (isinstance(device, FlooredPolicy) and isinstance(host, FlooredPolicy)):
             return
-        if device.by_lru == meter.is_behind:
+        if device.is_lru_ranking == meter.is_behind:
             return
         for policy in (device, host):
             policy.rank_by(lru=meter.is_behind)
@@ -79,34 +80,36 @@ class LivePolicies:
         return self.learners[0] if self.learners else self.device_policy
 
 
-def live_cache(
-    policy: str, config: Mapping[str, Any] | None, tiers: TierOptions | None = None
+def make_policies(
+    policy_name: str, config: Mapping[str, Any] | None, tiers: TierOptions | None = None
 ) -> LivePolicies:
     """Build the policies of both tiers. Raises ``CanopyError`` for an invalid configuration."""
     tiers = tiers or TierOptions()
-    settings, options = split_config(policy, config)
+    settings, options = split_config(policy_name, config)
     try:
-        device = make_policy(policy, options)
+        device = make_policy(policy_name, options)
     except CanopyError as error:
         raise CanopyError(f"{error}; every policy also takes: {', '.join(TREE_KEYS)}") from None
     if getattr(device.config, "caching", None) == "optional":
         raise CanopyError(
-            f"policy {policy!r}: key 'caching' must be 'forced' on a server, whose KV is in "
+            f"policy {policy_name!r}: key 'caching' must be 'forced' on a server, whose KV is in "
             "memory when a request ends; 'optional' is for canopy simulate"
         )
-    host = _host_policy(device, options, policy, tiers)
+    host = _host_policy(device, options, policy_name, tiers)
     disk = device if tiers.disk is None else make_policy(tiers.disk.name, tiers.disk.config)
     # The disk's own policy runs in another thread. If neither tier above learns, an equal policy
     # here makes its labels.
-    learners = [tier for tier in (device, host) if tier.learns] or [disk] * disk.learns
+    learners = [policy for policy in (device, host) if policy.learns]
+    if not learners and disk.learns:
+        learners.append(disk)
     return LivePolicies(
-        policy,
+        policy_name,
         settings,
         device,
         host,
         tiers=tiers,
         learners=tuple(learners),
-        disk_learns=disk.learns,
+        does_disk_learn=disk.learns,
     )
 
 

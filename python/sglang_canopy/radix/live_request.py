@@ -22,7 +22,7 @@ from sglang_canopy.radix.tool_calls import calls_tool
 from sglang_canopy.records import ABORT, Leaf, Request
 from sglang_canopy.tenant import tenant_namespace, tenant_of_req
 from sglang_canopy.ttl.table import RESIDUAL
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 from sglang_canopy.wire.stamp import ADDED, read_stamp
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.missed import RequestMisses
 
 _ABORTED = "FINISH_ABORT"
-UNSTAMPED_S = 0.001
+UNSTAMPED_GAP_S = 0.001
 """Seconds between a request without a stamp and the previous request.
 
 This keeps the order, equal on every rank, although no time passes.
@@ -40,10 +40,8 @@ This keeps the order, equal on every rank, although no time passes.
 
 
 class RequestClock:
-    """The largest arrival stamp so far, in seconds: the current time for eviction and the tiers.
-
-    It advances only with requests, so that every rank reads the same time at the same request.
-    """
+    """The largest arrival stamp so far, in seconds: the current time for eviction and the tiers. It
+    advances only with requests, so that every rank reads the same time at the same request."""
 
     __slots__ = ("now",)
 
@@ -57,7 +55,7 @@ class RequestClock:
         return self.now
 
 
-class State(enum.Enum):
+class RequestPhase(enum.Enum):
     """What has become of a request. A retracted one waits again, but stays admitted."""
 
     RECEIVED = enum.auto()
@@ -75,7 +73,7 @@ class LiveRequest(Request):
     """A ``Request`` with a serial number, so that a node counts each request once."""
 
     number: int = field(default_factory=itertools.count().__next__)
-    state: State = State.RECEIVED
+    phase: RequestPhase = RequestPhase.RECEIVED
     is_health_probe: bool = False
     """Whether SGLang's health check sent it, which nothing learns from."""
     hash: int = 0
@@ -89,7 +87,7 @@ class LiveRequest(Request):
     """TTL below the device that the request sets, in seconds."""
     linear: bool = False
     """Whether one conversation has this name: it comes from a session's field or header."""
-    group: tuple[float, int] | None = None
+    sample_group: tuple[float, int] | None = None
     """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
     pending_samples: int = 0
     """Number of samples that follow this request, if it is their warm-up."""
@@ -101,19 +99,15 @@ class LiveRequest(Request):
     """Causes of its misses, from its admission to its end."""
 
 
-def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
-    """Return the policies' view of ``req``.
-
-    ``now``: time of the previous request, in seconds, for a request without a stamp.
-    ``block_tokens``: tokens per block of ``path``.
-    """
-    stamp = read_stamp(attached(req).params)
-    # Fields of other names here; the rest have the same names.
-    take = stamp.pop
-    take(ADDED, None)
-    time, keep_s = take("time", now + UNSTAMPED_S), take("keep_s", None)
-    stop_hint, samples = take("stop", None), take("samples", 0)
-    alpha, beta = take("alpha", None), take("beta", None)
+def make_live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
+    """Return the policies' view of ``req``. ``now``: time of the previous request, in seconds, for a
+    request without a stamp. ``block_tokens``: tokens per block of ``path``."""
+    stamp = read_stamp(state_of(req).params)
+    # Fields of other names here; the others have the same names.
+    stamp.pop(ADDED, None)
+    time, keep_s = stamp.pop("time", now + UNSTAMPED_GAP_S), stamp.pop("keep_s", None)
+    stop_hint, samples = stamp.pop("stop", None), stamp.pop("samples", 0)
+    alpha, beta = stamp.pop("alpha", None), stamp.pop("beta", None)
     prompt = req.origin_input_ids
     request = LiveRequest(
         time=time,
@@ -124,14 +118,13 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         block_tokens=block_tokens,
         prompt_tokens=len(prompt),
         path=[],
-        hash=_first_hash(req),
+        hash=_initial_hash(req),
         **stamp,
     )
     extend_path(request, prompt)
     if samples:
-        covered = len(request.path) * block_tokens
-        rest = array("q", prompt[covered:])
-        request.group = time, xxhash.xxh3_64_intdigest(rest, seed=request.hash)
+        tail = array("q", prompt[len(request.path) * block_tokens :])
+        request.sample_group = time, xxhash.xxh3_64_intdigest(tail, seed=request.hash)
         # TokenizerManager._handle_batch_request (tokenizer_manager.py) sends a prompt with n > 1
         # once, without output, and then n copies, which may have no limit yet.
         request.pending_samples = samples if req.sampling_params.max_new_tokens == 0 else 0
@@ -143,40 +136,38 @@ def is_refused(req: Req) -> bool:
     return type(req.to_finish or req.finished_reason).__name__ == _ABORTED
 
 
-def complete(request: LiveRequest, req: Req) -> None:
-    """Write the end of ``req`` into ``request``: output, cached tokens and stop reason.
-
-    A server that only prefills (``--disaggregation-mode prefill``) has neither output nor stop
-    reason: the client's fields are used, and the next turn supplies the rest.
-    """
-    request.state = State.DONE
-    handed_over = _handed_to_decode(req)
-    output = [] if handed_over else list(req.output_ids)
+def complete_request(request: LiveRequest, req: Req) -> None:
+    """Write the end of ``req`` into ``request``: output, cached tokens and stop reason. A server that
+    only prefills (``--disaggregation-mode prefill``) has neither output nor stop reason: the client's
+    fields are used, and the next turn supplies the rest."""
+    request.phase = RequestPhase.DONE
+    is_handed_over = _is_handed_to_decode(req)
+    output = [] if is_handed_over else list(req.output_ids)
     request.output_tokens = len(output)
     request.cached_tokens = req.cached_tokens
     request.stop = request.stop_hint
-    if request.stop is None and not handed_over:
+    if request.stop is None and not is_handed_over:
         request.stop = _stop_reason(req, request)
-    covered = len(request.path) * request.block_tokens
-    extend_path(request, [*req.origin_input_ids[covered:], *output])
+    hashed_tokens = len(request.path) * request.block_tokens
+    extend_path(request, [*req.origin_input_ids[hashed_tokens:], *output])
 
 
-_PUBLIC = xxhash.xxh3_64_intdigest(tenant_namespace(None, None))
+_PUBLIC_HASH = xxhash.xxh3_64_intdigest(tenant_namespace(None, None))
 
 
-def _first_hash(req: Req) -> int:
-    """Return the hash to which the first block's is chained."""
+def _initial_hash(req: Req) -> int:
+    """Return the hash of the tenant, to which the first block's hash is chained."""
     if not req.extra_key and not req.cache_salt:
-        return _PUBLIC
+        return _PUBLIC_HASH
     return xxhash.xxh3_64_intdigest(tenant_namespace(req.extra_key, req.cache_salt))
 
 
 def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
-    width = 8 * request.block_tokens
+    block_bytes = 8 * request.block_tokens
     data = memoryview(_as_int64(tokens)).cast("B")
     chain, path = request.hash, cast("list[int]", request.path)  # the path as the policies see it
-    blocks = struct.iter_unpack(f"{width}s", data[: len(data) // width * width])
+    blocks = struct.iter_unpack(f"{block_bytes}s", data[: len(data) // block_bytes * block_bytes])
     digest = xxhash.xxh3_64_intdigest
     path += [chain := digest(block, chain) for (block,) in blocks]
     request.hash = chain
@@ -189,11 +180,9 @@ def _as_int64(tokens: Sequence[int]) -> array[int]:
     return array("q", tokens)
 
 
-def _handed_to_decode(req: Req) -> bool:
-    """Return whether SGLang handed ``req`` to a decode server.
-
-    SGLang marks this by a finish length of 0, although the first token is computed.
-    """
+def _is_handed_to_decode(req: Req) -> bool:
+    """Return whether SGLang handed ``req`` to a decode server. SGLang marks this by a finish length of
+    0, although the first token is computed."""
     reason = req.finished_reason
     return (
         type(reason).__name__ == "FINISH_LENGTH"
@@ -257,11 +246,8 @@ class NodeLeaf(Leaf):
         self.offset, self.length = tail.offset, tokens
 
     def set_retention(self, request: LiveRequest) -> None:
-        """Set the TTL of the request.
-
-        A node shared with other conversations keeps the longest TTL. A request without a TTL
-        restores the group's.
-        """
+        """Set the TTL of the request. A node shared with other conversations keeps the longest TTL. A
+        request without a TTL restores the group's."""
         ttl_s = request.ttl_s
         if self.shared and ttl_s is not None:
             ttl_s = None if self.ttl_s is None else max(ttl_s, self.ttl_s)
@@ -279,12 +265,12 @@ def set_offsets(node: UnifiedTreeNode) -> None:
     """Set offset and length of ``node`` and of every ancestor without them."""
     if node.canopy.length == len(node.key):
         return
-    path = []
+    unset_nodes = []
     while node.parent is not None and node.canopy.length != len(node.key):
-        path.append(node)
+        unset_nodes.append(node)
         node = node.parent
     offset = node.canopy.offset + node.canopy.length
-    for child in reversed(path):
+    for child in reversed(unset_nodes):
         child.canopy.offset = offset
         child.canopy.length = len(child.key)
         offset += child.canopy.length

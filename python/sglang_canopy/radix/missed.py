@@ -28,13 +28,11 @@ end there (windows, states), or a dropped record.
 
 NO_TIER = "none"
 """Tier of causes without a tier."""
-WITH_MEMORY = (1.25, 1.5, 2.0, 4.0)
+MEMORY_SCALES = (1.25, 1.5, 2.0, 4.0)
 """Relative cache sizes with an estimate of their hits."""
 
-Key = tuple[str, str]
-"""Cause and tier."""
-Sums = dict[Key, int]
-"""Tokens by cause and tier."""
+CauseAndTier = tuple[str, str]
+MissedTokens = dict[CauseAndTier, int]
 
 
 class TierEviction(NamedTuple):
@@ -74,21 +72,23 @@ class MissTotals:
     """Sums of misses. The scheduler's thread fills it; any thread may call ``stats``."""
 
     def __init__(self) -> None:
-        self.sums: Counter[Key] = Counter()
-        self.hits_with_memory = dict.fromkeys(WITH_MEMORY, 0)
+        self.sums: Counter[CauseAndTier] = Counter()
+        self.hits_with_memory = dict.fromkeys(MEMORY_SCALES, 0)
         """Missed tokens that a cache of that size would still hold."""
 
-    def add(self, sums: Sums) -> None:
+    def add(self, sums: MissedTokens) -> None:
         """Add the misses of a finished request."""
         for key, tokens in sums.items():
             self.sums[key] += tokens
 
-    def add_evicted(self, departure: Departure, tokens: int, evicted: int, capacity: int) -> None:
-        """Record ``tokens`` of ``departure`` that were missed. ``evicted``: tokens evicted so far."""
-        since = evicted - departure.evicted_before
-        for size in WITH_MEMORY:
-            if since <= (size - 1) * capacity:
-                self.hits_with_memory[size] += tokens
+    def add_evicted(
+        self, departure: Departure, tokens: int, evicted_tokens: int, capacity_tokens: int
+    ) -> None:
+        """Record missed ``tokens`` of ``departure``. ``evicted_tokens``: of all evictions so far."""
+        evicted_since = evicted_tokens - departure.evicted_before
+        for scale in MEMORY_SCALES:
+            if evicted_since <= (scale - 1) * capacity_tokens:
+                self.hits_with_memory[scale] += tokens
 
     def stats(self) -> dict[str, Any]:
         """Return all sums as plain data."""
@@ -97,7 +97,7 @@ class MissTotals:
             tokens.setdefault(cause, {})[tier] = count
         return {
             "tokens": tokens,
-            "hits_with_memory": {f"x{size:g}": n for size, n in self.hits_with_memory.items()},
+            "hits_with_memory": {f"x{s:g}": n for s, n in self.hits_with_memory.items()},
         }
 
 
@@ -106,45 +106,51 @@ def tier_name(tier: int) -> str:
 
 
 class ComputingRequest:
-    """A request that is computing blocks."""
+    """A request that is computing blocks, or was."""
 
-    __slots__ = ("running", "written")
+    __slots__ = ("is_running", "written_tokens")
 
     def __init__(self) -> None:
-        self.running = True
-        self.written = 0
+        self.is_running = True
+        self.written_tokens = 0
         """Number of tokens of its path that are in the tree."""
 
 
 class RequestMisses:
     """Causes of one request's misses, from its admission to its end."""
 
-    __slots__ = ("cached_tokens", "computing", "evicted", "sums")
+    __slots__ = ("cached_tokens", "computing", "evicted_runs", "sums")
 
     def __init__(self, cached_tokens: int) -> None:
         self.cached_tokens = cached_tokens
         """Number of tokens that the request found."""
-        self.sums: Sums = {}
-        self.evicted: list[tuple[Departure, int]] = []
+        self.sums: MissedTokens = {}
+        self.evicted_runs: list[tuple[Departure, int]] = []
         self.computing = ComputingRequest()
 
-    def add(self, key: Key, tokens: int) -> None:
+    def add(self, key: CauseAndTier, tokens: int) -> None:
         self.sums[key] = self.sums.get(key, 0) + tokens
 
-    def add_block(self, key: Key, reason: ComputingRequest | Departure | None, tokens: int) -> None:
-        """Add tokens of a block that is missing for ``reason``."""
+    def add_block(
+        self, key: CauseAndTier, fact: ComputingRequest | Departure | None, tokens: int
+    ) -> None:
+        """Add tokens of a block, of which ``fact`` is the latest."""
         self.sums[key] = self.sums.get(key, 0) + tokens
-        if key[0] == EVICTED and type(reason) is Departure:
-            if self.evicted and self.evicted[-1][0] is reason:
-                tokens += self.evicted.pop()[1]
-            self.evicted.append((reason, tokens))
+        cause, _ = key
+        if cause == EVICTED and type(fact) is Departure:
+            last_departure, last_tokens = self.evicted_runs[-1] if self.evicted_runs else (None, 0)
+            if last_departure is fact:
+                self.evicted_runs.pop()
+                tokens += last_tokens
+            self.evicted_runs.append((fact, tokens))
 
 
-Reader = Callable[[int], ComputingRequest | Departure | None]
+GetFact = Callable[[int], ComputingRequest | Departure | None]
 
 
 class BlockMap:
-    """Bounded map from block hash to latest fact, in two generations; a full one replaces the older."""
+    """Bounded map from a block's hash to its latest fact: its departure, or the request that computes
+    it. Two generations: a full one replaces the older."""
 
     __slots__ = ("_dropped", "_new", "_old", "limit")
 
@@ -160,13 +166,13 @@ class BlockMap:
     def get(self, block: int) -> ComputingRequest | Departure | None:
         return self._new.get(block) or self._old.get(block)
 
-    def readers(self) -> tuple[Reader, Reader]:
+    def getters(self) -> tuple[GetFact, GetFact]:
         """Return ``get`` of each generation, for loops."""
         return self._new.get, self._old.get
 
-    def put(self, blocks: Sequence[int], reason: ComputingRequest | Departure) -> None:
+    def put(self, blocks: Sequence[int], fact: ComputingRequest | Departure) -> None:
         """Set the fact of ``blocks``. A dropped generation is freed gradually, to avoid a pause."""
-        self._new.update(dict.fromkeys(blocks, reason))
+        self._new.update(dict.fromkeys(blocks, fact))
         if self._dropped:
             drop = self._dropped.popitem
             for _ in range(min(2 * len(blocks), len(self._dropped))):
@@ -175,17 +181,17 @@ class BlockMap:
             self._dropped, self._old, self._new = self._old, self._new, {}
 
 
-def scale_to_total(sums: Sums, total: int) -> Sums:
+def scale_to_total(sums: MissedTokens, total: int) -> MissedTokens:
     """Scale ``sums`` to ``total`` tokens, which may differ from the count at admission."""
-    spare = sum(sums.values()) - total
-    if not spare:
+    excess = sum(sums.values()) - total
+    if not excess:
         return sums
     reduced = dict(sums)
-    if spare < 0:
-        reduced[UNKNOWN, NO_TIER] = reduced.get((UNKNOWN, NO_TIER), 0) - spare
+    if excess < 0:
+        reduced[UNKNOWN, NO_TIER] = reduced.get((UNKNOWN, NO_TIER), 0) - excess
         return reduced
     for key in list(reduced):
-        taken = min(spare, reduced[key])
+        taken = min(excess, reduced[key])
         reduced[key] -= taken
-        spare -= taken
+        excess -= taken
     return {key: tokens for key, tokens in reduced.items() if tokens}

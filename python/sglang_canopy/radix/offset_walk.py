@@ -1,9 +1,8 @@
 """SGLang's tree core, walking a long key by offsets.
 
-SGLang's insert slices the rest of the key at every node, and its match and insert copy the whole
-key again to round it down to pages. Here a walk copies only the compared parts of a key, and its
-rest once if a new leaf needs it. The nodes found, split, freed and created are the same, in the
-same order.
+SGLang's insert slices the rest of the key at every node, and its match and insert copy the whole key again
+to round it down to pages. Here a walk copies only the compared parts of a key, and its rest once if a new
+leaf needs it. The nodes found, split, freed and created are the same, in the same order.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 8
 """Bytes of a token id in a key's array."""
-_AT_ONCE = 1 << 12
-"""Tokens compared at once: enough to be fast, but few for keys that soon differ."""
-_VISITED = existing_fields(MatchResult, "last_visited_node_id")
+_COMPARED_IDS = 1 << 12
+"""Token ids compared at once: enough to be fast, but few for keys that soon differ."""
+_VISITED_FIELD = existing_fields(MatchResult, "last_visited_node_id")
 
 
 class CappedKey(RadixKey):
@@ -41,42 +40,47 @@ class CappedKey(RadixKey):
     __slots__ = ()
 
     @classmethod
-    def sharing(cls, key: RadixKey) -> CappedKey:
-        """Return the same key; its tokens are shared."""
+    def share_tokens(cls, key: RadixKey) -> CappedKey:
+        """Return an equal key that shares the tokens of ``key``."""
         return cls(key.token_ids, key.extra_key, key.is_bigram, key.limit, key.cache_salt)
 
     def page_aligned(self, page_size: int) -> RadixKey:
-        logical = len(self) // page_size * page_size
-        limit = logical + 1 if self.is_bigram and logical else logical
+        length = len(self) // page_size * page_size
+        limit = length + 1 if self.is_bigram and length else length
         return RadixKey(self.token_ids, self.extra_key, self.is_bigram, limit, self.cache_salt)
 
 
 class KeyCursor:
-    """Walks down a tree along ``key``: ``child``, then ``advance`` or ``advance_whole``.
+    """Walks down a tree along ``key``: ``next_child``, then ``advance`` or ``advance_whole``. ``key``,
+    or its first ``length`` tokens, must be whole pages."""
 
-    ``key``, or its first ``length`` tokens, must be whole pages.
-    """
-
-    __slots__ = ("_end", "_ids", "_key", "_last", "_page_size", "_pairs", "offset", "whole")
+    __slots__ = (
+        "_end",
+        "_ids",
+        "_key",
+        "_last_id",
+        "_page_size",
+        "_pair_tail",
+        "is_whole",
+        "offset",
+    )
 
     def __init__(self, key: RadixKey, page_size: int, length: int | None = None) -> None:
         self._key = key
         self._ids: array[int] = key.token_ids
         self._page_size = page_size
         self._end = len(key) if length is None else length
-        self._pairs = int(key.is_bigram)  # n pairs consist of n + 1 tokens
-        self._last = self._end + self._pairs if self._end else 0
+        self._pair_tail = int(key.is_bigram)  # n pairs consist of n + 1 tokens
+        self._last_id = self._end + self._pair_tail if self._end else 0
         self.offset = 0
         """Tokens (pairs, in a key of pairs) before the cursor."""
-        self.whole = True
+        self.is_whole = True
         """Whether the last ``advance`` passed all tokens of its node."""
 
-    def child(self, node: UnifiedTreeNode) -> UnifiedTreeNode | None:
-        """Return the child of ``node`` that may continue the key, or ``None``.
-
-        An only child is returned without comparing its first page: below the root all nodes are of
-        one namespace, and building the key of a page takes longer than comparing it.
-        """
+    def next_child(self, node: UnifiedTreeNode) -> UnifiedTreeNode | None:
+        """Return the child of ``node`` that may continue the key, or ``None``. An only child is
+        returned without comparing its first page: below the root all nodes are of one namespace, and
+        building the key of a page takes longer than comparing it."""
         if self.offset >= self._end:
             return None
         children = node.children
@@ -87,94 +91,96 @@ class KeyCursor:
 
     def advance_whole(self, node: UnifiedTreeNode) -> bool:
         """Move past all tokens of ``node``, if the key continues with them."""
-        raw = _raw(node.key)
-        length = len(raw)
+        ids = _own_ids(node.key)
+        length = len(ids)
         end = self.offset + length
-        if end > self._last:
+        if end > self._last_id:
             return False
-        if length <= _AT_ONCE:
-            if self._ids[self.offset : end] != raw:
+        if length <= _COMPARED_IDS:
+            if self._ids[self.offset : end] != ids:
                 return False
-        elif self._common(raw) < length:
+        elif self._count_common(ids) < length:
             return False
-        self.offset = end - self._pairs
+        self.offset = end - self._pair_tail
         return True
 
     def advance(self, node: UnifiedTreeNode) -> int:
         """Move past the leading pages of ``node`` that continue the key. Returns their tokens."""
-        before = self.offset
-        self.whole = self.advance_whole(node)
-        if not self.whole:
-            shared = min(self._common(_raw(node.key)) - self._pairs, self._end - before)
-            self.offset += max(shared, 0) // self._page_size * self._page_size
-        return self.offset - before
+        start = self.offset
+        self.is_whole = self.advance_whole(node)
+        if not self.is_whole:
+            common = self._count_common(_own_ids(node.key)) - self._pair_tail
+            self.offset += (
+                max(min(common, self._end - start), 0) // self._page_size * self._page_size
+            )
+        return self.offset - start
 
-    def _common(self, raw: array[int]) -> int:
-        """Return the number of leading token ids that ``raw`` and the rest of the key share."""
-        size = min(len(raw), self._last - self.offset)
-        for start in range(0, size, _AT_ONCE):
-            stop = min(start + _AT_ONCE, size)
-            ahead, other = self._ids[self.offset + start : self.offset + stop], raw[start:stop]
-            if ahead != other:
-                differ = np.frombuffer(ahead, np.int64) != np.frombuffer(other, np.int64)
-                return start + int(differ.argmax())
-        return size
+    def _count_common(self, ids: array[int]) -> int:
+        """Return the number of leading token ids that ``ids`` and the rest of the key share."""
+        count = min(len(ids), self._last_id - self.offset)
+        for start in range(0, count, _COMPARED_IDS):
+            stop = min(start + _COMPARED_IDS, count)
+            in_key, in_node = self._ids[self.offset + start : self.offset + stop], ids[start:stop]
+            if in_key != in_node:
+                differs = np.frombuffer(in_key, np.int64) != np.frombuffer(in_node, np.int64)
+                return start + int(differs.argmax())
+        return count
 
 
-def _raw(key: RadixKey) -> array[int]:
+def _own_ids(key: RadixKey) -> array[int]:
     return key.token_ids if key.limit is None else key.raw_token_ids()
 
 
 class OffsetWalkCore(UnifiedTreeCore):
     """A tree core for full attention only; with more components SGLang's walks are used."""
 
-    by_offsets = True
+    walks_by_offsets = True
     """Whether walks are by offsets, or all are SGLang's own."""
 
     def reset(self) -> None:
         super().reset()
-        self._at_once: list[Any] = []
+        self._insert_actions: list[Any] = []
         """Actions of a one-step insert; the cache removes them as it performs them."""
 
     def match_prefix(self, params: MatchPrefixParams) -> Any:
         key = params.key
-        if not self._walks(key):
+        if not self._can_walk(key):
             return super().match_prefix(params)
         key, _ = key.maybe_to_bigram_view(self.is_eagle)
-        key = CappedKey.sharing(key).page_aligned(self.page_size)
+        key = CappedKey.share_tokens(key).page_aligned(self.page_size)
         if not len(key):
             return self._empty_match_result
-        root = node = best = on_device = self.root_node
-        device_tokens = matched = 0
+        root = node = best_node = device_node = self.root_node
+        device_tokens = matched_tokens = 0
         action = None
         cursor = KeyCursor(key, self.page_size)
-        while (child := cursor.child(node)) is not None:
+        while (child := cursor.next_child(node)) is not None:
             data = child.component_data[BASE_COMPONENT_TYPE]
             if data.value is None and data.host_value is None:
                 break
             length = cursor.advance(child)
             if not length:
                 break
-            matched += length
-            if not cursor.whole:
+            matched_tokens += length
+            if not cursor.is_whole:
                 child, action = self._split_node(child.key, child, length)
                 data = child.component_data[BASE_COMPONENT_TYPE]
             node = child
             if data.value is not None:
-                best = on_device = node
+                best_node = device_node = node
                 device_tokens += length
             elif self.enable_hicache:
-                best = node
-            if not cursor.whole:
+                best_node = node
+            if not cursor.is_whole:
                 break
-        _set_access_times(best)
+        _set_access_times(best_node)
         result = MatchResult(
             device_tokens,
-            on_device,
-            best if self.enable_hicache else on_device,
-            best,
-            full_kv_hit_length=matched,
-            **dict.fromkeys(_VISITED, None if node is root else node.id),
+            device_node,
+            best_node if self.enable_hicache else device_node,
+            best_node,
+            full_kv_hit_length=matched_tokens,
+            **dict.fromkeys(_VISITED_FIELD, None if node is root else node.id),
         )
         result = self.components[0].finalize_match_result_in_tree_core(result, params, [], 0)
         return result._replace(
@@ -186,44 +192,44 @@ class OffsetWalkCore(UnifiedTreeCore):
 
     def begin_insert(self, params: InsertParams) -> Any:
         key = params.key
-        if params.value is None or not self._walks(key):
+        if params.value is None or not self._can_walk(key):
             return super().begin_insert(params)
         key, params.value = key.maybe_to_bigram_view(self.is_eagle, params.value)
         # The insert must wait for copies to a lower tier, which are made between two nodes.
-        copies = self.enable_external_cache_linker or (
+        needs_copies = self.enable_external_cache_linker or (
             self.enable_hicache and not self.is_write_back
         )
-        if params.rotation_base is None and not copies:
+        if params.rotation_base is None and not needs_copies:
             length = len(key) // self.page_size * self.page_size
             if length:
                 return self._insert_at_once(params, length)
         if self.page_size > 1:
-            params.key = CappedKey.sharing(key)
+            params.key = CappedKey.share_tokens(key)
         return super().begin_insert(params)
 
     def end_insert(self) -> list[Any]:
         # Duplicate KV must still be freed after an exception.
-        actions, self._at_once = self._at_once, []
+        actions, self._insert_actions = self._insert_actions, []
         return [*actions, *super().end_insert()]
 
     def _insert_at_once(self, params: InsertParams, length: int) -> InsertStepResult:
         """Perform SGLang's insert of the key's first ``length`` tokens in one step."""
         assert self._ongoing_insert_walk_state is None, "an insert within an insert"
         key, value, priority = params.key, params.value, params.priority or 0
-        own_from, inserted = params.prev_prefix_len, params.inserted_len
-        actions = self._at_once
+        new_from, inserted_tokens = params.prev_prefix_len, params.inserted_len
+        actions = self._insert_actions
         result = InsertResult(0, adopted_ranges={} if params.track_adopted_ranges else None)
-        node, total = self.root_node, 0
+        node, walked_tokens = self.root_node, 0
         node.last_access_time = get_and_increase_time_counter()
         node.priority = max(node.priority, priority)
         cursor = KeyCursor(key, self.page_size, length)
-        while (child := cursor.child(node)) is not None:
+        while (child := cursor.next_child(node)) is not None:
             if not cursor.advance(child):
                 break
-            before, total = total, cursor.offset
+            node_start, walked_tokens = walked_tokens, cursor.offset
             child.last_access_time = get_and_increase_time_counter()
-            if not cursor.whole:
-                child, action = self._split_node(child.key, child, total - before)
+            if not cursor.is_whole:
+                child, action = self._split_node(child.key, child, walked_tokens - node_start)
                 if action is not None:
                     actions.append(action)
             node = child
@@ -231,48 +237,46 @@ class OffsetWalkCore(UnifiedTreeCore):
                 node.priority = priority
             if node.component_data[BASE_COMPONENT_TYPE].value is None:
                 self._unevict_node_on_insert(
-                    node, value[before:total], session_id=params.session_id
+                    node, value[node_start:walked_tokens], session_id=params.session_id
                 )
-                result.record_adopted_range(BASE_COMPONENT_TYPE, before, total)
-            elif total > own_from:  # the tree already has this KV
-                actions.append(FreeDeviceKV([value[max(before, own_from) : total]]))
-            if total > inserted and not self.is_write_back:
+                result.record_adopted_range(BASE_COMPONENT_TYPE, node_start, walked_tokens)
+            elif walked_tokens > new_from:  # the tree already has this KV
+                actions.append(FreeDeviceKV([value[max(node_start, new_from) : walked_tokens]]))
+            if walked_tokens > inserted_tokens and not self.is_write_back:
                 node.hit_count += 1
-        new = total < length
-        if new:
+        is_new = walked_tokens < length
+        if is_new:
             # SGLang copies a key to round it down to pages, but keeps a key of single tokens as it
             # is.
-            whole = self.page_size == 1 and total == 0 and key.limit is None
-            result.record_adopted_range(BASE_COMPONENT_TYPE, total, length)
+            is_kept_as_is = self.page_size == 1 and walked_tokens == 0 and key.limit is None
+            result.record_adopted_range(BASE_COMPONENT_TYPE, walked_tokens, length)
             node = self._add_new_node(
                 node,
-                key if whole else key[total:length],
-                value[total:length],
+                key if is_kept_as_is else key[walked_tokens:length],
+                value[walked_tokens:length],
                 priority=priority,
                 session_id=params.session_id,
             )
-            if length > inserted and not self.is_write_back:
+            if length > inserted_tokens and not self.is_write_back:
                 node.hit_count += 1
-        result.prefix_len, result.last_device_node = total, node.id
-        self.components[0].commit_insert_component_data(node, new, params, result, actions)
+        result.prefix_len, result.last_device_node = walked_tokens, node.id
+        self.components[0].commit_insert_component_data(node, is_new, params, result, actions)
         return InsertStepResult(actions, result)
 
     def _insert_walk_step(self, state: Any) -> None:
-        if not self._walks(state.key) or not self._insert_along_whole_nodes(state):
+        if not self._can_walk(state.key) or not self._insert_along_whole_nodes(state):
             super()._insert_walk_step(state)
 
     def _insert_along_whole_nodes(self, state: Any) -> bool:
-        """Walk the nodes on the device that the key contains entirely.
-
-        Returns whether an action must be performed before the walk continues.
-        """
+        """Walk the nodes on the device that the key contains entirely. Returns whether an action must
+        be performed before the walk continues."""
         params, key, priority = state.params, state.key, state.priority
-        own_from, inserted = params.prev_prefix_len, params.inserted_len
+        new_from, inserted_tokens = params.prev_prefix_len, params.inserted_len
         actions, node = state.pending_actions, state.node
-        start = total = state.total_prefix_length
-        backup = False
+        start = walked_tokens = state.total_prefix_length
+        needs_backup = False
         cursor = KeyCursor(key, self.page_size)
-        while not backup and (child := cursor.child(node)) is not None:
+        while not needs_backup and (child := cursor.next_child(node)) is not None:
             if child.component_data[BASE_COMPONENT_TYPE].value is None:
                 break
             if not cursor.advance_whole(child):
@@ -281,25 +285,25 @@ class OffsetWalkCore(UnifiedTreeCore):
             node.last_access_time = get_and_increase_time_counter()
             if node.priority < priority:
                 node.priority = priority
-            before, total = total, start + cursor.offset
-            if total > own_from:  # the tree already has this KV
-                duplicate = slice(max(before, own_from) - start, total - start)
+            node_start, walked_tokens = walked_tokens, start + cursor.offset
+            if walked_tokens > new_from:  # the tree already has this KV
+                duplicate = slice(max(node_start, new_from) - start, walked_tokens - start)
                 actions.append(FreeDeviceKV([state.value[duplicate]]))
-            if total > inserted and self._inc_hit_count_and_check(node):
+            if walked_tokens > inserted_tokens and self._inc_hit_count_and_check(node):
                 actions.append(self._build_backup_kv_action(node))
-                backup = True
-        if total > start:
-            state.node, state.total_prefix_length = node, total
-            state.value = state.value[total - start :]
-        if total > start or key.limit is not None:
-            state.key = key[total - start :]
-        return backup
+                needs_backup = True
+        if walked_tokens > start:
+            state.node, state.total_prefix_length = node, walked_tokens
+            state.value = state.value[walked_tokens - start :]
+        if walked_tokens > start or key.limit is not None:
+            state.key = key[walked_tokens - start :]
+        return needs_backup
 
-    def _walks(self, key: RadixKey) -> bool:
+    def _can_walk(self, key: RadixKey) -> bool:
         """Return whether ``key``'s tokens are an array of 64-bit ids, as from the scheduler."""
         tokens = key.token_ids
-        ids = type(tokens) is array and tokens.itemsize == TOKEN_BYTES
-        return ids and len(self.components) == 1 and self.by_offsets
+        has_ids = type(tokens) is array and tokens.itemsize == TOKEN_BYTES
+        return has_ids and len(self.components) == 1 and self.walks_by_offsets
 
 
 def _set_access_times(node: UnifiedTreeNode | None) -> None:

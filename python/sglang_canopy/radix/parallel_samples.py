@@ -29,9 +29,9 @@ class ParallelSamples:
 
     def register_sample(self, request: LiveRequest) -> None:
         """Remember a warm-up, or attach a sample to its warm-up. Call once per grouped request."""
-        if request.group is None:
+        if request.sample_group is None:
             return
-        warm_up = self._warm_ups.get(request.tenant, request.group)
+        warm_up = self._warm_ups.get(request.tenant, request.sample_group)
         if warm_up is not None:
             announced_samples, request.warm_up, request.pending_samples = (
                 request.pending_samples,
@@ -41,11 +41,11 @@ class ParallelSamples:
             # A sample counts as its warm-up: their nodes are used once, at one time.
             request.number, request.time = warm_up.number, warm_up.time
             # The warm-up of an equal prompt of the same batch announces samples of its own.
-            self._outstanding[request.group] += announced_samples or -1
-            if not self._outstanding[request.group]:
-                self._warm_ups.pop(request.tenant, request.group)
-                del self._outstanding[request.group]
+            self._outstanding[request.sample_group] += announced_samples or -1
+            if not self._outstanding[request.sample_group]:
+                self._warm_ups.pop(request.tenant, request.sample_group)
+                del self._outstanding[request.sample_group]
         elif request.pending_samples:
-            self._outstanding[request.group] = request.pending_samples
-            for evicted_warm_up in self._warm_ups.put(request.tenant, request.group, request):
-                del self._outstanding[evicted_warm_up.key]
+            self._outstanding[request.sample_group] = request.pending_samples
+            for dropped in self._warm_ups.put(request.tenant, request.sample_group, request):
+                del self._outstanding[dropped.key]

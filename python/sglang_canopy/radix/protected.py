@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from sglang_canopy.config.tiers import TreeSettings
-from sglang_canopy.policy.awaited import Awaited
+from sglang_canopy.policy.awaited import AwaitedPaths
 from sglang_canopy.policy.keep import Keeps
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock, set_offsets
 from sglang_canopy.records import GATEWAY
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 class ProtectedPaths:
-    """Grants protection within the tenants' budgets, and revokes it.
-
-    ``readmit``: called with a node before its metadata changes.
-    """
+    """Grants protection within the tenants' budgets, and revokes it. ``readmit``: called with a node
+    before its metadata changes."""
 
     def __init__(
         self,
@@ -32,7 +30,7 @@ class ProtectedPaths:
         self._clock, self._readmit = clock, readmit
         self._charged_tenants = ChargedTenants()
         self.keeps = Keeps(device_tokens, settings.keep_tenant_share, settings.keep_total_share)
-        self.awaited = Awaited(device_tokens)
+        self.awaited = AwaitedPaths(device_tokens)
 
     def charge(self, tenant: str | None, source: str) -> Hashable:
         """Return the tenant to charge for a request or hint of ``source``."""
@@ -41,20 +39,17 @@ class ProtectedPaths:
     def keep_path(self, node: UnifiedTreeNode, until: float, tenant: Hashable) -> None:
         """Keep the path to ``node`` until ``until``, within the budget of the charged ``tenant``."""
         set_offsets(node)
-        path = []
+        leaves = []
         while node.parent is not None:
             self._readmit(node)
-            path.append(node.canopy)
+            leaves.append(node.canopy)
             node = node.parent
-        self.keeps.grant(reversed(path), until, tenant, self._clock.now)
+        self.keeps.grant(reversed(leaves), until, tenant, self._clock.now)
 
     def protect_match(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
-        """Protect the path to ``node``, which a waiting request will use.
-
-        SGLang repeatedly looks up a waiting request, which keeps its prefix recent under LRU. Here
-        the deepest node is kept for a bounded time, until the request's own insert marks it, or
-        the time expires.
-        """
+        """Protect the path to ``node``, which a waiting request will use. SGLang repeatedly looks up a
+        waiting request, which keeps its prefix recent under LRU. Here the deepest node is kept for a
+        bounded time, until the request's own insert marks it, or the time expires."""
         leaf, now = node.canopy, self._clock.now
         charged_to = self.charge(request.tenant, request.source)
         if node.parent is None or leaf.request_number == request.number:
@@ -64,12 +59,10 @@ class ProtectedPaths:
         self._protect(node, charged_to)
 
     def protect_queue(self, queue: Iterable[tuple[UnifiedTreeNode, LiveRequest]]) -> None:
-        """Protect the paths of the waiting requests, from the head of the queue on.
-
-        ``queue``: the deepest node of each path, and the request. Paths that left the queue lose
-        their protection, so that the budget serves the next requests to be admitted. Beyond the
-        budget a path is only touched, as under SGLang's LRU.
-        """
+        """Protect the paths of the waiting requests, from the head of the queue on. ``queue``: the
+        deepest node of each path, and the request. Paths that left the queue lose their protection, so
+        that the budget serves the next requests to be admitted. Beyond the budget a path is only
+        touched, as under SGLang's LRU."""
         for leaf in self.awaited:
             self._readmit(leaf.node)  # type: ignore[attr-defined]
             self.awaited.end_protection(leaf)
@@ -89,12 +82,13 @@ class ProtectedPaths:
 
     def _protect(self, node: UnifiedTreeNode, tenant: Hashable) -> None:
         """Protect the path to ``node``: the node, and the path's last node on the device."""
-        now, above = self._clock.now, node
-        while above.parent is not None and above.evicted:
-            above = above.parent
-        ends = [node] if above is node or above.parent is None else [node, above]
-        for end in ends:
+        now, device_node = self._clock.now, node
+        while device_node.parent is not None and device_node.evicted:
+            device_node = device_node.parent
+        is_other = device_node is not node and device_node.parent is not None
+        others = [device_node] if is_other else []
+        for end in (node, *others):
             set_offsets(end)
             self._readmit(end)
             end.canopy.last_access = max(end.canopy.last_access, now)
-        self.awaited.protect(node.canopy, tenant, now, *(end.canopy for end in ends[1:]))
+        self.awaited.protect(node.canopy, tenant, now, *(end.canopy for end in others))

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.events import KVCacheEventRecorder
 
 from sglang_canopy.radix.counters import DEVICE, HOST
 from sglang_canopy.radix.live_request import set_offsets
-from sglang_canopy.radix.traffic import left_the_device
+from sglang_canopy.radix.traffic import is_off_device
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
 
 class Recorder(KVCacheEventRecorder):
-    """Counts the tokens of each tier, and notifies the policy of evictions.
+    """Counts the tokens of each tier, and notifies the policy of evictions. A node counts once per
+    tier: SGLang records a host copy again when a state of the node is copied."""
 
-    A node counts once per tier: SGLang records a host copy again when a state of the node is copied.
-    """
-
-    publishes: Callable[[Any], bool] | None = None
+    is_published: Callable[[Any], bool] | None = None
     """Whether the events of a node are published; ``None``: of every node."""
 
-    uncounted: list[tuple[UnifiedTreeNode, int]] | None = None
+    uncounted_nodes: list[tuple[UnifiedTreeNode, int]] | None = None
     """Nodes that enter the host, and their tokens, to be counted with their metadata."""
 
     def __init__(self, core: Tree, recorder: KVCacheEventRecorder) -> None:
@@ -38,7 +36,7 @@ class Recorder(KVCacheEventRecorder):
         self._core = core
 
     def record_store(self, node: UnifiedTreeNode, medium: Any = None, **arguments: Any) -> None:
-        if self._is_published(node):
+        if self._should_publish(node):
             super().record_store(node, medium, **arguments)
         core, leaf = self._core, node.canopy
         tier = HOST if medium is StorageMedium.CPU else DEVICE
@@ -47,30 +45,30 @@ class Recorder(KVCacheEventRecorder):
             if leaf.on_host:
                 return
             leaf.on_host = True
-        if tier == DEVICE or left_the_device(node):
-            core.changes += 1
-        if tier == HOST and self.uncounted is not None:
-            self.uncounted.append((node, leaf.length))
-        elif core.inserting is None:
+        if tier == DEVICE or is_off_device(node):
+            core.change_count += 1
+        if tier == HOST and self.uncounted_nodes is not None:
+            self.uncounted_nodes.append((node, leaf.length))
+        elif core.inserting_request is None:
             core.traffic.record_copy(tier, node, leaf.length)
         else:
-            core.traffic.record_computed_tokens(leaf.length, core.inserting)
+            core.traffic.record_computed_tokens(leaf.length, core.inserting_request)
 
     def record_remove(self, node: UnifiedTreeNode, medium: Any = None) -> None:
-        if self._is_published(node):
+        if self._should_publish(node):
             super().record_remove(node, medium)
         core, leaf = self._core, node.canopy
-        core.changes += 1
+        core.change_count += 1
         if medium is StorageMedium.CPU:
             leaf.on_host = False
             # No policy chose the copy of KV that the device still has.
-            policy = core.live.host_policy if left_the_device(node) else None
-            tier, demoted = HOST, False
+            policy = core.live.host_policy if is_off_device(node) else None
+            tier, is_demoted = HOST, False
         else:
-            policy, tier, demoted = core.live.device_policy, DEVICE, node.backuped
+            policy, tier, is_demoted = core.live.device_policy, DEVICE, node.backuped
         if policy is not None and leaf.policy is policy:  # it may not have been ranked yet
             policy.record_eviction(leaf, leaf.length)
-        core.traffic.record_eviction(tier, node, demoted)
+        core.traffic.record_eviction(tier, node, is_demoted)
 
-    def _is_published(self, node: UnifiedTreeNode) -> bool:
-        return self.enabled and (self.publishes is None or self.publishes(node))
+    def _should_publish(self, node: UnifiedTreeNode) -> bool:
+        return self.enabled and (self.is_published is None or self.is_published(node))

@@ -12,16 +12,16 @@ from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.radix.live_request import (
     LiveRequest,
     RequestClock,
-    State,
-    complete,
+    RequestPhase,
+    complete_request,
     is_refused,
-    live_request,
+    make_live_request,
     set_offsets,
 )
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.records import ABORT
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -35,18 +35,16 @@ class TreeRequests:
         self.tree, self.live = tree, tree.live
         self.conversations = conversations
         self.samples = ParallelSamples()
-        self._admitted = RequestClock()
+        self._admission_clock = RequestClock()
 
     def register(self, req: Req) -> LiveRequest:
-        """Return the policies' record of ``req``; created on first use.
-
-        Policies receive it on admission: a request that is refused, or aborted while it waits, and
-        then sent again, does not count as a return. Health probes are ignored.
-        """
-        state = attached(req)
+        """Return the policies' record of ``req``; created on first use. Policies receive it on
+        admission: a request that is refused, or aborted while it waits, and then sent again, does not
+        count as a return. Health probes are ignored."""
+        state = state_of(req)
         request: LiveRequest | None = state.request
         if request is None:
-            request = live_request(req, self.tree.clock.now, self.live.settings.block_tokens)
+            request = make_live_request(req, self.tree.clock.now, self.live.settings.block_tokens)
             state.request = request
             request.is_health_probe = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
             if not request.is_health_probe:
@@ -54,54 +52,53 @@ class TreeRequests:
         return request
 
     def admit(self, req: Req) -> LiveRequest | None:
-        """Admit ``req``, which is about to be computed. Returns its record, ``None`` if refused.
-
-        SGLang computes one token of a refused request, to answer it. Further calls have no effect.
-        """
+        """Admit ``req``, which is about to be computed. Returns its record, ``None`` if refused. SGLang
+        computes one token of a refused request, to answer it. Further calls have no effect."""
         request = self.register(req)
-        if request.state is State.RECEIVED and not request.is_health_probe:
+        if request.phase is RequestPhase.RECEIVED and not request.is_health_probe:
             if is_refused(req):
                 self.refuse(request, INVALID)
             else:
-                self._learn(request)
+                self._announce(request)
                 if request.warm_up is None:
                     self._classify_misses(request, req)
-        return None if request.state is State.REFUSED else request
+        return None if request.phase is RequestPhase.REFUSED else request
 
     def _classify_misses(self, request: LiveRequest, req: Req) -> None:
         """Record the causes of the misses of ``req``, which is about to be computed."""
-        on_host, loaded = getattr(req, "host_hit_length", 0), getattr(req, "host_loaded_length", 0)
+        host_tokens = getattr(req, "host_hit_length", 0)
+        loaded_tokens = getattr(req, "host_loaded_length", 0)
         self.tree.departures.classify_misses(
             request,
             min(getattr(req, "prefix_len", 0), request.prompt_tokens),
-            max(0, on_host - loaded),
+            max(0, host_tokens - loaded_tokens),
         )
 
     def refuse(self, request: LiveRequest, reason: int) -> None:
         """Record that ``request`` ended for a reason of ``REFUSALS``; ignored after admission."""
-        if request.state is not State.RECEIVED or request.is_health_probe:
+        if request.phase is not RequestPhase.RECEIVED or request.is_health_probe:
             return
-        request.state = State.REFUSED
+        request.phase = RequestPhase.REFUSED
         if request.warm_up is None:
-            self.live.counters.refused[reason] += 1
+            self.live.counters.refusal_counts[reason] += 1
 
     def cut_off(self, request: LiveRequest) -> None:
         """Record that an admitted ``request`` was aborted between two chunks of its prompt, or while it
         waited again: SGLang inserts nothing more of it. Ignored in any other state."""
-        if request.state is not State.ADMITTED:
+        if request.phase is not RequestPhase.ADMITTED:
             return
-        request.state, request.stop = State.DONE, ABORT
+        request.phase, request.stop = RequestPhase.DONE, ABORT
         if request.misses is not None:
-            request.misses.computing.running, request.misses = False, None
+            request.misses.computing.is_running, request.misses = False, None
         if not request.pending_samples:
             self.finish(request)
 
     def report_end(self, req: Req) -> None:
         """Report the end of ``req`` to the policies, once."""
         request = self.admit(req)
-        if request is None or request.state is State.DONE or request.is_health_probe:
+        if request is None or request.phase is RequestPhase.DONE or request.is_health_probe:
             return
-        complete(request, req)
+        complete_request(request, req)
         if not request.pending_samples:  # the samples of a warm-up determine how the request ended
             self.finish(request)
         meter = self.live.meter
@@ -119,7 +116,7 @@ class TreeRequests:
     def arrive(self, request: LiveRequest) -> None:
         """Receive and admit ``request`` at once, for a caller without a queue."""
         self._receive(request)
-        self._learn(request)
+        self._announce(request)
 
     def _receive(self, request: LiveRequest) -> None:
         """Register a request that entered the scheduler. Call once for each, in arrival order."""
@@ -128,15 +125,15 @@ class TreeRequests:
             self._admit_pending()
         # Requests of several HTTP processes, and long prompts, may arrive after younger ones.
         request.time = tree.clock.advance(request.time)
-        if request.group is not None:
+        if request.sample_group is not None:
             self.samples.register_sample(request)
         if live.meter is not None:
             live.follow_floor(live.meter)
         tree.disk.record_arrival(request.epoch)
 
-    def _learn(self, request: LiveRequest) -> None:
+    def _announce(self, request: LiveRequest) -> None:
         """Announce an admitted request to the policies. Call once for each, in order of admission."""
-        request.state = State.ADMITTED
+        request.phase = RequestPhase.ADMITTED
         if request.warm_up is not None:
             request.label, request.turn = request.warm_up.label, request.warm_up.turn
             return
@@ -144,21 +141,19 @@ class TreeRequests:
         if tree.evictable_device_leaves.pending or tree.evictable_host_leaves.pending:
             self._admit_pending()
         # An overtaken request counts as arriving with its overtakers.
-        request.time = self._admitted.advance(request.time)
+        request.time = self._admission_clock.advance(request.time)
         # Nodes carry the labels of the first policy that learns.
         label = None
         for policy in self.live.learners:
-            refined = policy.arrive(request)
-            label = refined if label is None else label
+            policy_label = policy.arrive(request)
+            label = policy_label if label is None else label
         request.label = label
         if request.conversation is not None:
             self.conversations.apply_session_end(request)
 
     def _admit_pending(self) -> None:
-        """Pass the nodes of earlier requests to the policies in their current state.
-
-        The simulator, which serves one request at a time, does the same.
-        """
+        """Pass the nodes of earlier requests to the policies in their current state. The simulator,
+        which serves one request at a time, does the same."""
         tree = self.tree
         for leaves in (tree.evictable_device_leaves, tree.evictable_host_leaves):
             if leaves.pending:
@@ -169,26 +164,24 @@ class TreeRequests:
         labels = [policy.finish(request) for policy in self.live.learners]
         request.label = labels[0] if labels else None
         if self.live.profile is not None:
-            self.live.profile.save_sometimes(self.live.learner, self.tree.clock.now)
+            self.live.profile.save_if_due(self.live.learner, self.tree.clock.now)
 
     # ---- the nodes of a request ----
 
     def mark_path_used(self, node: UnifiedTreeNode, request: LiveRequest | None) -> None:
-        """Mark every node from the root to ``node`` as used by ``request``.
-
-        A node counts a request once, however often its path is inserted. Without a request (direct
-        calls of ``insert``) nodes are marked with the clock alone.
-        """
+        """Mark every node from the root to ``node`` as used by ``request``. A node counts a request
+        once, however often its path is inserted. Without a request (direct calls of ``insert``) nodes
+        are marked with the clock alone."""
         tree = self.tree
         if request is not None:
-            self.conversations.remember(request, node)
+            self.conversations.set_end(request, node)
             charged_to = tree.protected.charge(request.tenant, request.source)
             if request.keep_until is not None:
                 tree.protected.keep_path(node, request.keep_until, charged_to)
             if request.misses is not None:
                 set_offsets(node)
                 tree.departures.record_written(request, node.canopy.offset + node.canopy.length)
-        is_done = request is not None and tree.disk.active and request.state is State.DONE
+        is_done = request is not None and tree.disk.active and request.phase is RequestPhase.DONE
         device, host = tree.evictable_device_leaves, tree.evictable_host_leaves
         while node is not tree.root_node:
             leaf = node.canopy

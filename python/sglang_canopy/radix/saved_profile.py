@@ -12,36 +12,36 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.private_file import replace_file, set_aside
-from sglang_canopy.ranks import from_first
+from sglang_canopy.ranks import broadcast_from_first
 from sglang_canopy.reuse import saved_curves
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 30.0
+SAVE_INTERVAL_S = 30.0
 """Seconds between two saves. SGLang kills its schedulers, so a save at exit is not enough."""
 
 
 def read_or_set_aside(path: str) -> Any:
     """Return the state in a file; ``None`` if it cannot be read. A damaged file is set aside."""
     try:
-        state = saved_curves.read(path)
-        saved_curves.check(state)
+        state = saved_curves.read_profile(path)
+        saved_curves.check_state(state)
         return state
-    except saved_curves.Damaged as error:
+    except saved_curves.DamagedProfile as error:
         set_aside(path, error)
     except CanopyError as error:
         logger.warning("The state learnt by the last server is not used: %s", error)
     return None
 
 
-def from_first_rank(path: str | None, groups: Sequence[Any]) -> Any:
+def read_on_first_rank(path: str | None, groups: Sequence[Any]) -> Any:
     """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``groups``; ``None``
     without a path there.
 
     Ranks may run on several machines, and a rank that started from another state would evict
     differently. Collective; ``groups``: process groups for CPU tensors, none for one rank.
     """
-    return from_first(groups, None if path is None else read_or_set_aside(path))
+    return broadcast_from_first(groups, None if path is None else read_or_set_aside(path))
 
 
 class Profile:
@@ -51,16 +51,14 @@ class Profile:
         self.path = Path(path)
         self._saved_at = float("-inf")
         self._has_failed = False
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
         self.writer: threading.Thread | None = None
         """Thread that writes the file, so that the scheduler does not wait for the disk."""
 
-    def save_sometimes(self, policy: Policy, now: float) -> None:
-        """Save on a thread, if the last save is at least ``EVERY_S`` ago.
-
-        ``now`` is on the requests' clock. Skipped while the previous save is still being written.
-        """
-        if now - self._saved_at < EVERY_S or self._writing.locked():
+    def save_if_due(self, policy: Policy, now: float) -> None:
+        """Save on a thread, if the last save is at least ``SAVE_INTERVAL_S`` ago. ``now`` is on the
+        requests' clock. Skipped while the previous save is still being written."""
+        if now - self._saved_at < SAVE_INTERVAL_S or self._write_lock.locked():
             return
         self._saved_at = now
         state = policy.state()
@@ -75,7 +73,7 @@ class Profile:
         if not state:
             return
         try:
-            with self._writing:
+            with self._write_lock:
                 replace_file(self.path, json.dumps(state), durable=True)
         except OSError as error:
             if not self._has_failed:

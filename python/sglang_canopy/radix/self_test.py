@@ -31,18 +31,20 @@ from sglang_canopy.radix.live import LivePolicies
 PAGES = 96
 """Size of each pool, in pages."""
 STEPS = 24
+"""Operations on each of the two caches."""
 PATHS = 12
+"""Paths from which the operations choose."""
 POLICY = "canopy-lru"
 MakeCache = Callable[[CacheInitParams], UnifiedRadixCache]
 
 
-def run(make: MakeCache, page_size: int) -> None:
-    """Raise ``CanopyError`` with the failed step. ``make`` builds Canopy's cache for a policy."""
+def check_device_tier(make_cache: MakeCache, page_size: int) -> None:
+    """Raise ``CanopyError`` with the failed step. ``make_cache`` builds Canopy's cache."""
     try:
-        with without_sglangs_log():
+        with silence_sglangs_log():
             reference = SmallTree(page_size, "lru", UnifiedRadixCache)
-            canopy_tree = SmallTree(page_size, POLICY, make)
-        steps = zip([*_walk(reference)], [*_walk(canopy_tree)])
+            canopy_tree = SmallTree(page_size, POLICY, make_cache)
+        steps = zip([*_operate(reference)], [*_operate(canopy_tree)])
         for number, ((name, *expected), (_, *actual)) in enumerate(steps, 1):
             for aspect, sglang, canopy in zip(("result", "sizes", "nodes"), expected, actual):
                 if sglang != canopy:
@@ -51,11 +53,11 @@ def run(make: MakeCache, page_size: int) -> None:
                     )
         _evict(canopy_tree)
     except Exception as error:
-        raise differs("tree", error) from error
+        raise difference_error("tree", error) from error
 
 
-def differs(part: str, error: Exception) -> CanopyError:
-    """Return the reason not to start."""
+def difference_error(part: str, error: Exception) -> CanopyError:
+    """Return the error with which a server does not start: ``part`` of SGLang differs."""
     reason = str(error) if isinstance(error, AssertionError) else repr(error)
     return CanopyError(
         f"this SGLang's {part} differs from the tested ones ({releases.RELEASE_RANGE}): {reason[:300]}; "
@@ -65,7 +67,7 @@ def differs(part: str, error: Exception) -> CanopyError:
 
 
 @contextlib.contextmanager
-def without_sglangs_log() -> Iterator[None]:
+def silence_sglangs_log() -> Iterator[None]:
     """Omit the lines of the small pools from the log, where they would look like the server's."""
     log = logging.getLogger("sglang.srt.mem_cache")
     level = log.level
@@ -80,25 +82,30 @@ class SmallTree:
     """A cache with small pools, and the calls of a scheduler that fill it."""
 
     def __init__(
-        self, page_size: int, policy: str, make: MakeCache, device: str = "cpu", width: int = 1
+        self,
+        page_size: int,
+        policy: str,
+        make_cache: MakeCache,
+        device: str = "cpu",
+        head_dim: int = 1,
     ) -> None:
-        """``device``: of the pool; ``width``: values of a token's key, and of its value."""
+        """``device``: of the pool; ``head_dim``: values of a token's key, and of its value."""
         size = PAGES * page_size
         self.kv = MHATokenToKVPool(
             size=size,
             page_size=page_size,
             dtype=torch.float16,
             head_num=1,
-            head_dim=width,
+            head_dim=head_dim,
             layer_num=1,
             device=device,
             enable_memory_saver=False,
         )
-        shared = {"dtype": torch.float16, "device": device, "kvcache": self.kv, "need_sort": False}
+        options = {"dtype": torch.float16, "device": device, "kvcache": self.kv, "need_sort": False}
         self.allocator = (
-            TokenToKVPoolAllocator(size, **shared)
+            TokenToKVPoolAllocator(size, **options)
             if page_size == 1
-            else PagedTokenToKVPoolAllocator(size, page_size, **shared)
+            else PagedTokenToKVPoolAllocator(size, page_size, **options)
         )
         self.page_size = page_size
         self.params = CacheInitParams(
@@ -112,14 +119,14 @@ class SmallTree:
             eviction_policy=policy,
             tree_core_backend="python",
         )
-        self.cache = make(self.params)
+        self.cache = make_cache(self.params)
         self.core = self.cache.tree_core
         self.live: LivePolicies | None = getattr(self.core, "live", None)
-        self._names: dict[int, int] = {self.core.root_node.id: 0}
+        self._numbers: dict[int, int] = {self.core.root_node.id: 0}
 
-    def name(self, node_id: Any) -> Any:
+    def number(self, node_id: Any) -> Any:
         """Number a node by its first appearance, since node ids are not equal in two caches."""
-        return None if node_id is None else self._names.setdefault(node_id, len(self._names))
+        return None if node_id is None else self._numbers.setdefault(node_id, len(self._numbers))
 
     def match(self, path: list[int]) -> Any:
         return self.cache.match_prefix(MatchPrefixParams(key=self._key(path)))
@@ -130,7 +137,7 @@ class SmallTree:
         hit = self.match(path)
         lock = self.cache.lock(hit.last_device_node)
         new_slots = self.allocator.alloc(len(key) - hit.device_prefix_len)
-        cached_slots = self.slots(hit)
+        cached_slots = self.read_slots(hit)
         self.compute(new_slots, path[hit.device_prefix_len : len(key)])
         value = torch.cat([cached_slots, new_slots]) if len(new_slots) else cached_slots
         result = self.cache.insert(
@@ -139,7 +146,7 @@ class SmallTree:
         self.cache.unlock(lock)
         return int(result.prefix_len)
 
-    def slots(self, match: Any) -> torch.Tensor:
+    def read_slots(self, match: Any) -> torch.Tensor:
         """Return the slots on the device of a match."""
         slots: torch.Tensor = self.core.collect_full_device_indices(
             match.last_device_node, self.core.root_node.id
@@ -149,7 +156,7 @@ class SmallTree:
     def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
         """Write the tokens' KV; this cache has none that is read."""
 
-    def nodes(self) -> list[tuple[Any, ...]]:
+    def describe_nodes(self) -> list[tuple[Any, ...]]:
         """Return every node without its numbers of slots."""
         rows = []
         for node in self.core._node_arena.values():
@@ -158,8 +165,8 @@ class SmallTree:
             data = node.component_data[BASE_COMPONENT_TYPE]
             rows.append(
                 (
-                    self.name(node.id),
-                    self.name(node.parent.id),
+                    self.number(node.id),
+                    self.number(node.parent.id),
                     len(node.key),
                     node.hit_count,
                     data.lock_ref,
@@ -178,16 +185,16 @@ class SmallTree:
         )
         for tier, rule, leaves in rules:
             expected = {node.id for node in core._node_arena.values() if rule(node)}
-            differ = expected ^ {node.id for node in leaves}
-            if differ:
-                raise AssertionError(f"{len(differ)} evictable leaves of the {tier} differ")
-        self.count(DEVICE, "value", self.allocator)
+            differing = expected ^ {node.id for node in leaves}
+            if differing:
+                raise AssertionError(f"{len(differing)} evictable leaves of the {tier} differ")
+        self.check_slots(DEVICE, "value", self.allocator)
 
-    def count(self, tier: int, values: str, pool: Any) -> None:
+    def check_slots(self, tier: int, field: str, pool: Any) -> None:
         """Compare the slots of a tier's nodes with its pool, and with what SGLang recorded."""
         nodes = [node for node in self.core._node_arena.values() if node is not self.core.root_node]
-        slots = [getattr(node.component_data[BASE_COMPONENT_TYPE], values) for node in nodes]
-        in_tree = sum(len(some) for some in slots if some is not None)
+        slots = [getattr(node.component_data[BASE_COMPONENT_TYPE], field) for node in nodes]
+        in_tree = sum(len(node_slots) for node_slots in slots if node_slots is not None)
         free = pool.available_size()
         if in_tree + free != pool.size:
             raise AssertionError(
@@ -195,7 +202,7 @@ class SmallTree:
             )
         if self.live is not None:
             rows = [row.tiers[tier] for row in self.live.counters.rows()]
-            counted = sum(row.entered - sum(row.evicted) for row in rows)
+            counted = sum(row.entered_tokens - sum(row.evicted_tokens) for row in rows)
             if counted != in_tree:
                 raise AssertionError(
                     f"SGLang recorded {counted} tokens of {in_tree} on the {TIERS[tier]}"
@@ -205,31 +212,31 @@ class SmallTree:
         return RadixKey(array("q", path), None).page_aligned(self.page_size)
 
 
-def paths(draw: random.Random, page: int) -> list[list[int]]:
+def draw_paths(draw: random.Random, page: int) -> list[list[int]]:
     """Return paths that share prefixes, some with a part of a page at their end."""
-    shared = [draw.randrange(1, 9) for _ in range(4 * page)]
+    common_prefix = [draw.randrange(1, 9) for _ in range(4 * page)]
     return [
-        shared[: draw.randrange(5) * page]
+        common_prefix[: draw.randrange(5) * page]
         + [100 * number + i for i in range(draw.randrange(1, 5) * page + draw.randrange(page))]
         for number in range(1, PATHS + 1)
     ]
 
 
-def _walk(tree: SmallTree) -> Iterator[tuple[Any, ...]]:
+def _operate(tree: SmallTree) -> Iterator[tuple[Any, ...]]:
     """Yield name, result, sizes and nodes of each step; the same steps for every tree."""
     draw = random.Random(1)
-    drawn = paths(draw, tree.page_size)
+    paths = draw_paths(draw, tree.page_size)
     locks: list[Any] = []
     for _ in range(STEPS):
         name = draw.choice(("insert", "insert", "match", "lock", "unlock"))
-        path = draw.choice(drawn)
+        path = draw.choice(paths)
         result: Any = None
         if name == "insert":
             result = tree.insert(path)
         elif name == "match":
             match = tree.match(path)._asdict()
             result = {
-                field: tree.name(value) if field.endswith(("_node", "_node_id")) else value
+                field: tree.number(value) if field.endswith(("_node", "_node_id")) else value
                 for field, value in match.items()
                 if isinstance(value, (int, type(None)))
             }
@@ -238,7 +245,7 @@ def _walk(tree: SmallTree) -> Iterator[tuple[Any, ...]]:
         elif name == "unlock" and locks:
             tree.cache.unlock(locks.pop())
         sizes = (tree.cache.evictable_size(), tree.cache.protected_size())
-        yield name, result, sizes, tree.nodes()
+        yield name, result, sizes, tree.describe_nodes()
         tree.check()
     for lock in locks:
         tree.cache.unlock(lock)
@@ -248,22 +255,22 @@ def _walk(tree: SmallTree) -> Iterator[tuple[Any, ...]]:
 def _evict(tree: SmallTree) -> None:
     """Evict less than a leaf, some leaves and everything."""
     page = tree.page_size
-    for path in paths(random.Random(2), page)[:8]:
+    for path in draw_paths(random.Random(2), page)[:8]:
         tree.insert(path)
         tree.check()
     for pages in (1, 2, 5):
-        before = tree.allocator.available_size()
+        free_before = tree.allocator.available_size()
         tree.cache.evict(EvictParams(num_tokens=pages * page))
         tree.check()
-        freed = tree.allocator.available_size() - before
+        freed = tree.allocator.available_size() - free_before
         if freed < pages * page:
             raise AssertionError(f"an eviction of {pages * page} tokens freed {freed}")
-    for all_of_it in (False, True):
-        missing = tree.cache.evictable_size() if all_of_it else page
-        expected_value = tree.allocator.available_size() + missing
-        tree.cache.evict_for_alloc(EvictParams(num_tokens=missing))
+    for is_everything in (False, True):
+        wanted_tokens = tree.cache.evictable_size() if is_everything else page
+        expected_free = tree.allocator.available_size() + wanted_tokens
+        tree.cache.evict_for_alloc(EvictParams(num_tokens=wanted_tokens))
         tree.check()
-        if tree.allocator.available_size() < expected_value:
-            raise AssertionError(f"an allocation of {missing} tokens found no room")
+        if tree.allocator.available_size() < expected_free:
+            raise AssertionError(f"an allocation of {wanted_tokens} tokens found no room")
     if tree.cache.evictable_size() or tree.allocator.available_size() != tree.allocator.size:
         raise AssertionError("KV is left after an eviction of everything")

@@ -12,7 +12,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.ranks import true_on_all
+from sglang_canopy.ranks import all_over_ranks
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -34,19 +34,19 @@ class StorageHolds:
     def __init__(self, cache: UnifiedRadixCache) -> None:
         self.cache = cache
         self.reads_cancelled = 0
-        self.waits = 0
+        self.wait_count = 0
         """Evictions that waited for writes."""
         self.wait_s = 0.0
         self.longest_wait_s = 0.0
         self.timeouts = 0
         """Waits that ended after ``MAX_WAIT_S``."""
-        self._until = math.inf
+        self._wait_until = math.inf
         """End of the waits of this eviction, in seconds of ``time.monotonic``."""
-        self._unfinished: set[int] = set()
+        self._timed_out_writes: set[int] = set()
         """Writes whose wait timed out; while one is pending, there is no other wait."""
 
     @property
-    def possible(self) -> bool:
+    def may_hold(self) -> bool:
         """Whether the cache is one whose evictions the storage can prevent."""
         cache = self.cache
         return (
@@ -57,23 +57,20 @@ class StorageHolds:
             and cache.pp_size == 1
         )
 
-    def begin(self) -> None:
-        """Begin an eviction."""
-        self._until = math.inf
+    def begin_eviction(self) -> None:
+        self._wait_until = math.inf
 
-    def end(self) -> bool:
+    def end_holds(self) -> bool:
         """Cancel the reads, or without any wait for the writes. Return whether a walk can free more.
-
         The requests of cancelled reads look up again or recompute, as SGLang does for a read that finds
-        no room.
-        """
+        no room."""
         return self._cancel_reads() or self._finish_writes()
 
     def stats(self) -> dict[str, Any]:
         """Return the counters for ``/canopy/status``."""
         return {
             "reads_cancelled": self.reads_cancelled,
-            "write_waits": self.waits,
+            "write_waits": self.wait_count,
             "write_wait_s": self.wait_s,
             "longest_write_wait_s": self.longest_wait_s,
             "write_timeouts": self.timeouts,
@@ -84,7 +81,7 @@ class StorageHolds:
         reads = [
             request
             for request, read in cache.ongoing_prefetch.items()
-            if read.anchor_lock_params is not None and self._is_held(read.anchor_node_id)
+            if read.anchor_lock_params is not None and self._holds_leaf(read.anchor_node_id)
         ]
         for request in reads:
             cache.release_aborted_request(request)
@@ -93,27 +90,27 @@ class StorageHolds:
 
     def _finish_writes(self) -> bool:
         cache = self.cache
-        writes = {key for key, (node, _) in cache.ongoing_backup.items() if self._is_held(node)}
-        if not writes or not self._unfinished.isdisjoint(cache.ongoing_backup):
+        writes = {key for key, (node, _) in cache.ongoing_backup.items() if self._holds_leaf(node)}
+        if not writes or not self._timed_out_writes.isdisjoint(cache.ongoing_backup):
             return False
-        began = time.monotonic()
-        self._until = min(self._until, began + MAX_WAIT_S)
+        began_at = time.monotonic()
+        self._wait_until = min(self._wait_until, began_at + MAX_WAIT_S)
         queue = cache.cache_controller.ack_backup_queue
         while not writes.isdisjoint(cache.ongoing_backup):
-            while not queue.qsize() and time.monotonic() < self._until:
+            while not queue.qsize() and time.monotonic() < self._wait_until:
                 time.sleep(_POLL_S)
-            if not true_on_all(cache, queue.qsize() > 0):
+            if not all_over_ranks(cache, queue.qsize() > 0):
                 break
             # One at a time, so that all ranks process the same writes.
             cache._drain_storage_control_queues_impl(0, 0, 1, 0, {}, log_metrics=True)
-        waited_s = time.monotonic() - began
-        self.waits += 1
+        waited_s = time.monotonic() - began_at
+        self.wait_count += 1
         self.wait_s += waited_s
         self.longest_wait_s = max(self.longest_wait_s, waited_s)
         if writes.isdisjoint(cache.ongoing_backup):
             return True
         self.timeouts += 1
-        self._unfinished = writes
+        self._timed_out_writes = writes
         return self._suspend_tier()
 
     def _suspend_tier(self) -> bool:
@@ -122,7 +119,7 @@ class StorageHolds:
         for request in list(cache.ongoing_prefetch):
             cache.release_aborted_request(request)
         reason = f"a write has not ended after {MAX_WAIT_S:g} s"
-        if not true_on_all(cache, cache.tree_core.disk.suspend(reason)):
+        if not all_over_ranks(cache, cache.tree_core.disk.suspend(reason)):
             logger.warning("Canopy: %s; the KV above it stays on the device", reason)
             return False
         logger.warning("Canopy disk tier: %s", reason)
@@ -134,8 +131,8 @@ class StorageHolds:
             cache.ongoing_backup[write] = (root, cache.inc_host_lock_ref(root).to_dec_params())
         return True
 
-    def _is_held(self, node_id: int) -> bool:
-        """Whether a node is, or is below, a device leaf that a walk has left over."""
+    def _holds_leaf(self, node_id: int) -> bool:
+        """Return whether a node is, or is below, a device leaf that a walk has left over."""
         core = self.cache.tree_core
         node = core.node_by_id(node_id)
         while node is not core.root_node and node not in core.evictable_device_leaves:

@@ -18,20 +18,20 @@ from sglang_canopy.radix.self_test import (
     POLICY,
     MakeCache,
     SmallTree,
-    differs,
-    paths,
-    without_sglangs_log,
+    difference_error,
+    draw_paths,
+    silence_sglangs_log,
 )
 
-WIDTH = 64
+HEAD_DIM = 64
 """Values of a token's key: kernels copy whole vectors."""
 
 
-def run_host(make: MakeCache, page_size: int, server_args: Any, device: str) -> None:
-    """Raise ``CanopyError`` with the failed step of a host tier as this server's, but small."""
+def check_host_tier(make_cache: MakeCache, page_size: int, server_args: Any, device: str) -> None:
+    """Test a small host tier like this server's. Raises ``CanopyError`` with the failed step."""
     memory = {"hicache_size": 0, "hicache_ratio": 2.0, "hicache_storage_backend": None}
-    with without_sglangs_log(), get_memory().override(**memory):
-        tree = _HostTree(page_size, POLICY, make, device, WIDTH)
+    with silence_sglangs_log(), get_memory().override(**memory):
+        tree = _HostTree(page_size, POLICY, make_cache, device, HEAD_DIM)
         try:
             tree.cache.init_hicache(server_args, tree.params)
         except Exception as error:  # a layout that SGLang has for this server's model only
@@ -44,7 +44,7 @@ def run_host(make: MakeCache, page_size: int, server_args: Any, device: str) -> 
         _fill_and_read(tree)
         tree.cache.release_host_resources()
     except Exception as error:
-        raise differs("host tier", error) from error
+        raise difference_error("host tier", error) from error
 
 
 class _Request(SimpleNamespace):
@@ -61,17 +61,17 @@ class _HostTree(SmallTree):
                 :, None, None
             ]
 
-    def settle(self) -> None:
+    def finish_copies(self) -> None:
         """Let every copy finish, and check both tiers."""
         self.cache.writing_check(write_back=True)
         self.cache.loading_check()
         self.check()
-        self.count(HOST, "host_value", self.cache.cache_controller.mem_pool_host)
+        self.check_slots(HOST, "host_value", self.cache.cache_controller.mem_pool_host)
 
     def make_room(self, tokens: int) -> None:
-        missing = tokens - self.allocator.available_size()
-        if missing > 0:
-            self.cache.evict(EvictParams(num_tokens=missing))
+        missing_tokens = tokens - self.allocator.available_size()
+        if missing_tokens > 0:
+            self.cache.evict(EvictParams(num_tokens=missing_tokens))
 
     def load_back(self, path: list[int]) -> int:
         """Load a path's host copy. Return its tokens; their KV on the device is compared."""
@@ -91,8 +91,8 @@ class _HostTree(SmallTree):
             InitLoadBackParams(match.best_match_node, match.host_hit_length, req=request)
         )
         self.cache.cache_controller.start_loading()
-        self.settle()
-        slots = self.slots(self.match(path))
+        self.finish_copies()
+        slots = self.read_slots(self.match(path))
         for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
             kv = buffer[slots][:, 0, :].cpu()
             expected = torch.tensor(path[: len(slots)], dtype=kv.dtype)[:, None].expand_as(kv)
@@ -103,12 +103,12 @@ class _HostTree(SmallTree):
 
 def _fill_and_read(tree: _HostTree) -> None:
     """Insert more than the device holds, load what the host has, then do so with a full host."""
-    reused, loaded = paths(random.Random(3), tree.page_size)[:4], 0
+    reused, loaded_tokens = draw_paths(random.Random(3), tree.page_size)[:4], 0
     fillers = [[1000 + 10 * i] * (24 * tree.page_size) for i in range(12)]
     for path in (*reused, *fillers[:4], *reused, *fillers[4:], fillers[7]):
         tree.make_room(24 * tree.page_size)
-        loaded += tree.load_back(path)
+        loaded_tokens += tree.load_back(path)
         tree.insert(path)
-        tree.settle()
-    if not loaded:
+        tree.finish_copies()
+    if not loaded_tokens:
         raise AssertionError("the host tier kept nothing that the device evicted")

@@ -16,17 +16,17 @@ def calls_tool(req: Any, parser: str | None) -> bool:
     if parser is None or parser == FORCED_CALL:
         return parser is not None
     tokenizer = getattr(req, "tokenizer", None)
-    if tokenizer is None or (detector := _detector(parser, tokenizer)) is None:
+    if tokenizer is None or (detector := _make_detector(parser, tokenizer)) is None:
         return False
     return bool(detector.has_tool_call(tokenizer.decode(list(req.output_ids))))
 
 
 @functools.lru_cache(maxsize=4)
-def _detector(parser: str, tokenizer: Any) -> Any:
+def _make_detector(parser: str, tokenizer: Any) -> Any:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
     try:
         return FunctionCallParser([], parser, tokenizer=tokenizer).detector
-    except ValueError as error:  # of another model, or a name from outside
+    except ValueError as error:  # the parser is unknown, or of another model
         logger.warning("canopy: tool calls are not recognised with %s: %s", parser, error)
         return None

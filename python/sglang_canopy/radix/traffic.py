@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 
     from sglang_canopy.radix.live import LivePolicies
 
-MAX_DECISIONS = 4096
-"""Maximum decisions remembered, over all tenants."""
-RATE_S = 300.0
+MAX_EVICTIONS = 4096
+"""Maximum evictions remembered, over all tenants."""
+RATE_WINDOW_S = 300.0
 """Seconds over which the eviction rate is measured, or the remembered time if shorter."""
 
 
-class Decisions(deque[TierEviction]):
-    """The latest decisions, appended by the scheduler's thread."""
+class EvictionLog(deque[TierEviction]):
+    """The latest evictions from all tiers, appended by the scheduler's thread."""
 
     def __init__(self) -> None:
-        super().__init__(maxlen=MAX_DECISIONS)
+        super().__init__(maxlen=MAX_EVICTIONS)
 
     def latest_of(
         self, tenant: str | None, conversation: Hashable, limit: int = 16
     ) -> list[TierEviction]:
-        """Return the latest decisions about a tenant's conversation, newest first."""
+        """Return the latest evictions of a tenant's conversation, newest first."""
         matches = []
-        for decision in reversed(self):
-            if decision.conversation == conversation and decision.tenant == tenant:
-                matches.append(decision)
+        for eviction in reversed(self):
+            if eviction.conversation == conversation and eviction.tenant == tenant:
+                matches.append(eviction)
                 if len(matches) >= limit:
                     break
         return matches
 
-    def rate(self, tier: int, now: float) -> float:
+    def tokens_per_s(self, tier: int, now: float) -> float:
         """Return the tokens per second evicted from ``tier``; 0 without recent evictions."""
-        tokens, since = 0, now
-        for decision in reversed(self):
-            if decision.time < now - RATE_S:
+        tokens, oldest = 0, now
+        for eviction in reversed(self):
+            if eviction.time < now - RATE_WINDOW_S:
                 break
-            since = decision.time
-            tokens += decision.tokens if decision.tier == tier else 0
-        return tokens / max(now - since, 1.0)
+            oldest = eviction.time
+            tokens += eviction.tokens if eviction.tier == tier else 0
+        return tokens / max(now - oldest, 1.0)
 
 
 class TierTraffic:
@@ -58,28 +58,28 @@ class TierTraffic:
 
     def __init__(self, live: LivePolicies, clock: RequestClock, departures: Departures) -> None:
         self.live, self.clock, self.departures = live, clock, departures
-        self.decisions = Decisions()
+        self.evictions = EvictionLog()
 
     def record_computed_tokens(self, tokens: int, request: LiveRequest | None) -> None:
         """Count ``tokens`` added to the device by ``request``, which is being inserted."""
         label = "default" if request is None else request.label or request.category
         tenant = None if request is None else request.tenant
-        self.live.counters.row(label, tenant).tiers[DEVICE].entered += tokens
+        self.live.counters.row(label, tenant).tiers[DEVICE].entered_tokens += tokens
 
     def record_copy(self, tier: int, node: UnifiedTreeNode, tokens: int) -> None:
         """Count ``tokens`` of ``node`` copied to ``tier``."""
         leaf = node.canopy
-        self.live.counters.row(leaf.category, leaf.tenant).tiers[tier].entered += tokens
+        self.live.counters.row(leaf.category, leaf.tenant).tiers[tier].entered_tokens += tokens
 
-    def record_eviction(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
-        """Count tokens of ``node`` removed from ``tier``; ``demoted``: the tier below has them."""
+    def record_eviction(self, tier: int, node: UnifiedTreeNode, is_demoted: bool = False) -> None:
+        """Count tokens of ``node`` removed from ``tier``; ``is_demoted``: the tier below has them."""
         leaf, now, counters, key = node.canopy, self.clock.now, self.live.counters, node.key
         tokens, reason = leaf.length or len(key), leaf.eviction_reason
         ids = key.token_ids if key.limit is None else key.raw_token_ids()
-        counters.victims.add(tier, leaf.offset, ids)
+        counters.victim_digest.add(tier, leaf.offset, ids)
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
         # ``tuple.__new__`` takes two thirds of the time of ``TierEviction(...)``.
-        decision = tuple.__new__(
+        eviction = tuple.__new__(
             TierEviction,
             (
                 now,
@@ -92,15 +92,15 @@ class TierTraffic:
                 reason,
                 policy.name,
                 now - leaf.last_access,
-                demoted,
+                is_demoted,
             ),
         )
-        self.decisions.append(decision)
-        counters.record_eviction(tier, leaf.category, tokens, reason, demoted, leaf.tenant)
-        if not demoted and leaf.path and (tier == DEVICE or left_the_device(node)):
-            self.departures.record_eviction(decision, leaf.path, self.page_on_disk(node))
+        self.evictions.append(eviction)
+        counters.record_eviction(tier, leaf.category, tokens, reason, is_demoted, leaf.tenant)
+        if not is_demoted and leaf.path and (tier == DEVICE or is_off_device(node)):
+            self.departures.record_eviction(eviction, leaf.path, self.last_page_on_disk(node))
 
-    def page_on_disk(self, node: UnifiedTreeNode) -> str | None:
+    def last_page_on_disk(self, node: UnifiedTreeNode) -> str | None:
         """Return the name of the last page of ``node`` if it was written to the disk."""
         return node.hash_value[-1] if node.canopy.on_disk and node.hash_value else None
 
@@ -108,10 +108,10 @@ class TierTraffic:
         """Record that the tree that holds ``nodes`` is emptied."""
         for node in nodes:
             if node.canopy.path:
-                page = self.page_on_disk(node)
+                page = self.last_page_on_disk(node)
                 self.departures.record_flush(node.canopy, len(node.key), page)
 
 
-def left_the_device(node: UnifiedTreeNode) -> bool:
+def is_off_device(node: UnifiedTreeNode) -> bool:
     """Return whether the device holds nothing of ``node``."""
     return node.component_data[BASE_COMPONENT_TYPE].value is None

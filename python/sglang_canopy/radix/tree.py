@@ -28,9 +28,9 @@ class Tree(Protocol):
     groups: LiveGroups
     protected: ProtectedPaths
     traffic: TierTraffic
-    inserting: LiveRequest | None
+    inserting_request: LiveRequest | None
     """The request whose KV is being inserted."""
-    changes: int
+    change_count: int
     """Rises with every change that can alter a match of full attention."""
     evictable_device_leaves: EvictableLeaves
     evictable_host_leaves: EvictableLeaves

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_canopy.ttl.table import RESIDUAL, TTLTable
 
@@ -20,26 +20,44 @@ if TYPE_CHECKING:
     from sglang_canopy.records import Request
 
 
+class _PathGroups(NamedTuple):
+    """Groups along a request's path of ``blocks``: by block, in the tables of disk and host."""
+
+    request: Request | None
+    blocks: int
+    disk: list[int]
+    host: list[int]
+
+
 class LiveGroups:
     """The TTL tables of disk and host, and the assignment of nodes to groups."""
 
     def __init__(self, tiers: TierOptions) -> None:
         self.disk: TTLTable | None = tiers.ttl
         self.host: TTLTable | None = tiers.host_ttl
-        self._last_path: tuple[Request | None, int, list[int], list[int]] = (None, 0, [], [])
+        self._last_path = _PathGroups(None, 0, [], [])
 
     def assign(self, leaf: NodeLeaf, request: Request) -> None:
         """Write the groups of ``request``'s path into a node on it."""
-        last_request, blocks, disk, host = self._last_path
-        if last_request is not request or blocks != len(request.path):
-            disk = _along(self.disk, request)
-            host = disk if self.host is self.disk else _along(self.host, request)
-            self._last_path = (request, len(request.path), disk, host)
+        path = self._last_path
+        if path.request is not request or path.blocks != len(request.path):
+            disk = _groups_along(self.disk, request)
+            host = disk if self.host is self.disk else _groups_along(self.host, request)
+            path = self._last_path = _PathGroups(request, len(request.path), disk, host)
         block = (leaf.offset + leaf.length) // request.block_tokens - 1
-        if disk:
-            leaf.group = disk[min(block, len(disk) - 1)] if block >= 0 else RESIDUAL
-        if host:
-            leaf.host_group = host[min(block, len(host) - 1)] if block >= 0 else RESIDUAL
+        if path.disk:
+            leaf.group = path.disk[min(block, len(path.disk) - 1)] if block >= 0 else RESIDUAL
+        if path.host:
+            leaf.host_group = path.host[min(block, len(path.host) - 1)] if block >= 0 else RESIDUAL
+
+
+class _Expiry(NamedTuple):
+    """A host copy and when its TTL expires; equal times by number, then by push."""
+
+    expires_at: float
+    number: int
+    push: int
+    leaf: NodeLeaf
 
 
 class HostExpiry:
@@ -47,8 +65,8 @@ class HostExpiry:
 
     def __init__(self, table: TTLTable) -> None:
         self.table = table
-        self._heap: list[tuple[float, int, int, NodeLeaf]] = []
-        self._count = 0
+        self._heap: list[_Expiry] = []
+        self._pushes = 0
 
     def expires_at(self, leaf: NodeLeaf) -> float:
         """Return when ``leaf``'s TTL expires, in seconds on the requests' clock."""
@@ -56,30 +74,29 @@ class HostExpiry:
         return max(leaf.last_access + ttl_s, leaf.protected_until())
 
     def add(self, leaf: NodeLeaf, leaves: set[UnifiedTreeNode]) -> None:
-        """Add an evictable ``leaf``."""
         expires_at = self.expires_at(leaf)
         if math.isinf(expires_at):
             return
-        self._count += 1
-        heapq.heappush(self._heap, (expires_at, leaf.number, self._count, leaf))
+        self._pushes += 1
+        heapq.heappush(self._heap, _Expiry(expires_at, leaf.number, self._pushes, leaf))
         if len(self._heap) > 4 * len(leaves) + 64:
-            alive = {entry[3].number: entry for entry in self._heap if entry[3].node in leaves}
-            self._heap = sorted(alive.values())
+            latest = {entry.number: entry for entry in self._heap if entry.leaf.node in leaves}
+            self._heap = sorted(latest.values())
 
     def next_expired(self, now: float, leaves: set[UnifiedTreeNode]) -> NodeLeaf | None:
         """Return the leaf of ``leaves`` whose TTL expired first; ``None`` if no TTL has."""
-        while self._heap and self._heap[0][0] <= now:
-            leaf = self._heap[0][3]
+        while self._heap and self._heap[0].expires_at <= now:
+            leaf = self._heap[0].leaf
             if leaf.node in leaves:
                 expires_at = self.expires_at(leaf)
                 if expires_at <= now:
                     return leaf
-                self._count += 1
-                heapq.heapreplace(self._heap, (expires_at, leaf.number, self._count, leaf))
+                self._pushes += 1
+                heapq.heapreplace(self._heap, _Expiry(expires_at, leaf.number, self._pushes, leaf))
             else:
                 heapq.heappop(self._heap)
         return None
 
 
-def _along(table: TTLTable | None, request: Request) -> list[int]:
+def _groups_along(table: TTLTable | None, request: Request) -> list[int]:
     return table.groups_along(request.path) if table is not None and table.groups else []

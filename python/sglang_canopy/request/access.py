@@ -26,10 +26,8 @@ RouteHandler = Callable[[Any], Awaitable[Any]]
 
 
 class Refused(CanopyError):
-    """A refused request; the response has ``status`` instead of 400.
-
-    retry_after_s: whole seconds, sent as ``Retry-After``.
-    """
+    """A refused request; the response has ``status`` instead of 400. retry_after_s: whole seconds, sent
+    as ``Retry-After``."""
 
     def __init__(self, status: int, reason: str, retry_after_s: int | None = None) -> None:
         super().__init__(reason)
@@ -40,24 +38,26 @@ class BodyTooLong(CanopyError):
     """A body longer than the route's limit; the rest is not read."""
 
 
-def same_secret(presented: str, secret: str | None) -> bool:
-    """Compare in constant time. ``False`` without a secret."""
+def is_same_secret(presented: str, secret: str | None) -> bool:
+    """Compare in constant time. Returns false without a secret."""
     if not secret:
         return False
     return hmac.compare_digest(presented.encode(errors="surrogateescape"), secret.encode())
 
 
 def has_admin_key(headers: Headers, admin_api_key: str | None) -> bool:
-    """Whether a request carries ``Authorization: Bearer ADMIN_API_KEY``."""
+    """Return whether a request carries ``Authorization: Bearer ADMIN_API_KEY``."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and same_secret(key, admin_api_key)
+    return scheme.lower() == "bearer" and is_same_secret(key, admin_api_key)
 
 
 def add_read_route(
     app: Any, method: str, path: str, handler: RouteHandler, admin_api_key: str | None
 ) -> None:
     """Add a route that changes no state."""
-    _add(app, method, path, handler, lambda headers: not has_admin_key(headers, admin_api_key))
+    _add_route(
+        app, method, path, handler, lambda headers: not has_admin_key(headers, admin_api_key)
+    )
 
 
 def add_change_route(
@@ -65,12 +65,10 @@ def add_change_route(
     method: str,
     path: str,
     handler: RouteHandler,
-    open_to_users: Callable[[Headers], bool] = lambda _headers: False,
+    is_open_to_users: Callable[[Headers], bool] = lambda _headers: False,
 ) -> None:
-    """Add a route that changes the state of other requests.
-
-    ``open_to_users``: whether a user's key suffices for a request with these headers.
-    """
+    """Add a route that changes the state of other requests. ``is_open_to_users``: whether a user's key
+    suffices for a request with these headers."""
 
     @functools.wraps(handler)
     async def check_and_handle(request: Any) -> Any:
@@ -78,14 +76,12 @@ def add_change_route(
         _check_json(request.headers)
         return await handler(request)
 
-    _add(app, method, path, check_and_handle, open_to_users)
+    _add_route(app, method, path, check_and_handle, is_open_to_users)
 
 
 def _check_origin(headers: Headers) -> None:
-    """Raise ``Refused`` for a call that a browser makes for a page of another origin.
-
-    Compares host and port: behind a gateway that ends TLS, the scheme differs.
-    """
+    """Raise ``Refused`` for a call that a browser makes for a page of another origin. Compares host and
+    port: behind a gateway that ends TLS, the scheme differs."""
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
         raise Refused(
@@ -107,31 +103,33 @@ def _check_json(headers: Headers) -> None:
         )
 
 
-async def read_json(request: Any, most_bytes: int, body_name: str) -> Any:
-    """Return the body as JSON. Raises ``CanopyError`` if it exceeds ``most_bytes`` or is not JSON.
-
-    The limit applies to received bytes, because Content-Length may be missing or wrong.
-    """
-    raw = bytearray()
+async def read_json(request: Any, max_bytes: int, body_name: str) -> Any:
+    """Return the body as JSON. Raises ``CanopyError`` if it exceeds ``max_bytes`` or is not JSON. The
+    limit applies to received bytes, because Content-Length may be missing or wrong."""
+    body = bytearray()
     async for part in request.stream():
-        if len(raw) + len(part) > most_bytes:
-            raise BodyTooLong(f"{body_name} has at most {most_bytes} bytes; send less")
-        raw += part
+        if len(body) + len(part) > max_bytes:
+            raise BodyTooLong(f"{body_name} has at most {max_bytes} bytes; send less")
+        body += part
     try:
-        return json.loads(raw)
+        return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise CanopyError(f"{body_name} is not JSON: {error}") from None
 
 
-def _add(
-    app: Any, method: str, path: str, handler: RouteHandler, for_users: Callable[[Headers], bool]
+def _add_route(
+    app: Any,
+    method: str,
+    path: str,
+    handler: RouteHandler,
+    is_user_level: Callable[[Headers], bool],
 ) -> None:
-    """Add a route. ``for_users``: whether a request with these headers has the level of users."""
+    """Add a route. ``is_user_level``: whether a request with these headers has the level of users."""
     from sglang.srt.utils.auth import AuthLevel, auth_level
     from starlette.datastructures import Headers as RequestHeaders
     from starlette.routing import Match, Route
 
-    endpoint = _answering(handler)
+    endpoint = _report_errors(handler)
 
     def with_level(level: AuthLevel) -> Callable[..., Any]:
         @functools.wraps(endpoint)
@@ -140,7 +138,8 @@ def _add(
 
         return auth_level(level)(answer)
 
-    user, admin = with_level(AuthLevel.NORMAL), with_level(AuthLevel.ADMIN_OPTIONAL)
+    user_endpoint = with_level(AuthLevel.NORMAL)
+    admin_endpoint = with_level(AuthLevel.ADMIN_OPTIONAL)
 
     class LevelledRoute(Route):
         """A route with a level per request, which SGLang reads from the endpoint."""
@@ -148,14 +147,15 @@ def _add(
         def matches(self, scope: Any) -> tuple[Any, Any]:
             match, child = super().matches(scope)
             if match is Match.FULL:
-                level = user if for_users(RequestHeaders(scope=scope)) else admin
-                child = {**child, "endpoint": level}
+                is_user = is_user_level(RequestHeaders(scope=scope))
+                child = {**child, "endpoint": user_endpoint if is_user else admin_endpoint}
             return match, child
 
-    app.router.routes.append(LevelledRoute(path, admin, methods=[method]))
+    app.router.routes.append(LevelledRoute(path, admin_endpoint, methods=[method]))
 
 
-def _answering(handler: RouteHandler) -> Callable[[Any], Awaitable[Any]]:
+def _report_errors(handler: RouteHandler) -> Callable[[Any], Awaitable[Any]]:
+    """Return ``handler`` with its result as a response, and its errors as JSON with their status."""
     from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response
 
@@ -180,5 +180,5 @@ def _answering(handler: RouteHandler) -> Callable[[Any], Awaitable[Any]]:
 
 
 def _is_unread(error: ValueError, request: Any) -> bool:
-    """Whether part of a refused request's body was not read."""
+    """Return whether part of a refused request's body was not read."""
     return isinstance(error, BodyTooLong | Refused) or "transfer-encoding" in request.headers

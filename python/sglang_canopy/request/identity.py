@@ -1,7 +1,7 @@
 """Identify a request's conversation by fields that its client already sends.
 
-Clients, agents and gateways have different fields and headers for their sessions. ``SOURCES`` lists
-those that Canopy reads; the first one present is used. Names are scoped to the tenant, so that no
+Clients, agents and gateways have different fields and headers for their sessions. ``IDENTITY_FIELDS`` lists
+those that Canopy reads; the first present is used. Names are scoped to the tenant, so that no
 tenant can refer to another's conversations.
 
 Agents' headers follow Dynamo 1.5
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.wire.stamp import MAX_NAME, MAX_TURN, conversation_name
+from sglang_canopy.wire.stamp import MAX_NAME_CHARS, MAX_TURN, conversation_name
 
 Headers = Mapping[str, str]
 Body = Mapping[str, Any]
@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 """Fields of a stamp: ``conversation``; ``linear``; ``over``, set for its last request; ``turn``."""
 
 
-def _name(value: Any) -> str | None:
+def _read_name(value: Any) -> str | None:
     """Return a valid name (``conversation_name``), or ``None``."""
     try:
         return conversation_name(value)
@@ -31,8 +31,8 @@ def _name(value: Any) -> str | None:
         return None
 
 
-def _named(conversation: Any, over: Any = None) -> Fields | None:
-    name = _name(conversation)
+def _make_fields(conversation: Any, over: Any = None) -> Fields | None:
+    name = _read_name(conversation)
     if name is None:
         return None
     fields: Fields = {"conversation": name, "linear": True}
@@ -41,29 +41,29 @@ def _named(conversation: Any, over: Any = None) -> Fields | None:
     return fields
 
 
-def _agent_context(extensions: Any) -> Fields | None:
+def _read_agent_context(extensions: Any) -> Fields | None:
     context = extensions.get("agent_context") if isinstance(extensions, Mapping) else None
     if not isinstance(context, Mapping):
         return None
-    return _named(*map(context.get, ("session_id", "session_final")))
+    return _make_fields(*map(context.get, ("session_id", "session_final")))
 
 
-def _claude_code(session: Any, agent: Any) -> Fields | None:
-    session, agent = _name(session), _name(agent)
+def _read_claude_code(session: Any, agent: Any) -> Fields | None:
+    session, agent = _read_name(session), _read_name(agent)
     if session is None or agent is None:
-        return _named(session)
-    return _named(f"{session}/{agent}")
+        return _make_fields(session)
+    return _make_fields(f"{session}/{agent}")
 
 
 _LINEAGE = re.compile(r"(.+?)[_-](?:t|turn)(\d{1,7})")
 
 
-def _request_id(*request_ids: Any) -> Fields | None:
+def _read_request_id(*request_ids: Any) -> Fields | None:
     for request_id in request_ids:
         is_short = isinstance(request_id, str) and len(request_id) < 1024
         match = _LINEAGE.fullmatch(request_id) if is_short else None
         if match:
-            fields = _named(match[1])
+            fields = _make_fields(match[1])
             turn = min(max(int(match[2]), 1), MAX_TURN)
             return None if fields is None else fields | {"turn": turn}
     return None
@@ -72,28 +72,27 @@ def _request_id(*request_ids: Any) -> Fields | None:
 _USER_ID = re.compile(r"_session_([\w-]+)$", re.ASCII)
 
 
-def _user_id(metadata: Any) -> Fields | None:
+def _read_user_id(metadata: Any) -> Fields | None:
     user_id = metadata.get("user_id") if isinstance(metadata, Mapping) else None
-    match = _USER_ID.search(user_id[-MAX_NAME:]) if isinstance(user_id, str) else None
-    return _named(match[1]) if match else None
+    match = _USER_ID.search(user_id[-MAX_NAME_CHARS:]) if isinstance(user_id, str) else None
+    return _make_fields(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One place in a request that may identify its conversation."""
+class IdentityField:
+    """Keys or headers of a request that may identify its conversation."""
 
     sent_by: str
     body: tuple[str, ...] = ()
     """Keys of the body."""
     headers: tuple[str, ...] = ()
-    read: Callable[..., Fields | None] = _named
+    read: Callable[..., Fields | None] = _make_fields
     """Function of the values of ``body`` and ``headers``; at least one value is not ``None``."""
     note: str = ""
     """Additional text for the reference."""
 
     @property
     def places_text(self) -> str:
-        """Return the places as text for the reference."""
         places = (("body", self.body), ("header" + "s" * (len(self.headers) > 1), self.headers))
         texts = [
             f"{place}: {', '.join(f'`{key}`' for key in keys)}" for place, keys in places if keys
@@ -101,50 +100,49 @@ class Source:
         return "; ".join(texts) + self.note
 
 
-SOURCES = (
-    Source("SGLang's clients", body=("session_id",)),
-    Source("Dynamo, clients of it", headers=("x-dynamo-session-id", "x-dynamo-session-final")),
-    Source(
+IDENTITY_FIELDS = (
+    IdentityField("SGLang's clients", body=("session_id",)),
+    IdentityField(
+        "Dynamo, clients of it", headers=("x-dynamo-session-id", "x-dynamo-session-final")
+    ),
+    IdentityField(
         "Dynamo, clients of it",
         body=("nvext",),
-        read=_agent_context,
+        read=_read_agent_context,
         note=", its `agent_context` (`session_id`, `session_final`)",
     ),
-    Source(
+    IdentityField(
         "Claude Code",
         headers=("x-claude-code-session-id", "x-claude-code-agent-id"),
-        read=_claude_code,
+        read=_read_claude_code,
     ),
-    Source("OpenCode, proxies", headers=("x-session-id",)),
-    Source("Codex", headers=("thread-id",)),
-    Source("SGLang's gateways", headers=("x-override-conversation-id",)),
-    Source(
+    IdentityField("OpenCode, proxies", headers=("x-session-id",)),
+    IdentityField("Codex", headers=("thread-id",)),
+    IdentityField("SGLang's gateways", headers=("x-override-conversation-id",)),
+    IdentityField(
         "load generators, gateways",
         body=("rid",),
         headers=("x-override-rid", "x-request-id"),
-        read=_request_id,
+        read=_read_request_id,
         note="; where they end in a turn (`conv_t2`, `conv-turn2`)",
     ),
-    Source(
+    IdentityField(
         "Claude Code",
         body=("metadata",),
-        read=_user_id,
+        read=_read_user_id,
         note=", its `user_id`, where it ends in `_session_ID`",
     ),
 )
-"""Sources by priority; each request of one continues the previous request. ``canopy_conversation`` of a
+"""By priority; each request of one conversation continues the previous request. ``canopy_conversation`` of a
 client overrides all of them."""
 
 
-def stamp_fields(body: Body, headers: Headers) -> Fields:
-    """Return the stamp fields of the first source present, or an empty dict.
-
-    ``headers``: a case-insensitive mapping, or one with lower-case names. Malformed values count as
-    absent.
-    """
-    for source in SOURCES:
-        values = [*map(body.get, source.body), *map(headers.get, source.headers)]
-        named = None if values.count(None) == len(values) else source.read(*values)
-        if named is not None:
-            return named
+def find_conversation(body: Body, headers: Headers) -> Fields:
+    """Return the stamp fields of the first identity field present, or an empty dict. ``headers``: a
+    case-insensitive mapping, or one with lower-case names. Malformed values count as absent."""
+    for field in IDENTITY_FIELDS:
+        values = [*map(body.get, field.body), *map(headers.get, field.headers)]
+        fields = None if values.count(None) == len(values) else field.read(*values)
+        if fields is not None:
+            return fields
     return {}

@@ -14,31 +14,27 @@ from sglang_canopy.records import chat_category
 from sglang_canopy.wire.stamp import MAX_TURN
 
 
-def infer(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def infer_from_route(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Infer category and turn on routes other than chat completions."""
     if path.endswith("/v1/responses"):
-        return infer_from_response(body)
+        return infer_from_responses_body(body)
     if path.endswith("/api/chat"):
-        return infer_from_chat(_ollama_chat(body))
+        return infer_from_chat(_parse_ollama_chat(body))
     return {"category": "completion" if path.endswith("/v1/completions") else "generate"}
 
 
-def _ollama_chat(body: Mapping[str, Any]) -> Any:
+def _parse_ollama_chat(body: Mapping[str, Any]) -> Any:
     """Return the fields that SGLang reads on this route: it ignores ``images`` and ``format``."""
-    sent = body.get("messages")
-    messages = sent if isinstance(sent, list) else []
+    messages = _as_list(body.get("messages"))
     roles = [SimpleNamespace(role=m.get("role")) for m in messages if isinstance(m, Mapping)]
     return SimpleNamespace(messages=roles, tools=body.get("tools"))
 
 
 def infer_from_chat(body: Any) -> dict[str, Any]:
-    """Infer category and turn from the body of a chat completion.
-
-    ``turn``: number of assistant messages, plus one. ``category``: ``chat`` and suffixes: ``-tools`` if
-    tools are offered, ``-json`` if a response format is given, ``-image`` if a message has an image,
-    ``-after-tool`` if the last message is a tool's result (the previous response stopped for a tool
-    call).
-    """
+    """Infer category and turn from the body of a chat completion. ``turn``: number of assistant
+    messages, plus one. ``category``: ``chat`` and suffixes: ``-tools`` if tools are offered, ``-json``
+    if a response format is given, ``-image`` if a message has an image, ``-after-tool`` if the last
+    message is a tool's result (the previous response stopped for a tool call)."""
     messages = body.messages or []
     roles = [getattr(m, "role", None) for m in messages]
     category = chat_category(
@@ -57,19 +53,17 @@ def _has_image(message: Any) -> bool:
     )
 
 
-def infer_from_response(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return category and turn by the rules of ``infer_from_chat``.
-
-    Consecutive items of an answer (reasoning, calls, a message) count as one assistant turn.
-    """
-    items = [item for item in _list(body.get("input")) if isinstance(item, Mapping)]
+def infer_from_responses_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return category and turn by the rules of ``infer_from_chat``. Consecutive items of an answer
+    (reasoning, calls, a message) count as one assistant turn."""
+    items = [item for item in _as_list(body.get("input")) if isinstance(item, Mapping)]
     answers = [_is_answer(item) for item in items]
     turns = sum(now and not before for before, now in zip([False, *answers], answers))
     text = body.get("text")
-    form = text.get("format") if isinstance(text, Mapping) else None
+    text_format = text.get("format") if isinstance(text, Mapping) else None
     category = chat_category(
         tools=bool(body.get("tools")),
-        json=isinstance(form, Mapping) and form.get("type") != "text",
+        json=isinstance(text_format, Mapping) and text_format.get("type") != "text",
         image=any(map(_item_has_image, items)),
         after_tool=bool(items) and str(items[-1].get("type")).endswith("_output"),
     )
@@ -84,9 +78,9 @@ def _is_answer(item: Mapping[str, Any]) -> bool:
 
 
 def _item_has_image(item: Mapping[str, Any]) -> bool:
-    parts = [*_list(item.get("content")), *_list(item.get("output"))]
+    parts = [*_as_list(item.get("content")), *_as_list(item.get("output"))]
     return any(isinstance(part, Mapping) and part.get("type") == "input_image" for part in parts)
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

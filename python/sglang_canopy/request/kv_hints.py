@@ -10,27 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-PROTOCOLS = ("0.1", "1.0")
-VERSIONS = ("1", "1.0")
+PROTOCOL_VERSIONS = ("0.1", "1.0")
+ACTION_VERSIONS = ("1", "1.0")
 MAX_ACTIONS = 16
 """Maximum actions read from one envelope."""
 
 
-def read(envelope: Any) -> tuple[bool, int]:
+def read_envelope(envelope: Any) -> tuple[bool, int]:
     """Return whether an envelope releases its conversation, and the number of its ignored actions.
 
     ``envelope``: a mapping or SGLang's struct. A malformed one does nothing: SGLang rejects the request.
     """
     actions = _get(envelope, "actions")
-    checked = actions[:MAX_ACTIONS] if isinstance(actions, Sequence) else ()
-    is_known = _get(envelope, "protocol_version") in PROTOCOLS
-    released = [is_known and _is_release(action) for action in checked]
+    read_actions = actions[:MAX_ACTIONS] if isinstance(actions, Sequence) else ()
+    is_known = _get(envelope, "protocol_version") in PROTOCOL_VERSIONS
+    released = [is_known and _is_release(action) for action in read_actions]
     return any(released), released.count(False)
 
 
 def _is_release(action: Any) -> bool:
     kind = str(_get(action, "action_type")).removeprefix("kv.")
-    return kind == "release" and _get(action, "action_version") in VERSIONS
+    return kind == "release" and _get(action, "action_version") in ACTION_VERSIONS
 
 
 def _get(value: Any, key: str) -> Any:

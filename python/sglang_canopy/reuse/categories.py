@@ -22,13 +22,13 @@ NAME_CHARS = 64
 """Maximum length of a feature's name; longer names are cut."""
 
 
-def _names(feature: str, edges: tuple[int, ...], unit: str = "") -> tuple[str, ...]:
+def _bucket_names(feature: str, edges: tuple[int, ...], unit: str = "") -> tuple[str, ...]:
     """Name the buckets at ``bisect_right(edges, number)``."""
     below = (f"{feature}<{edge}{unit}" for edge in edges)
     return (*below, f"{feature}>={edges[-1]}{unit}")
 
 
-def _count_names(feature: str, edges: tuple[int, ...]) -> tuple[str, ...]:
+def _count_bucket_names(feature: str, edges: tuple[int, ...]) -> tuple[str, ...]:
     """Name the buckets at ``bisect_left(edges, count)``."""
     lows = (1, *(edge + 1 for edge in edges))
     within = (f"{low}" if low == edge else f"{low}-{edge}" for low, edge in zip(lows, edges))
@@ -37,24 +37,24 @@ def _count_names(feature: str, edges: tuple[int, ...]) -> tuple[str, ...]:
 
 _STOPS = ("tool", "end", "length")
 _TURN_EDGES = (1, 2, 4)
-_TURN_NAMES = _count_names("turn", _TURN_EDGES)
+_TURN_NAMES = _count_bucket_names("turn", _TURN_EDGES)
 _PAPERS_TURNS = 16
 """From this turn on, all turns share one category (Section 4.2: tens of categories)."""
 _USE_EDGES = (2, 4, 8, 16)
-_USE_NAMES = _count_names("uses", _USE_EDGES)
+_USE_NAMES = _count_bucket_names("uses", _USE_EDGES)
 _ADDED_EDGES = (512, 4096)
-_ADDED_NAMES = _names("added", _ADDED_EDGES)
+_ADDED_NAMES = _bucket_names("added", _ADDED_EDGES)
 _OUTPUT_EDGES = (64, 256, 512, 1024, 2048)
-_OUTPUT_NAMES = _names("out", _OUTPUT_EDGES)
+_OUTPUT_NAMES = _bucket_names("out", _OUTPUT_EDGES)
 _OWN_GAP_EDGES_S = (2, 8, 30, 120)
-_OWN_GAP_NAMES = _names("gap", _OWN_GAP_EDGES_S, "s")
+_OWN_GAP_NAMES = _bucket_names("gap", _OWN_GAP_EDGES_S, "s")
 _SHARED_GAP_EDGES_S = (1, 4, 16, 64, 256)
-_SHARED_GAP_NAMES = _names("every", _SHARED_GAP_EDGES_S, "s")
+_SHARED_GAP_NAMES = _bucket_names("every", _SHARED_GAP_EDGES_S, "s")
 _SHARED_LABELS = 1 + (len(_SHARED_GAP_EDGES_S) + 1) * (2 + len(_USE_EDGES))
 """Labels that ``shared_features`` can make: the name, gaps, and uses per gap."""
 
 
-def features(
+def label_features(
     category: str,
     stop: str | None,
     turn: int,
@@ -62,12 +62,9 @@ def features(
     own_gap_s: float | None,
     added_tokens: int | None = None,
 ) -> tuple[str, ...]:
-    """Return the features of a request's label, coarsest first.
-
-    After a tool call nearly every conversation continues, at its own pace, so its average gap
-    refines the label. Otherwise the turn predicts whether it continues. ``added_tokens``: prompt
-    tokens that this turn added.
-    """
+    """Return the features of a request's label, coarsest first. After a tool call nearly every
+    conversation continues, at its own pace, so its average gap refines the label. Otherwise the turn
+    predicts whether it continues. ``added_tokens``: prompt tokens that this turn added."""
     name = category.replace("|", "/")[:NAME_CHARS]
     output = _OUTPUT_NAMES[bisect_right(_OUTPUT_EDGES, output_tokens)]
     if stop == "tool":
@@ -100,30 +97,31 @@ class RequestedNames:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._requested: dict[str, tuple[int, float]] = {}
+        self._count_and_time: dict[str, tuple[int, float]] = {}
         """Number of requests, and the time of the last request."""
 
     def __len__(self) -> int:
-        return len(self._requested)
+        return len(self._count_and_time)
 
-    def count(self, name: str, now: float) -> int:
-        """Count a request for ``name`` at ``now``. Return its requests, at most one per time."""
-        count, last = self._requested.get(name, (0, None))
-        if last is None or last < now:
+    def count_request(self, name: str, now: float) -> int:
+        """Count a request for ``name``, at most one per time ``now``. Return the count."""
+        count, last_time = self._count_and_time.get(name, (0, None))
+        if last_time is None or last_time < now:
             count += 1
-        self._requested[name] = (count, now)
-        if len(self._requested) > self._limit:
-            self._requested = {n: (c // 2, t) for n, (c, t) in self._requested.items() if c > 1}
+        self._count_and_time[name] = (count, now)
+        if len(self._count_and_time) > self._limit:
+            entries = self._count_and_time.items()
+            self._count_and_time = {n: (c // 2, t) for n, (c, t) in entries if c > 1}
         return count
 
     def forget(self, name: str) -> int:
         """Drop ``name``, which is in the table now. Return its earlier requests."""
-        count, _ = self._requested.pop(name, (0, 0.0))
+        count, _ = self._count_and_time.pop(name, (0, 0.0))
         return max(0, count - 1)
 
 
 class Categories:
-    """The table of labels: at most ``cap``, including the global label and the overflow.
+    """The table of labels: at most ``max_labels``, including the global label and the overflow.
 
     Names from requests take at most a quarter of the table, so that their refinements have room.
     Until the table is full, a tenant may have any number of labels. In a full table, a new label
@@ -137,17 +135,17 @@ class Categories:
     Labels without a sample in the window are dropped at the next fit.
     """
 
-    def __init__(self, cap: int) -> None:
-        self.cap = cap
+    def __init__(self, max_labels: int) -> None:
+        self.max_labels = max_labels
         self.root = Category(ROOT, None)
         self.overflow = Category(OVERFLOW, self.root)
         self._table: dict[str, Category] = {ROOT: self.root, OVERFLOW: self.overflow}
         self._chains: dict[tuple[str, ...], Category] = {}
-        self._shared_room = min(_SHARED_LABELS, cap // 4)
-        self._shared = 0
-        self._labels: Counter[str | None] = Counter()
-        self._names: Counter[str | None] = Counter()
-        self._requested = RequestedNames(cap)
+        self._max_shared_labels = min(_SHARED_LABELS, max_labels // 4)
+        self._shared_labels = 0
+        self._labels_by_tenant: Counter[str | None] = Counter()
+        self._names_by_tenant: Counter[str | None] = Counter()
+        self._requested_names = RequestedNames(max_labels)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -169,31 +167,29 @@ class Categories:
         self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
     ) -> Category:
         """Return the finest category that has room, and mark it as used by ``tenant`` at ``now``.
-
-        ``names``: features, coarse first. Without room, return the finest parent in the table, or
-        the overflow if the first feature is not in the table.
-        """
-        category_of_chain = self._chains.get(names)
-        if category_of_chain is not None:
-            _touch(category_of_chain, now)
-            return category_of_chain
+        ``names``: features, coarse first. Without room, return the finest parent in the table, or the
+        overflow if the first feature is not in the table."""
+        known_category = self._chains.get(names)
+        if known_category is not None:
+            _mark_used(known_category, now)
+            return known_category
         category = self.root
         label = ""
         for name in names:
             label = f"{label}|{name}" if label else name
             finer = self._table.get(label)
             if finer is None:
-                top = category is self.root
+                is_name = category is self.root
                 # Touch the parent first: making room for the refinement must not evict the parent.
-                _touch(category, now)
-                if not self._make_room(names[0] == SHARED, top, tenant) and not (
-                    top and self._displace(name, tenant, now)
+                _mark_used(category, now)
+                if not self._make_room(names[0] == SHARED, is_name, tenant) and not (
+                    is_name and self._displace(name, tenant, now)
                 ):
-                    return self.overflow if top else category
+                    return self.overflow if is_name else category
                 finer = self._add(label, category, tenant)
             category = finer
         self._chains[names] = category
-        _touch(category, now)
+        _mark_used(category, now)
         return category
 
     def forget_unused(self, horizon: float, now: float) -> None:
@@ -215,19 +211,19 @@ class Categories:
         del self._table[category.label]
         self._chains.clear()
         parent.children -= 1
-        _take_one(self._labels, category.tenant)
+        _decrement(self._labels_by_tenant, category.tenant)
         if parent is self.root:
-            _take_one(self._names, category.tenant)
-        for into, counts in (
+            _decrement(self._names_by_tenant, category.tenant)
+        for totals, counts in (
             (parent.events, category.events),
             (parent.growth, category.growth),
             (parent.waiting, category.waiting),
         ):
             for i, count in enumerate(counts):
-                into[i] += count
+                totals[i] += count
         parent.gap_sum_s += category.gap_sum_s
         parent.growth_sum += category.growth_sum
-        category.merged = parent
+        category.merged_into = parent
 
     def _add(self, label: str, parent: Category, tenant: str | None) -> Category:
         # Copy the parent's curves until the next fit. The time of the first request for a label
@@ -237,44 +233,48 @@ class Categories:
         )
         parent.children += 1
         if parent is self.root:
-            category.uses = self._requested.forget(label)
+            category.uses = self._requested_names.forget(label)
         if self._is_fixed(category):
-            self._shared += 1
+            self._shared_labels += 1
         else:
-            self._labels[tenant] += 1
-            self._names[tenant] += parent is self.root
+            self._labels_by_tenant[tenant] += 1
+            self._names_by_tenant[tenant] += parent is self.root
         return category
 
-    def _make_room(self, shared: bool, top: bool, tenant: str | None) -> bool:
+    def _make_room(self, is_shared: bool, is_name: bool, tenant: str | None) -> bool:
         """Return whether one more label fits, evicting another label if necessary."""
-        if shared:
-            return self._shared < self._shared_room
-        full = top and self._names.total() >= max(1, self.cap // 4)
-        if full and not self._reclaim(self._names, self.cap // 32, tenant, self._forget_name):
+        if is_shared:
+            return self._shared_labels < self._max_shared_labels
+        is_full = is_name and self._names_by_tenant.total() >= max(1, self.max_labels // 4)
+        if is_full and not self._reclaim(
+            self._names_by_tenant, self.max_labels // 32, tenant, self._forget_name
+        ):
             return False
-        if self._labels.total() < self.cap - self._shared_room - 2:
+        if self._labels_by_tenant.total() < self.max_labels - self._max_shared_labels - 2:
             return True
-        return self._reclaim(self._labels, self.cap // 8, tenant, self._forget_label)
+        return self._reclaim(
+            self._labels_by_tenant, self.max_labels // 8, tenant, self._forget_label
+        )
 
     @staticmethod
     def _reclaim(
         counts: Counter[str | None],
-        share: int,
+        max_labels: int,
         tenant: str | None,
         forget: Callable[[str | None], bool],
     ) -> bool:
-        """Drop a label of the tenant with the most labels, if that tenant has more than ``share``
+        """Drop a label of the tenant with the most labels, if that tenant has more than ``max_labels``
         and more than ``tenant``."""
-        most = max(counts.values())
-        if most <= max(share, counts[tenant] + 1):
+        max_count = max(counts.values())
+        if max_count <= max(max_labels, counts[tenant] + 1):
             return False
-        return forget(next(other for other, count in counts.items() if count == most))
+        return forget(next(other for other, count in counts.items() if count == max_count))
 
     def _displace(self, name: str, tenant: str | None, now: float | None) -> bool:
         """Count a request for ``name``; return whether it displaced another tenant's name."""
-        if now is None or self._names[tenant] >= max(1, self.cap // 32):
+        if now is None or self._names_by_tenant[tenant] >= max(1, self.max_labels // 32):
             return False
-        requests = self._requested.count(name, now)
+        requests = self._requested_names.count_request(name, now)
         candidates = [
             category
             for category in self._table.values()
@@ -282,10 +282,10 @@ class Categories:
             and category.tenant != tenant
             and not self._is_fixed(category)
         ]
-        least = min(candidates, key=lambda c: (c.uses, _last_use(c)), default=None)
-        if least is None or requests <= least.uses:
+        least_used = min(candidates, key=lambda c: (c.uses, _last_use(c)), default=None)
+        if least_used is None or requests <= least_used.uses:
             return False
-        self._forget_tree(least)
+        self._forget_tree(least_used)
         return True
 
     def _forget_label(self, tenant: str | None) -> bool:
@@ -324,7 +324,7 @@ class Categories:
         return category.label in (ROOT, OVERFLOW) or category.label.partition("|")[0] == SHARED
 
 
-def _touch(category: Category | None, now: float | None) -> None:
+def _mark_used(category: Category | None, now: float | None) -> None:
     """Record a use of ``category`` and of all its parents."""
     if now is None:
         return
@@ -334,7 +334,7 @@ def _touch(category: Category | None, now: float | None) -> None:
         category = category.parent
 
 
-def _take_one(counts: Counter[str | None], tenant: str | None) -> None:
+def _decrement(counts: Counter[str | None], tenant: str | None) -> None:
     counts[tenant] -= 1
     if not counts[tenant]:
         del counts[tenant]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sglang_canopy.reuse.exponential import Exponential
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, exceedance, gittins_rank
 
-_ON_FIRST_USE = ("rank", "grows")
+_LAZY_CURVES = ("rank", "growth_exceedance")
 
 
 @dataclass(slots=True, eq=False)
@@ -51,18 +51,18 @@ class Category:
     """Requests that used or requested the label, including requests before it was admitted."""
     children: int = 0
     """Direct refinements in the table."""
-    merged: Category | None = None
+    merged_into: Category | None = None
     """The category that received the samples when this label was dropped."""
     rank: list[float] = field(init=False)
     """Rank of a leaf by age bin; the lowest rank is evicted first."""
-    grows: list[float] = field(init=False)
+    growth_exceedance: list[float] = field(init=False)
     """P(the next prompt adds at least ``TOKEN_EDGES[i]`` tokens)."""
     _growth: list[float] | None = None
     """``all_growth`` at its last fit; ``None``: its curves are those of its parent."""
 
     def __getattr__(self, name: str) -> list[float]:
-        """Compute ``rank`` or ``grows``, which a fit deletes: most are not read before the next fit."""
-        if name not in _ON_FIRST_USE:
+        """Compute ``rank`` or ``growth_exceedance``, which a fit deletes: most are not read before the next fit."""
+        if name not in _LAZY_CURVES:
             raise AttributeError(name)
         parent, growth = self.parent, self._growth
         curve: list[float]
@@ -73,7 +73,7 @@ class Category:
         elif growth is None:
             curve = [1.0] * TOKEN_BINS
         else:
-            curve = exceedance(growth, None if parent is None else parent.grows)
+            curve = exceedance(growth, None if parent is None else parent.growth_exceedance)
         setattr(self, name, curve)
         return curve
 
@@ -85,7 +85,7 @@ class Category:
             self.curve, self._growth = self.parent.curve, None
         else:
             return
-        for name in _ON_FIRST_USE:
+        for name in _LAZY_CURVES:
             with contextlib.suppress(AttributeError):
                 delattr(self, name)
 
@@ -93,6 +93,6 @@ class Category:
     def current(self) -> Category:
         """Return this category, or the coarser category in the table that replaced it."""
         category = self
-        while category.merged is not None:
-            category = category.merged
+        while category.merged_into is not None:
+            category = category.merged_into
         return category

@@ -7,9 +7,8 @@ block last used ``t`` seconds ago has the priority
 
 the probability that its next use falls within the category's expected lifespan from now on.
 
-The paper leaves open whether the sampled distribution F_w counts blocks that are never used again. Here
-it does: F_w(x) = P_w (1 - exp(-x / m_w)), with P_w the share of samples used again and m_w their mean
-gap.
+The paper leaves open whether the sampled distribution F_w counts blocks that are never used again. Here it
+does: F_w(x) = P_w (1 - exp(-x / m_w)), with P_w the share of samples used again and m_w their mean gap.
 """
 
 from __future__ import annotations
@@ -41,12 +40,10 @@ class Exponential:
 def fit_exponential(
     reused: float, samples: float, gap_sum_s: float, life_sum_s: float, lives: float
 ) -> Exponential | None:
-    """Fit one category. Return ``None`` without a reused sample, since no gap is known.
-
-    ``reused`` of ``samples`` were used again; their gaps sum to ``gap_sum_s`` seconds. ``lives``
-    samples, including samples never reused, have lifespans that sum to ``life_sum_s`` seconds.
-    Without known lifespans the lifespan is that of one further use.
-    """
+    """Fit one category. Return ``None`` without a reused sample, since no gap is known. ``reused`` of
+    ``samples`` were used again; their gaps sum to ``gap_sum_s`` seconds. ``lives`` samples, including
+    samples never reused, have lifespans that sum to ``life_sum_s`` seconds. Without known lifespans the
+    lifespan is that of one further use."""
     if reused <= 0.0 or gap_sum_s <= 0.0:
         return None
     share, mean_gap_s = reused / samples, gap_sum_s / reused

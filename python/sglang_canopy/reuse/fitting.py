@@ -29,9 +29,9 @@ def fit(
     for category in reversed(table):
         parent = category.parent
         if parent is not None:
-            _add(parent.all_events, category.all_events)
-            _add(parent.all_waiting, category.all_waiting)
-            _add(parent.all_growth, category.all_growth)
+            _add_scaled(parent.all_events, category.all_events)
+            _add_scaled(parent.all_waiting, category.all_waiting)
+            _add_scaled(parent.all_growth, category.all_growth)
             parent.all_gap_sum_s += category.all_gap_sum_s
             parent.all_growth_sum += category.all_growth_sum
             parent.all_life_sum_s += category.all_life_sum_s
@@ -45,11 +45,11 @@ def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> N
         category.waiting = [0.0] * BINS
     age = BINS - 1
     for tip in shadow:  # oldest first, so the age bin only decreases
-        while age > 0 and now - tip.born < EDGES[age]:
+        while age > 0 and now - tip.created_at < EDGES[age]:
             age -= 1
-        if tip.category.merged is not None:
+        if tip.category.merged_into is not None:
             tip.category = tip.category.current
-        if tip.open and not tip.void:
+        if tip.is_open and not tip.is_void:
             tip.category.waiting[age] += 1.0
 
 
@@ -57,10 +57,12 @@ def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
     for category in categories:
         category.life_sum_s = category.lives = 0.0
     for tip in shadow:
-        if tip.void:
+        if tip.is_void:
             continue
         # A tip that was not continued was last used at its birth: its lifespan is 0 s.
-        tip.category.life_sum_s += max(0.0, tip.last_use[0] - tip.born) if not tip.open else 0.0
+        tip.category.life_sum_s += (
+            max(0.0, tip.last_use[0] - tip.created_at) if not tip.is_open else 0.0
+        )
         tip.category.lives += 1.0
 
 
@@ -73,9 +75,9 @@ def _gather_own(category: Category, profile_share: float) -> None:
     category.all_life_sum_s, category.all_lives = category.life_sum_s, category.lives
     saved = category.saved
     if saved is not None and profile_share > 0.0:
-        _add(category.all_events, saved["events"], profile_share)
-        _add(category.all_waiting, saved["waiting"], profile_share)
-        _add(category.all_growth, saved["growth"], profile_share)
+        _add_scaled(category.all_events, saved["events"], profile_share)
+        _add_scaled(category.all_waiting, saved["waiting"], profile_share)
+        _add_scaled(category.all_growth, saved["growth"], profile_share)
         category.all_gap_sum_s += profile_share * saved["sums"][0]
         category.all_growth_sum += profile_share * saved["sums"][1]
         category.all_life_sum_s += profile_share * saved["lives"][0]
@@ -111,7 +113,7 @@ def _fit_category(category: Category, min_samples: int, exponential: bool) -> No
         category.exponential = replace(parent.exponential, height=0.0)
 
 
-def _add(into: list[float], other: list[float], factor: float = 1.0) -> None:
-    for i, value in enumerate(other):  # most are 0
+def _add_scaled(totals: list[float], values: list[float], factor: float = 1.0) -> None:
+    for i, value in enumerate(values):  # most are 0
         if value:
-            into[i] += factor * value
+            totals[i] += factor * value

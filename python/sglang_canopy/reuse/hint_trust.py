@@ -16,15 +16,16 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sglang_canopy.records import CLIENT
 
-_SLACK = 0.5
-_SLACK_MIN_S = 5.0
-_BOUND = 100_000
+_SLACK_SHARE = 0.5
+"""Tolerance of a return hint, as a share of its seconds."""
+_MIN_SLACK_S = 5.0
+_MAX_PENDING = 100_000
 """Pending return hints; beyond this the earliest deadlines are dropped."""
-_REMEMBERED = 4096
+_MAX_COUNT = 4096
 """A record's counts are halved at this number, so that old hints fade."""
 _PRIOR_RETURNS = 3.0
 """Weight of the newcomers' accuracy as a prior, in returns."""
@@ -32,48 +33,55 @@ _PRIOR_TIPS = 20.0
 """Weight of the prior that "over" has no information, in tips."""
 _INFORMATIVE_WEIGHT = 0.5
 """Weights above this count as 1: measurements show no gain from such hints."""
-_AT_ONCE = 8
+_FIRST_OVERS = 8
 """Number of a sender's first "over" hints for which newcomers' accuracy counts as well."""
 TRUSTED_SKILL = 0.25
 """Return times with less skill than this are ignored."""
-_WRONG_AT_FIRST = 0.25
+_MAX_FIRST_WRONG_SHARE = 0.25
 """Share of wrong first "over" hints at which newcomers' are ignored."""
-_SURE = 0.2
+_OVER_TRUST_WEIGHT = 0.2
 """Conversations hinted over are evicted first below this weight."""
 MAX_TENANTS = 64
 """Maximum number of records, one per sender: a tenant whose gateway hints too has two. The least
 recent is dropped first."""
 _FIRST_HINTS = 128
 """Counts of first hints are halved at this number of tenants."""
-OTHERS = "*"
+NO_RECORD = "*"
 """Key of senders without a record; no tenant's name has this character."""
 
 
-class Hinted(Protocol):
+class HintedTip(Protocol):
     """A tip that has or may receive a hint."""
 
-    born: float
+    created_at: float
     tenant: str | None
     sender: Hashable
     """Tenant, or tenant and source, that gives the hints."""
     return_at: float | None
     hinted_s: float
-    """``return_at``, in seconds after ``born``."""
+    """``return_at``, in seconds after ``created_at``."""
     hinted_over: bool
-    counted: HintRecord | None
+    tenant_record: HintRecord | None
     """The record that counts this tip among its tenant's."""
-    counted_over: HintRecord | None
+    over_record: HintRecord | None
     """The record that counts this tip's "over"."""
 
 
+class OtherSender(NamedTuple):
+    """A sender other than the tenant's own clients."""
+
+    tenant: str | None
+    source: str
+
+
 def sender_of(tenant: str | None, source: str) -> Hashable:
-    """Return the sender of a hint: the tenant for its own clients, else (tenant, source)."""
-    return tenant if source == CLIENT else (tenant, source)
+    """Return the sender of a hint: the tenant for its own clients, else an ``OtherSender``."""
+    return tenant if source == CLIENT else OtherSender(tenant, source)
 
 
 def return_slack_s(hint_s: float) -> float:
     """Return the tolerance in seconds within which the hint "in ``hint_s``" counts as true."""
-    return max(_SLACK_MIN_S, _SLACK * hint_s)
+    return max(_MIN_SLACK_S, _SLACK_SHARE * hint_s)
 
 
 @dataclass(slots=True)
@@ -94,66 +102,59 @@ class HintRecord:
     tips_over_continued: float = 0.0
     last_hinted_s: float | None = None
     """Hint of the return that was counted last."""
-    first_over: Hinted | None = None
+    first_over: HintedTip | None = None
     """Tip of the first "over", until that hint proves wrong."""
 
-    def return_probability(self, newcomers: float) -> float:
-        """Return P(a return is close to its hinted time). ``newcomers``: the same for newcomers."""
-        return (self.returns_true + _PRIOR_RETURNS * newcomers) / (self.returns + _PRIOR_RETURNS)
+    def return_probability(self, newcomers_probability: float) -> float:
+        """Return P(a return is close to its hinted time). ``newcomers_probability``: for newcomers."""
+        hits = self.returns_true + _PRIOR_RETURNS * newcomers_probability
+        return hits / (self.returns + _PRIOR_RETURNS)
 
-    def return_skill(self, newcomers: float) -> float:
+    def return_skill(self, newcomers_probability: float) -> float:
         """Return the skill of return hints: 0 if another return's hint is equally often true, 1 if
         every hint is true and another return's never is.
 
         This is Cohen's kappa with the other hint as the second rater.
         """
-        guessed = (self.returns_by_chance + 0.5) / (self.returns + _PRIOR_RETURNS)
-        true = self.return_probability(newcomers)
-        return max(0.0, (true - guessed) / (1.0 - guessed))
+        chance_share = (self.returns_by_chance + 0.5) / (self.returns + _PRIOR_RETURNS)
+        true_share = self.return_probability(newcomers_probability)
+        return max(0.0, (true_share - chance_share) / (1.0 - chance_share))
 
-    def is_over_trusted(self, tenant: HintRecord, newcomers: bool) -> bool:
-        """Return whether "this conversation is over" is applied outright.
-
-        This requires that almost none of the conversations continue that would have continued
-        without the hint. Wrong hints show late, so for the first few hints it also requires that
-        ``newcomers`` are trusted.
-        """
-        if self.overs <= _AT_ONCE:
-            return newcomers and self.overs_wrong <= _AT_ONCE // 4
-        return self.over_weight(tenant) < _SURE
+    def is_over_trusted(self, tenant: HintRecord, are_newcomers_trusted: bool) -> bool:
+        """Return whether "this conversation is over" is applied outright. This requires that almost
+        none of the conversations continue that would have continued without the hint. Wrong hints show
+        late, so for the first few hints it also requires that newcomers are trusted."""
+        if self.overs <= _FIRST_OVERS:
+            return are_newcomers_trusted and self.overs_wrong <= _FIRST_OVERS // 4
+        return self.over_weight(tenant) < _OVER_TRUST_WEIGHT
 
     def over_weight(self, tenant: HintRecord) -> float:
-        """Return P(continues | hinted over) / P(continues), at most 1.
-
-        ``tenant`` has the denominator, and its value is the prior of the numerator. Unknown hints
-        and hints with little information weigh 1, as without a hint.
-        """
-        continues = (tenant.tips_continued + 1.0) / (tenant.tips + 2.0)
-        over = self.tips_over_continued + _PRIOR_TIPS * continues
-        weight = over / (self.tips_over + _PRIOR_TIPS) / continues
+        """Return P(continues | hinted over) / P(continues), at most 1. ``tenant`` has the denominator,
+        and its value is the prior of the numerator. Unknown hints and hints with little information
+        weigh 1, as without a hint."""
+        continuation = (tenant.tips_continued + 1.0) / (tenant.tips + 2.0)
+        over = self.tips_over_continued + _PRIOR_TIPS * continuation
+        weight = over / (self.tips_over + _PRIOR_TIPS) / continuation
         return weight if weight < _INFORMATIVE_WEIGHT else 1.0
 
-    def note_tip(self) -> None:
+    def count_tip(self) -> None:
         """Count a finished request of the tenant."""
         self.tips += 1.0
-        if self.tips >= _REMEMBERED:
+        if self.tips >= _MAX_COUNT:
             self.tips /= 2.0
             self.tips_continued /= 2.0
 
-    def note_over(self) -> None:
+    def count_over(self) -> None:
         """Count a request that was hinted to be over."""
         self.overs += 1
         self.tips_over += 1.0
-        if self.tips_over >= _REMEMBERED:
+        if self.tips_over >= _MAX_COUNT:
             self.tips_over /= 2.0
             self.tips_over_continued /= 2.0
 
-    def note_return(self, hinted_s: float, gap_s: float | None) -> bool:
+    def count_return(self, hinted_s: float, gap_s: float | None) -> bool:
         """Count a return hinted after ``hinted_s`` seconds; ``gap_s``: the actual gap, ``None`` if
-        overdue.
-
-        Returns whether the hint proved true.
-        """
+        overdue. Returns whether the hint proved true."""
         came_true = _is_true(hinted_s, gap_s)
         self.returns += 1
         self.returns_true += came_true
@@ -161,7 +162,7 @@ class HintRecord:
             self.last_hinted_s, gap_s
         )
         self.last_hinted_s = hinted_s
-        if self.returns >= _REMEMBERED:
+        if self.returns >= _MAX_COUNT:
             self.returns //= 2
             self.returns_true //= 2
             self.returns_by_chance //= 2
@@ -201,10 +202,16 @@ class FirstHints:
 
     def is_over_trusted(self) -> bool:
         """Return whether first "over" hints are applied. A single tenant cannot change it."""
-        return (self.overs_wrong + 0.5) / (self.overs + 6.0) < _WRONG_AT_FIRST
+        return (self.overs_wrong + 0.5) / (self.overs + 6.0) < _MAX_FIRST_WRONG_SHARE
 
 
 _NO_HINTS = HintRecord()
+
+
+class _PendingReturn(NamedTuple):
+    overdue_at: float
+    push: int
+    tip: HintedTip
 
 
 class HintRecords:
@@ -212,9 +219,9 @@ class HintRecords:
 
     def __init__(self) -> None:
         self._records: dict[Hashable, HintRecord] = {}
-        self._first = FirstHints()
-        self._open: list[tuple[float, int, Hinted]] = []
-        self._count = 0
+        self._first_hints = FirstHints()
+        self._pending: list[_PendingReturn] = []
+        self._pushes = 0
 
     def record(self, sender: Hashable) -> HintRecord:
         """Return the record of a ``sender``, created if missing, and mark it as most recent."""
@@ -226,77 +233,80 @@ class HintRecords:
         self._records[sender] = record
         return record
 
-    def key(self, sender: Hashable) -> Hashable:
-        """Return the sender, or ``OTHERS`` without a record. Equal keys have equal trust."""
-        return sender if sender in self._records else OTHERS
+    def trust_key(self, sender: Hashable) -> Hashable:
+        """Return the sender, or ``NO_RECORD`` without a record. Equal keys have equal trust."""
+        return sender if sender in self._records else NO_RECORD
 
-    def note_tip(self, tip: Hinted, over: bool) -> None:
-        """Count the finished request of ``tip``; ``over``: a hint marked its conversation as over.
-
-        Only tenants with hints are counted, so that tenants without hints displace no record.
-        """
+    def count_tip(self, tip: HintedTip, over: bool) -> None:
+        """Count the finished request of ``tip``; ``over``: a hint marked its conversation as over. Only
+        tenants with hints are counted, so that tenants without hints displace no record."""
         if over and not tip.hinted_over:
             tip.hinted_over = True
-            tip.counted_over = self.record(tip.sender)
-            if not tip.counted_over.overs:
-                tip.counted_over.first_over = tip
-                self._first.add_over()
-            tip.counted_over.note_over()
+            tip.over_record = self.record(tip.sender)
+            if not tip.over_record.overs:
+                tip.over_record.first_over = tip
+                self._first_hints.add_over()
+            tip.over_record.count_over()
             self.record(tip.tenant)
-        of_tenant = self._records.get(tip.tenant)
-        if of_tenant is not None and tip.counted is None:
-            tip.counted = of_tenant
-            of_tenant.note_tip()
+        tenant_record = self._records.get(tip.tenant)
+        if tenant_record is not None and tip.tenant_record is None:
+            tip.tenant_record = tenant_record
+            tenant_record.count_tip()
 
-    def note_return(self, tip: Hinted, in_s: float) -> None:
+    def count_return(self, tip: HintedTip, in_s: float) -> None:
         """Record the hint that ``tip`` is continued ``in_s`` seconds after its birth."""
         if tip.return_at is not None or not 0 <= in_s < float("inf"):
             return
-        tip.return_at, tip.hinted_s = tip.born + in_s, in_s
-        self._count += 1
-        heapq.heappush(self._open, (tip.return_at + return_slack_s(in_s), self._count, tip))
-        if len(self._open) > _BOUND:
-            heapq.heappop(self._open)
+        tip.return_at, tip.hinted_s = tip.created_at + in_s, in_s
+        self._pushes += 1
+        overdue_at = tip.return_at + return_slack_s(in_s)
+        heapq.heappush(self._pending, _PendingReturn(overdue_at, self._pushes, tip))
+        if len(self._pending) > _MAX_PENDING:
+            heapq.heappop(self._pending)
 
-    def judge_hints(self, tip: Hinted, now: float) -> None:
+    def judge_hints(self, tip: HintedTip, now: float) -> None:
         """Check the hints of ``tip``, which was continued."""
-        if tip.counted is not None:
-            tip.counted.tips_continued += 1.0
-        if tip.counted_over is not None:
-            tip.counted_over.overs_wrong += 1
-            if tip.counted_over.first_over is tip:
-                tip.counted_over.first_over = None
-                self._first.overs_wrong += 1
-            tip.counted_over.tips_over_continued += 1.0
+        if tip.tenant_record is not None:
+            tip.tenant_record.tips_continued += 1.0
+        if tip.over_record is not None:
+            tip.over_record.overs_wrong += 1
+            if tip.over_record.first_over is tip:
+                tip.over_record.first_over = None
+                self._first_hints.overs_wrong += 1
+            tip.over_record.tips_over_continued += 1.0
         if tip.return_at is not None:
-            self._count_return(tip, now - tip.born)
+            self._judge_return(tip, now - tip.created_at)
 
     def count_overdue(self, now: float) -> None:
         """Count overdue returns as false hints."""
-        while self._open and self._open[0][0] < now:
-            tip = heapq.heappop(self._open)[2]
+        while self._pending and self._pending[0].overdue_at < now:
+            tip = heapq.heappop(self._pending).tip
             if tip.return_at is not None:
-                self._count_return(tip, None)
+                self._judge_return(tip, None)
 
-    def _count_return(self, tip: Hinted, gap_s: float | None) -> None:
+    def _judge_return(self, tip: HintedTip, gap_s: float | None) -> None:
         tip.return_at = None
         record = self.record(tip.sender)
-        first = not record.returns
-        came_true = record.note_return(tip.hinted_s, gap_s)
-        if first:
-            self._first.add(came_true)
+        is_first = not record.returns
+        came_true = record.count_return(tip.hinted_s, gap_s)
+        if is_first:
+            self._first_hints.add(came_true)
 
     def return_probability(self, sender: Hashable) -> float:
         """Return P(a return is close to the time that the sender hinted)."""
-        newcomers = self._first.return_probability()
+        newcomers_probability = self._first_hints.return_probability()
         record = self._records.get(sender)
-        return newcomers if record is None else record.return_probability(newcomers)
+        if record is None:
+            return newcomers_probability
+        return record.return_probability(newcomers_probability)
 
     def return_skill(self, sender: Hashable) -> float:
         """Return the skill of the sender's return hints, from 0 to 1."""
-        newcomers = self._first.return_probability()
+        newcomers_probability = self._first_hints.return_probability()
         record = self._records.get(sender)
-        return newcomers if record is None else record.return_skill(newcomers)
+        if record is None:
+            return newcomers_probability
+        return record.return_skill(newcomers_probability)
 
     def is_return_trusted(self, sender: Hashable) -> bool:
         """Return whether the return times that the sender hints are applied."""
@@ -305,14 +315,16 @@ class HintRecords:
     def is_over_trusted(self, sender: Hashable) -> bool:
         """Return whether the sender's "over" hints are applied outright."""
         record = self._records.get(sender, _NO_HINTS)
-        return record.is_over_trusted(self._tenant_record(sender), self._first.is_over_trusted())
+        return record.is_over_trusted(
+            self._tenant_record(sender), self._first_hints.is_over_trusted()
+        )
 
     def over_weight(self, sender: Hashable) -> float:
         """Return the factor on the rank of a leaf hinted over, if not trusted outright."""
         return self._records.get(sender, _NO_HINTS).over_weight(self._tenant_record(sender))
 
     def _tenant_record(self, sender: Hashable) -> HintRecord:
-        tenant = sender[0] if isinstance(sender, tuple) else sender
+        tenant = sender.tenant if isinstance(sender, OtherSender) else sender
         return self._records.get(tenant, _NO_HINTS)
 
     def applied_hints(self) -> Counter[tuple[str, str, bool]]:
@@ -320,10 +332,10 @@ class HintRecords:
         whether the hints are applied."""
         counts: Counter[tuple[str, str, bool]] = Counter()
         for sender, record in list(self._records.items()):
-            source = sender[1] if isinstance(sender, tuple) else CLIENT
+            source = sender.source if isinstance(sender, OtherSender) else CLIENT
             if record.overs:
-                acts = self.is_over_trusted(sender) or self.over_weight(sender) < 1.0
-                counts["over", source, acts] += 1
+                is_applied = self.is_over_trusted(sender) or self.over_weight(sender) < 1.0
+                counts["over", source, is_applied] += 1
             if record.returns:
                 counts["return", source, self.is_return_trusted(sender)] += 1
         return counts

@@ -1,7 +1,7 @@
 """The reuse model of a workload-aware policy: return probability, gap and new tokens by label.
 
 Requests are inputs (``arrive`` once, ``finish`` once). Outputs are labels and, per label, a rank by
-age (``Category.rank``) and the distribution of the next prompt's new tokens (``Category.grows``).
+age (``Category.rank``) and the distribution of the next prompt's new tokens (``Category.growth_exceedance``).
 All categories are refitted every few requests from a sliding window. The fit is deterministic: it
 uses no clock except the requests' own times, and no randomness.
 """
@@ -15,7 +15,12 @@ from typing import Any
 from sglang_canopy.bounded import BoundedByTenant
 from sglang_canopy.records import ABORT, LateHint, Request
 from sglang_canopy.reuse import saved_curves
-from sglang_canopy.reuse.categories import Categories, features, shared_features, type_turn_features
+from sglang_canopy.reuse.categories import (
+    Categories,
+    label_features,
+    shared_features,
+    type_turn_features,
+)
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, sender_of
@@ -37,7 +42,7 @@ class ReuseModel:
     ``window_s``: seconds that samples are kept; ``max_samples``: their maximum number;
     ``max_blocks``: block hashes kept; ``min_samples``: a category with fewer uses its parent's
     curve, and the global curve is then all one (LRU); ``max_categories``: maximum number of
-    labels; ``own_gaps``: refine labels by a conversation's past gaps; ``added``: refine labels by a
+    labels; ``own_gaps``: refine labels by a conversation's past gaps; ``uses_added_tokens``: refine labels by a
     turn's new prompt tokens, which helps to rank leaves but not to predict the next turn's new
     tokens; ``exponential``: fit the paper's exponential instead of a survival curve; ``type_turn``:
     use the paper's categories, type and turn; a shared prefix then has the category of the last
@@ -53,13 +58,13 @@ class ReuseModel:
         min_samples: int = 20,
         max_categories: int = 256,
         own_gaps: bool = True,
-        added: bool = False,
+        uses_added_tokens: bool = False,
         exponential: bool = False,
         type_turn: bool = False,
     ) -> None:
         self.min_samples = min_samples
         self.own_gaps = own_gaps
-        self.added = added
+        self.uses_added_tokens = uses_added_tokens
         self.exponential = exponential
         self.type_turn = type_turn
         self.categories = Categories(max_categories)
@@ -72,8 +77,8 @@ class ReuseModel:
         self.samples = 0
         """Number of observed reuses."""
         self._saved_samples = 0.0
-        self._since_fit = 0
-        self._next_fit = min_samples
+        self._requests_since_fit = 0
+        self._requests_per_fit = min_samples
 
     def arrive(self, request: Request) -> str:
         """Sample the tip that the request continues and its shared prefixes, open its own tip,
@@ -82,36 +87,36 @@ class ReuseModel:
         Writes ``request.turn`` if the path shows more turns than the request's field.
         """
         shadow, path, now = self.shadow, request.path, request.time
-        matched = shadow.matched_blocks(path)
-        previous = shadow.pop_open_tip(path, matched)
+        matched_blocks = shadow.matched_blocks(path)
+        previous = shadow.pop_open_tip(path, matched_blocks)
         if previous is not None:
             self._continue(previous, request)
         else:
             self._check_hints_of_the_name(request)
         self.hints.count_overdue(now)
-        if matched and not self.type_turn:
-            self._sample_junctions(request, matched, departs=previous is None)
-        full = full_blocks(path, request.prompt_tokens, request.block_tokens)
-        tip = self._tip_of(request, previous, matched, full)
-        shadow.learn(now, request.tenant, path[matched:])
-        if full > matched or (previous is not None and full > 0):
+        if matched_blocks and not self.type_turn:
+            self._sample_junctions(request, matched_blocks, is_new_branch=previous is None)
+        block_count = full_blocks(path, request.prompt_tokens, request.block_tokens)
+        tip = self._make_tip(request, previous, matched_blocks, block_count)
+        shadow.learn(now, request.tenant, path[matched_blocks:])
+        if block_count > matched_blocks or (previous is not None and block_count > 0):
             # A prompt that ends inside another request's prefix has no tip of its own.
-            shadow.open_tip(tip, path[full - 1])
+            shadow.open_tip(tip, path[block_count - 1])
             self._add_sample(tip, now)
-        self._since_fit += 1
-        if self._since_fit >= self._next_fit:
+        self._requests_since_fit += 1
+        if self._requests_since_fit >= self._requests_per_fit:
             self.categories.forget_unused(shadow.samples.horizon(now), now)
             self.fit(now)
         category = tip.category
-        return category.label if category.merged is None else category.current.label
+        return category.label if category.merged_into is None else category.current.label
 
     def category_of_first_turn(self, request: Request) -> Category:
         """Return the category of a conversation's first request. The request is not a sample."""
         if self.type_turn:
             names = type_turn_features(request.category, 1)
         else:
-            added = request.prompt_tokens if self.added else None
-            names = features(request.category, None, 1, 0, None, added)
+            added_tokens = request.prompt_tokens if self.uses_added_tokens else None
+            names = label_features(request.category, None, 1, 0, None, added_tokens)
         return self.categories.get("|".join(names))
 
     def finish(self, request: Request) -> str:
@@ -121,60 +126,58 @@ class ReuseModel:
             return request.label or self.categories.overflow.label
         tip.category = self._categorise(tip, request)
         if request.stop == ABORT:
-            tip.void = True
+            tip.is_void = True
             return tip.category.label
         tip.history = request.prompt_tokens + request.output_tokens
-        if len(request.path) > tip.blocks:
+        if len(request.path) > tip.path_blocks:
             # The path was extended over the output, which may or may not be in the next prompt.
-            full = full_blocks(request.path, tip.history, request.block_tokens)
-            if full and request.path[full - 1] not in tip.keys:
-                matched = self.shadow.matched_blocks(request.path)
-                self.shadow.learn(request.time, request.tenant, request.path[matched:])
-                self.shadow.open_tip(tip, request.path[full - 1])
+            block_count = full_blocks(request.path, tip.history, request.block_tokens)
+            if block_count and request.path[block_count - 1] not in tip.keys:
+                matched_blocks = self.shadow.matched_blocks(request.path)
+                self.shadow.learn(request.time, request.tenant, request.path[matched_blocks:])
+                self.shadow.open_tip(tip, request.path[block_count - 1])
         tip.sender = sender_of(request.tenant, request.source)
         if request.conversation is not None:
             self._last_tips.put(request.tenant, request.conversation, tip)
-        self.hints.note_tip(tip, request.over)
+        self.hints.count_tip(tip, request.over)
         if not request.over and request.return_in_s is not None:
-            self.hints.note_return(tip, request.return_in_s)
+            self.hints.count_return(tip, request.return_in_s)
         return tip.category.label
 
     def record_hint(self, hint: LateHint) -> None:
         """Apply a hint that arrived without a request."""
         tip = self._last_tips.get(hint.tenant, hint.conversation)
-        if tip is None or not tip.open:
+        if tip is None or not tip.is_open:
             return
         tip.sender = sender_of(hint.tenant, hint.source)
         if hint.over:
-            self.hints.note_tip(tip, True)
+            self.hints.count_tip(tip, True)
         elif hint.return_in_s is not None:
-            self.hints.note_return(tip, hint.time - tip.born + hint.return_in_s)
+            self.hints.count_return(tip, hint.time - tip.created_at + hint.return_in_s)
 
-    def gap_begins(self, request: Request, now: float) -> None:
-        """Start the gap after ``request`` at ``now``, when it was answered, instead of at its
-        arrival.
+    def begin_gap(self, request: Request, now: float) -> None:
+        """Start the gap after ``request`` at ``now``, when it was answered, instead of at its arrival.
 
-        The gaps are then the clients' think times, independent of response times. Call after
-        ``finish``.
+        The gaps are then the clients' think times, independent of response times. Call after ``finish``.
         """
         tip = self.shadow.tip_created_by(request)
-        if tip is not None and now > tip.born:
-            tip.born = now
+        if tip is not None and now > tip.created_at:
+            tip.created_at = now
 
-    def request_waits(self, request: Request) -> None:
+    def record_waiting(self, request: Request) -> None:
         """Learn the return that an arriving request is. Its own sample begins with ``learn_answer``."""
         self.arrive(request)
         tip = self.shadow.tip_created_by(request)
         if tip is not None:
-            tip.void = True
+            tip.is_void = True
 
     def learn_answer(self, request: Request, now: float) -> str:
-        """Learn the answer, at ``now``, to a request that waits (``request_waits``). Return its label."""
+        """Learn the answer, at ``now``, to a request that waits (``record_waiting``). Return its label."""
         tip = self.shadow.tip_created_by(request)
         if tip is not None:
-            tip.void = False
+            tip.is_void = False
         label = self.finish(request)
-        self.gap_begins(request, now)
+        self.begin_gap(request, now)
         return label
 
     def shared_category(self, uses: int, average_gap_s: float) -> Category:
@@ -188,37 +191,41 @@ class ReuseModel:
 
     def fit(self, now: float) -> None:
         """Refit every category from the window."""
-        self._since_fit = 0
-        self._next_fit = max(
+        self._requests_since_fit = 0
+        self._requests_per_fit = max(
             self.min_samples, 64, len(self.shadow) // 16, len(self.categories) // 2
         )
         share = self._profile_share()
         fit(self.categories, self.shadow, now, self.min_samples, self.exponential, share)
         self.version += 1
 
-    def _tip_of(self, request: Request, previous: Tip | None, matched: int, full: int) -> Tip:
-        """Return the tip at the end of ``request``'s path. ``full``: blocks that its prompt fills;
-        ``matched``: blocks seen before."""
+    def _make_tip(
+        self, request: Request, previous: Tip | None, matched_blocks: int, block_count: int
+    ) -> Tip:
+        """Return the tip at the end of ``request``'s path. ``block_count``: blocks that its
+        prompt fills; ``matched_blocks``: blocks seen before."""
         tip = Tip(request.time, self.categories.root, request.tenant)
         tip.history = request.prompt_tokens
-        tip.blocks = len(request.path)
+        tip.path_blocks = len(request.path)
         turn = request.turn if request.turn > 1 else 1
-        held_before = matched * request.block_tokens if previous is None else previous.history
-        added = request.prompt_tokens - held_before
-        tip.added = added if added > 0 else 0
+        old_tokens = matched_blocks * request.block_tokens if previous is None else previous.history
+        added_tokens = request.prompt_tokens - old_tokens
+        tip.added_tokens = added_tokens if added_tokens > 0 else 0
         if previous is not None:
             # The same prompt after an answer that was cut off is the same turn.
-            again = previous.void and request.prompt_tokens <= previous.history
-            seen_turns = previous.turn + (not again)
+            is_repeat = previous.is_void and request.prompt_tokens <= previous.history
+            seen_turns = previous.turn + (not is_repeat)
             turn = turn if turn > seen_turns else seen_turns
             tip.own_gap_s = previous.own_gap_s
-            if not previous.void:
-                tip.own_gap_s = _moving_average(previous.own_gap_s, request.time - previous.born)
+            if not previous.is_void:
+                tip.own_gap_s = _moving_average(
+                    previous.own_gap_s, request.time - previous.created_at
+                )
             last_use = tip.last_use = previous.last_use
             last_use[0] = request.time
             tip.origin = previous.origin
         elif request.path:
-            tip.origin = request.path[max(0, full - 1)]
+            tip.origin = request.path[max(0, block_count - 1)]
         request.turn = tip.turn = turn
         tip.category = self._categorise(tip, request)
         return tip
@@ -228,41 +235,36 @@ class ReuseModel:
             names = type_turn_features(request.category, tip.turn)
         else:
             gap = tip.own_gap_s if self.own_gaps else None
-            added = tip.added if self.added else None
-            names = features(
-                request.category, request.stop, tip.turn, request.output_tokens, gap, added
+            added_tokens = tip.added_tokens if self.uses_added_tokens else None
+            names = label_features(
+                request.category, request.stop, tip.turn, request.output_tokens, gap, added_tokens
             )
         return self.categories.refine(names, request.tenant, request.time)
 
     def _check_hints_of_the_name(self, request: Request) -> None:
-        """Check the hints of a named conversation that continues with another history.
-
-        Agents rewrite their history, and the new path branches off above the old tip. The old tip
-        is not used again and stays a censored sample. The request starts a new path.
-        """
+        """Check the hints of a named conversation that continues with another history. Agents rewrite
+        their history, and the new path branches off above the old tip. The old tip is not used again
+        and stays a censored sample. The request starts a new path."""
         if request.conversation is None:
             return
         tip = self._last_tips.get(request.tenant, request.conversation)
-        if tip is not None and tip.open:
+        if tip is not None and tip.is_open:
             self.hints.judge_hints(tip, request.time)
-            tip.counted = tip.counted_over = None
+            tip.tenant_record = tip.over_record = None
 
-    def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:
-        """Sample every junction on the path; open a junction at the point where the path branches
-        off.
-
-        At most ``MAX_JUNCTIONS`` of a path are sampled. Deeper junctions are closed without a
-        sample, since an open sample would wrongly count as not continued.
-        """
+    def _sample_junctions(self, request: Request, matched_blocks: int, is_new_branch: bool) -> None:
+        """Sample every junction on the path; open a junction at the point where the path branches off.
+        At most ``MAX_JUNCTIONS`` of a path are sampled. Deeper junctions are closed without a sample,
+        since an open sample would wrongly count as not continued."""
         shadow, path, now = self.shadow, request.path, request.time
-        end = path[matched - 1]
-        junctions = shadow.junctions(path[:matched])
-        many = len(junctions) >= MAX_JUNCTIONS
-        if many:
+        end = path[matched_blocks - 1]
+        junctions = shadow.find_junctions(path[:matched_blocks])
+        has_surplus = len(junctions) >= MAX_JUNCTIONS
+        if has_surplus:
             for block in junctions[MAX_JUNCTIONS:]:
                 surplus = shadow.junction(block)
                 if surplus is not None:
-                    surplus.void = True
+                    surplus.is_void = True
                     shadow.close(surplus)
             del junctions[MAX_JUNCTIONS:]
         for block in junctions:
@@ -271,18 +273,18 @@ class ReuseModel:
                 continue
             self._close(old, now)
             old.last_use[0] = now
-            self._open_junction(request, block, old.turn + 1, old.first, old.last_use)
-            departs = departs and block != end
-        if departs and not many:
+            self._open_junction(request, block, old.turn + 1, old.first_seen_at, old.last_use)
+            is_new_branch = is_new_branch and block != end
+        if is_new_branch and not has_surplus:
             self._open_junction(request, end, 2, shadow.birth_time(end, now), [now])
 
     def _open_junction(
-        self, request: Request, block: int, uses: int, first: float, last_use: list[float]
+        self, request: Request, block: int, uses: int, first_seen_at: float, last_use: list[float]
     ) -> None:
         now = request.time
-        category = self.shared_category(uses, (now - first) / (uses - 1))
+        category = self.shared_category(uses, (now - first_seen_at) / (uses - 1))
         tip = Tip(now, category, request.tenant)
-        tip.turn, tip.first, tip.last_use = uses, first, last_use
+        tip.turn, tip.first_seen_at, tip.last_use = uses, first_seen_at, last_use
         self.shadow.open_junction(tip, block)
         self._add_sample(tip, now)
 
@@ -291,13 +293,13 @@ class ReuseModel:
             self._remove_sample(old)
 
     def _close(self, tip: Tip, now: float) -> None:
-        tip.open = False
-        if tip.void:
+        tip.is_open = False
+        if tip.is_void:
             return
-        gap_s = now - tip.born
+        gap_s = now - tip.created_at
         gap_s = tip.gap_s = gap_s if gap_s > 0.0 else 0.0
         category = tip.category
-        if category.merged is not None:
+        if category.merged_into is not None:
             category = category.current
         category.events[age_bin(gap_s)] += 1.0
         category.gap_sum_s += gap_s
@@ -305,12 +307,12 @@ class ReuseModel:
 
     def _continue(self, tip: Tip, request: Request) -> None:
         self._close(tip, request.time)
-        if tip.void:
+        if tip.is_void:
             return
         growth = request.prompt_tokens - tip.history
-        growth = tip.growth = growth if growth > 0 else 0
+        growth = tip.growth_tokens = growth if growth > 0 else 0
         category = tip.category
-        if category.merged is not None:
+        if category.merged_into is not None:
             category = category.current
         category.growth[token_bin(growth)] += 1.0
         category.growth_sum += growth
@@ -318,21 +320,20 @@ class ReuseModel:
 
     @staticmethod
     def _remove_sample(tip: Tip) -> None:
-        if tip.open or tip.void:
-            tip.open = False
+        if tip.is_open or tip.is_void:
+            tip.is_open = False
             return
         category = tip.category.current
         category.events[age_bin(tip.gap_s)] -= 1.0
         category.gap_sum_s = max(0.0, category.gap_sum_s - tip.gap_s)
-        if tip.growth >= 0:
-            category.growth[token_bin(tip.growth)] -= 1.0
-            category.growth_sum = max(0.0, category.growth_sum - tip.growth)
+        if tip.growth_tokens >= 0:
+            category.growth[token_bin(tip.growth_tokens)] -= 1.0
+            category.growth_sum = max(0.0, category.growth_sum - tip.growth_tokens)
 
     def state(self) -> Mapping[str, Any]:
-        return saved_curves.save(self.categories, self._labels(), self._profile_share())
+        return saved_curves.save(self.categories, self._label_kind(), self._profile_share())
 
-    def _labels(self) -> str:
-        """Return the kind of this model's labels."""
+    def _label_kind(self) -> str:
         return "type-turn" if self.type_turn else "refined"
 
     def _profile_share(self) -> float:
@@ -341,8 +342,8 @@ class ReuseModel:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load the counts of an earlier run; their weight falls as new samples arrive."""
-        self._saved_samples = saved_curves.load(state, self.categories, self._labels())
-        self.fit(max((tip.born for tip in self.shadow), default=0.0))
+        self._saved_samples = saved_curves.load(state, self.categories, self._label_kind())
+        self.fit(max((tip.created_at for tip in self.shadow), default=0.0))
 
 
 def mean_growth(category: Category) -> float:

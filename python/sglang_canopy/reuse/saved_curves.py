@@ -12,26 +12,23 @@ from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS
 
-VERSION = 3
+PROFILE_VERSION = 3
 MAX_BYTES = 64 << 20
 _SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2, "lives": 2}
 _MAX_VALUE = 1e15
 
 
-class Damaged(CanopyError):
+class DamagedProfile(CanopyError):
     """A file that is not a profile, or has another version."""
 
 
-def save(categories: Categories, labels: str, share: float = 0.0) -> dict[str, Any]:
-    """Return the counts behind every category's curve, without its refinements' counts.
-
-    ``labels``: kind of categories, ``refined`` or ``type-turn``. ``share``: remaining weight of a
-    loaded profile's counts. Without them, a server that restarts often would lose its first
-    profile.
-    """
+def save(categories: Categories, label_kind: str, share: float = 0.0) -> dict[str, Any]:
+    """Return the counts behind every category's curve, without its refinements' counts. ``label_kind``:
+    ``refined`` or ``type-turn``. ``share``: remaining weight of a loaded profile's counts. Without
+    them, a server that restarts often would lose its first profile."""
     return {
-        "version": VERSION,
-        "labels": labels,
+        "version": PROFILE_VERSION,
+        "labels": label_kind,
         "categories": {
             c.label: _counts(c, share)
             for c in categories
@@ -54,81 +51,77 @@ def _counts(category: Category, share: float) -> dict[str, list[float]]:
     return {k: [v + share * s for v, s in zip(counts[k], saved[k])] for k in counts}
 
 
-def load(state: Mapping[str, Any], categories: Categories, labels: str) -> float:
+def load(state: Mapping[str, Any], categories: Categories, label_kind: str) -> float:
     """Load the result of ``save``; return its number of samples. All of it is checked before use.
-
-    Labels beyond the table's bound join their nearest category. Raises ``Damaged``, and
-    ``CanopyError`` if the profile's categories are not of the kind ``labels``.
-    """
-    check(state)
-    if state["labels"] != labels:
+    Labels beyond the table's bound join their nearest category. Raises ``DamagedProfile``, and
+    ``CanopyError`` if the profile's categories are not of ``label_kind``."""
+    check_state(state)
+    if state["labels"] != label_kind:
         raise CanopyError(
-            f"the profile has the categories {state['labels'][:20]!r}, the policy has {labels!r}: "
+            f"the profile has the categories {state['labels'][:20]!r}, the policy has {label_kind!r}: "
             "give the policy another profile, or the categories that it was saved with"
         )
-    saved, total = state["categories"], 0.0
+    saved, samples = state["categories"], 0.0
     for label, counts in saved.items():
         names = () if label == ROOT else tuple(label.split("|"))
         category = categories.get(label) if label == OVERFLOW else categories.refine(names)
         if category.saved is None:
             category.saved = {key: [0.0] * size for key, size in _SIZES.items()}
-        for key, into in category.saved.items():
+        for key, totals in category.saved.items():
             for i, value in enumerate(counts[key]):
-                into[i] += value
-        total += sum(counts["events"]) + sum(counts["waiting"])
-    return total
+                totals[i] += value
+        samples += sum(counts["events"]) + sum(counts["waiting"])
+    return samples
 
 
-def check(state: Any) -> None:
-    """Raise ``Damaged`` if ``state`` is not a result of ``save``."""
-    if not isinstance(state, Mapping) or state.get("version") != VERSION:
-        raise Damaged(
-            f"a profile must be a JSON object with version {VERSION}, "
+def check_state(state: Any) -> None:
+    """Raise ``DamagedProfile`` if ``state`` is not a result of ``save``."""
+    if not isinstance(state, Mapping) or state.get("version") != PROFILE_VERSION:
+        raise DamagedProfile(
+            f"a profile must be a JSON object with version {PROFILE_VERSION}, "
             "as a run with this version of Canopy saves it; delete it or save a new one"
         )
     saved = state.get("categories")
     if not isinstance(saved, Mapping) or not isinstance(state.get("labels"), str):
-        raise Damaged(
+        raise DamagedProfile(
             "a profile must have an object 'categories' and their 'labels'; save a new one"
         )
     for label, counts in saved.items():
-        _check(label, counts)
+        _check_counts(label, counts)
 
 
-def _check(label: Any, counts: Any) -> None:
-    short = isinstance(label, str) and 0 < len(label) <= 512 and label.count("|") <= 8
-    if not short or not label.isprintable():
-        raise Damaged(f"a profile's category must be a short name, got {str(label)[:80]!a}")
+def _check_counts(label: Any, counts: Any) -> None:
+    is_short = isinstance(label, str) and 0 < len(label) <= 512 and label.count("|") <= 8
+    if not is_short or not label.isprintable():
+        raise DamagedProfile(f"a profile's category must be a short name, got {str(label)[:80]!a}")
     if not isinstance(counts, Mapping):
-        raise Damaged(f"profile category {label!r}: must be an object of counts")
-    for key, size in _SIZES.items():
+        raise DamagedProfile(f"profile category {label!r}: must be an object of counts")
+    for key, length in _SIZES.items():
         values = counts.get(key)
         if (
             not isinstance(values, list)
-            or len(values) != size
+            or len(values) != length
             or not all(isinstance(v, (int, float)) and 0 <= v <= _MAX_VALUE for v in values)
         ):
-            raise Damaged(
-                f"profile category {label!r}: {key!r} must be {size} numbers of 0 or more; "
+            raise DamagedProfile(
+                f"profile category {label!r}: {key!r} must be {length} numbers of 0 or more; "
                 "save a new profile with this version"
             )
 
 
-def read(path: str) -> Any:
-    """Return the JSON of a profile file.
-
-    Raises ``Damaged`` for invalid JSON, and ``CanopyError`` if the file cannot be read.
-    """
+def read_profile(path: str) -> Any:
+    """Return the JSON of a profile file. Raises ``DamagedProfile`` for invalid JSON, and
+    ``CanopyError`` if the file cannot be read."""
     expected = "a profile must be a JSON file saved by an earlier run"
     try:
         text = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise CanopyError(f"{expected}: {path!r}: {error}") from None
     if len(text) > MAX_BYTES:
-        raise Damaged(f"{expected}: {path!r} has more than {MAX_BYTES} bytes")
+        raise DamagedProfile(f"{expected}: {path!r} has more than {MAX_BYTES} bytes")
     try:
         return json.loads(text.decode())
     except RecursionError:
-        raise Damaged(f"{expected}: {path!r} is nested too deeply") from None
+        raise DamagedProfile(f"{expected}: {path!r} is nested too deeply") from None
     except ValueError as error:
-        raise Damaged(f"{expected}: {path!r}: {error}") from None
+        raise DamagedProfile(f"{expected}: {path!r}: {error}") from None

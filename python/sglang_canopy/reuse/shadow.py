@@ -1,11 +1,10 @@
 """The shadow index: which requests return to which paths, independent of the cache's contents.
 
-Each request has one record: the *tip*, the end of its path. A later request whose path runs through
-the tip continues it. That is one reuse sample of the tip's category: the gap between the two
-arrivals. A tip not continued yet is a censored sample. A path that branches off an earlier path
-shares a prefix with it: the end of that prefix is a *junction*, and every further request through
-it is a reuse sample of a shared prefix. Since residency is not used, a policy does not learn from
-its own evictions.
+Each request has one record: the *tip*, the end of its path. A later request whose path runs through the tip
+continues it. That is one reuse sample of the tip's category: the gap between the two arrivals. A tip not
+continued yet is a censored sample. A path that branches off an earlier path shares a prefix with it: the
+end of that prefix is a *junction*, and every further request through it is a reuse sample of a shared
+prefix. Since residency is not used, a policy does not learn from its own evictions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Tip:
 
     size: ClassVar[int] = 1
     """A tip is one sample (``tenant_window.py``)."""
-    born: float
+    created_at: float
     category: Category
     tenant: str | None = None
     origin: int = 0
@@ -35,46 +34,49 @@ class Tip:
     """Requests seen on this path, including this one."""
     own_gap_s: float | None = None
     """Moving average of this conversation's own gaps."""
-    added: int = 0
+    added_tokens: int = 0
     """Prompt tokens that were new to its path."""
     history: int = 0
     """Prompt and output tokens."""
-    blocks: int = 0
+    path_blocks: int = 0
     """Blocks of the path on arrival."""
     keys: tuple[int, ...] = ()
-    open: bool = True
+    is_open: bool = True
     """Whether no request has continued it yet."""
-    void: bool = False
+    is_void: bool = False
     """Whether it is no sample of returns: answer cut off, or too many junctions."""
     gap_s: float = 0.0
-    growth: int = -1
+    growth_tokens: int = -1
     """New tokens of the continuing prompt; -1 if not sampled."""
     last_use: list[float] = field(init=False)
     """Last use, shared by all tips of a conversation (or junction)."""
-    first: float = field(init=False)
+    first_seen_at: float = field(init=False)
     """Junctions only: time at which the prefix was first seen."""
     sender: Hashable = field(init=False)
     """Sender of the hints (``hint_trust.sender_of``)."""
     return_at: float | None = None
     hinted_s: float = 0.0
-    """Hinted return, in seconds after ``born``."""
+    """Hinted return, in seconds after ``created_at``."""
     hinted_over: bool = False
-    counted: HintRecord | None = None
-    counted_over: HintRecord | None = None
+    tenant_record: HintRecord | None = None
+    over_record: HintRecord | None = None
 
     def __post_init__(self) -> None:
-        self.last_use, self.first, self.sender = [self.born], self.born, self.tenant
+        self.last_use, self.first_seen_at, self.sender = (
+            [self.created_at],
+            self.created_at,
+            self.tenant,
+        )
 
 
 @dataclass(slots=True, eq=False)
 class NewBlocks:
     """Blocks added by a request."""
 
-    born: float
+    created_at: float
     tenant: str | None
     blocks: Sequence[int]
     size: int
-    """Number of ``blocks``."""
 
 
 def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:
@@ -86,25 +88,24 @@ def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:
 class ShadowIndex:
     """Tips and junctions by chained block hash, in a window bounded in time and in number.
 
-    ``cap``: samples of the window; all of them were observed for the same chance to return, so
-    censoring is unbiased. ``block_cap``: block hashes held. When a bound is reached, the tenant with
+    ``max_samples``: of the window; all of them were observed for the same chance to return, so
+    censoring is unbiased. ``max_blocks``: block hashes held. When a bound is reached, the tenant with
     the most entries loses its oldest (``tenant_window.py``).
     """
 
-    def __init__(self, window_s: float, cap: int, block_cap: int) -> None:
-        self.samples: TenantWindow[Tip] = TenantWindow(window_s, cap)
+    def __init__(self, window_s: float, max_samples: int, max_blocks: int) -> None:
+        self.samples: TenantWindow[Tip] = TenantWindow(window_s, max_samples)
         self._tips: dict[int, Tip] = {}
         self._junctions: dict[int, Tip] = {}
-        self._owner: dict[int, NewBlocks] = {}
-        self._new_blocks: TenantWindow[NewBlocks] = TenantWindow(window_s, block_cap)
+        self._owner_of: dict[int, NewBlocks] = {}
+        self._new_blocks: TenantWindow[NewBlocks] = TenantWindow(window_s, max_blocks)
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @property
     def blocks(self) -> int:
-        """Block hashes held."""
-        return len(self._owner)
+        return len(self._owner_of)
 
     def __iter__(self) -> Iterator[Tip]:
         """Iterate over all samples of the window, oldest first."""
@@ -112,23 +113,23 @@ class ShadowIndex:
 
     def matched_blocks(self, path: Sequence[int]) -> int:
         """Return the number of leading blocks of ``path`` up to the deepest known block."""
-        owner = self._owner
+        owner_of = self._owner_of
         for depth in range(len(path), 0, -1):
-            if path[depth - 1] in owner:
+            if path[depth - 1] in owner_of:
                 return depth
         return 0
 
-    def pop_open_tip(self, path: Sequence[int], matched: int) -> Tip | None:
-        """Remove and return the deepest open tip among the first ``matched`` blocks."""
+    def pop_open_tip(self, path: Sequence[int], matched_blocks: int) -> Tip | None:
+        """Remove and return the deepest open tip among the first ``matched_blocks``."""
         tips = self._tips
-        for depth in range(matched, 0, -1):
+        for depth in range(matched_blocks, 0, -1):
             tip = tips.get(path[depth - 1])
             if tip is not None:
                 self.close(tip)
                 return tip
         return None
 
-    def junctions(self, path: Sequence[int]) -> list[int]:
+    def find_junctions(self, path: Sequence[int]) -> list[int]:
         """Return the block hashes of the junctions on ``path``, shallowest first."""
         junctions = self._junctions
         return list(filter(junctions.__contains__, path)) if junctions else []
@@ -136,21 +137,21 @@ class ShadowIndex:
     def junction(self, block: int) -> Tip | None:
         return self._junctions.get(block)
 
-    def birth_time(self, block: int, otherwise: float) -> float:
-        """Return the time at which ``block`` was first seen, or ``otherwise``."""
-        segment = self._owner.get(block)
-        return otherwise if segment is None else segment.born
+    def birth_time(self, block: int, default: float) -> float:
+        """Return the time at which ``block`` was first seen, or ``default``."""
+        owner = self._owner_of.get(block)
+        return default if owner is None else owner.created_at
 
     def learn(self, time: float, tenant: str | None, blocks: Sequence[int]) -> None:
         """Add new blocks, first seen at ``time`` in a request of ``tenant``."""
         if not blocks:
             return
-        owner, new = self._owner, NewBlocks(time, tenant, blocks, len(blocks))
-        owner.update(dict.fromkeys(blocks, new))
-        for old in self._new_blocks.add(new, time):
+        owner_of, new_blocks = self._owner_of, NewBlocks(time, tenant, blocks, len(blocks))
+        owner_of.update(dict.fromkeys(blocks, new_blocks))
+        for old in self._new_blocks.add(new_blocks, time):
             for block in old.blocks:
-                if owner.get(block) is old:
-                    del owner[block]
+                if owner_of.get(block) is old:
+                    del owner_of[block]
             old.blocks = ()
 
     def open_tip(self, tip: Tip, key: int) -> None:
@@ -178,9 +179,9 @@ class ShadowIndex:
 
     def tip_created_by(self, request: Request) -> Tip | None:
         """Return the open tip that this request created on arrival."""
-        full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
-        tip = self._tips.get(request.path[full - 1]) if full else None
-        return tip if tip is not None and tip.born == request.time else None
+        block_count = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
+        tip = self._tips.get(request.path[block_count - 1]) if block_count else None
+        return tip if tip is not None and tip.created_at == request.time else None
 
     def close(self, tip: Tip) -> None:
         """Remove a tip or junction from the index; its sample stays in the window."""

@@ -18,25 +18,25 @@ FIRST_EDGE_S = 0.25
 LAST_EDGE_S = 131072.0
 
 
-def _edges() -> tuple[float, ...]:
+def _make_edges() -> tuple[float, ...]:
     edges = [0.0]
-    k = 0
+    step = 0
     while True:
         # Even steps are exact powers of two: no drift, and equal floats on every machine.
-        edge = FIRST_EDGE_S * 2.0 ** (k // 2) * (2.0**0.5 if k % 2 else 1.0)
+        edge = FIRST_EDGE_S * 2.0 ** (step // 2) * (2.0**0.5 if step % 2 else 1.0)
         edges.append(edge)
         if edge >= LAST_EDGE_S:
             return tuple(edges)
-        k += 1
+        step += 1
 
 
-EDGES: tuple[float, ...] = _edges()
+EDGES: tuple[float, ...] = _make_edges()
 """Bin ``i`` holds ages in ``[EDGES[i], EDGES[i + 1])`` seconds; the last is unbounded."""
 BINS = len(EDGES)
 
 TOKEN_EDGES: tuple[float, ...] = (
     0.0,
-    *(16.0 * 2.0 ** (k // 2) * (2.0**0.5 if k % 2 else 1.0) for k in range(33)),
+    *(16.0 * 2.0 ** (step // 2) * (2.0**0.5 if step % 2 else 1.0) for step in range(33)),
 )
 """Bin edges of prompt growth, in tokens: 0, then 16 to a million."""
 TOKEN_BINS = len(TOKEN_EDGES)
@@ -118,31 +118,31 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
     """
     rank = [0.0] * BINS
     # The unused part of the curve is flat: its first point is the steepest to reach.
-    last, least = BINS - 1, curve[BINS - 1]
-    while last and curve[last - 1] == least:
-        last -= 1
+    last_bin, last_survival = BINS - 1, curve[BINS - 1]
+    while last_bin and curve[last_bin - 1] == last_survival:
+        last_bin -= 1
     space = 0.0
-    x = [space]
-    for width, high, low in zip(_WIDTHS[:last], curve, curve[1:]):
-        space += 0.5 * (high + low) * width
-        x.append(space)
-    hull: list[tuple[float, float]] = [(space, least)]
+    space_at_edge = [space]
+    for width, survival_before, survival_after in zip(_WIDTHS[:last_bin], curve, curve[1:]):
+        space += 0.5 * (survival_before + survival_after) * width
+        space_at_edge.append(space)
+    hull: list[tuple[float, float]] = [(space, last_survival)]
     # Calls are inlined: a fit ranks many categories, and delays the eviction that triggered it.
-    for i in range(last - 1, -1, -1):
-        start, alive = x[i], curve[i]
+    for i in range(last_bin - 1, -1, -1):
+        start, survival_here = space_at_edge[i], curve[i]
         end, survival_there = hull[-1]
         # At S = 0 no tip is left and no space is held: the slope is 0.
-        slope = (alive - survival_there) / (end - start) if end > start else 0.0
+        slope = (survival_here - survival_there) / (end - start) if end > start else 0.0
         while len(hull) > 1:
             end, survival_there = hull[-2]
-            further = (alive - survival_there) / (end - start) if end > start else 0.0
-            if further < slope:
+            next_slope = (survival_here - survival_there) / (end - start) if end > start else 0.0
+            if next_slope < slope:
                 break
-            slope = further
+            slope = next_slope
             hull.pop()
         if slope > 0.0:
             rank[i] = slope
-        hull.append((start, alive))
+        hull.append((start, survival_here))
     return rank
 
 

@@ -12,14 +12,14 @@ from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 MAX_TENANTS = 64
-_OTHERS = ("others",)
+_OTHER_TENANTS = ("others",)
 """Name of the tenants beyond ``MAX_TENANTS``; no tenant's name is a tuple."""
-_SLACK = 1024
-"""Tenants whose sizes differ by less than this fraction of the cap count as equal."""
+_TIE_FRACTION = 1024
+"""Tenants whose sizes differ by less than this fraction of ``max_size`` count as equal."""
 
 
 class _Item(Protocol):
-    born: float
+    created_at: float
     tenant: str | None
 
     @property
@@ -36,32 +36,29 @@ class _TenantItems(Generic[Item]):
         self.name = name
         self.items: deque[Item] = deque()
         self.size = 0
-        """Total size of ``items``."""
 
 
-_size = attrgetter("size")
+_get_size = attrgetter("size")
 
 
 class TenantWindow(Generic[Item]):
-    """Items of at most ``cap`` in total size, born within ``window_s`` seconds."""
+    """Items of at most ``max_size`` in total size, born within ``window_s`` seconds."""
 
-    def __init__(self, window_s: float, cap: int) -> None:
+    def __init__(self, window_s: float, max_size: int) -> None:
         self.window_s = window_s
-        self.cap = cap
-        self._total = 0
+        self.max_size = max_size
+        self._total_size = 0
         self._items: deque[Item] = deque()
         """Every item, including items dropped from its middle."""
         self._by_tenant: dict[Hashable, _TenantItems[Item]] = {}
         """Items of each tenant that has any."""
         self._dropped: set[Item] = set()
-        """Items of ``_items`` that were dropped."""
         self._largest: _TenantItems[Item] = _TenantItems(None)
-        self._second = 0
+        self._second_size = 0
         """Upper bound of the sizes of all except ``_largest``."""
 
     def __len__(self) -> int:
-        """Return the total size."""
-        return self._total
+        return self._total_size
 
     def __iter__(self) -> Iterator[Item]:
         """Iterate over all items, oldest first."""
@@ -73,7 +70,11 @@ class TenantWindow(Generic[Item]):
     def horizon(self, now: float) -> float:
         """Return the time before which no item of the window was born."""
         horizon = now - self.window_s
-        return max(horizon, self._items[0].born) if self._total >= self.cap else horizon
+        return (
+            max(horizon, self._items[0].created_at)
+            if self._total_size >= self.max_size
+            else horizon
+        )
 
     def add(self, item: Item, now: float) -> Sequence[Item]:
         """Add an item. Return the items that left the window."""
@@ -83,44 +84,48 @@ class TenantWindow(Generic[Item]):
         owner.items.append(item)
         size = item.size
         owner_size = owner.size = owner.size + size
-        self._total += size
-        if owner_size > self._second and owner is not self._largest:
-            self._second = owner_size
+        self._total_size += size
+        if owner_size > self._second_size and owner is not self._largest:
+            self._second_size = owner_size
         window, dropped, horizon = self._items, self._dropped, now - self.window_s
         window.append(item)
-        if not dropped and self._total <= self.cap and window[0].born >= horizon:
+        if not dropped and self._total_size <= self.max_size and window[0].created_at >= horizon:
             return ()
         expelled: list[Item] = []
-        while (oldest := window[0]).born < horizon or (dropped and oldest in dropped):
+        while (oldest := window[0]).created_at < horizon or (dropped and oldest in dropped):
             window.popleft()
             if oldest in dropped:
                 dropped.discard(oldest)
             else:
                 self._remove_oldest(self._owner(oldest))
                 expelled.append(oldest)
-        while self._total > self.cap:
-            expelled.append(self._drop_one())
+        while self._total_size > self.max_size:
+            expelled.append(self._drop_oldest_of_largest())
         if dropped and 2 * len(dropped) > len(window):
             self._items = deque(self)
             dropped.clear()
         return expelled
 
     def _items_of(self, tenant: str | None) -> _TenantItems[Item]:
-        name = tenant if len(self._by_tenant) < MAX_TENANTS else _OTHERS
+        name = tenant if len(self._by_tenant) < MAX_TENANTS else _OTHER_TENANTS
         return self._by_tenant.setdefault(name, _TenantItems(name))
 
     def _owner(self, item: Item) -> _TenantItems[Item]:
         """Return the items of the tenant of ``item``, the oldest of the window."""
         owner = self._by_tenant.get(item.tenant)
-        return owner if owner is not None and owner.items[0] is item else self._by_tenant[_OTHERS]
+        return (
+            owner
+            if owner is not None and owner.items[0] is item
+            else self._by_tenant[_OTHER_TENANTS]
+        )
 
-    def _drop_one(self) -> Item:
+    def _drop_oldest_of_largest(self) -> Item:
         """Drop the oldest item of the tenant with the most."""
         largest = self._largest
-        if not largest.size or largest.size + self.cap // _SLACK < self._second:
-            largest = self._largest = max(self._by_tenant.values(), key=_size)
+        if not largest.size or largest.size + self.max_size // _TIE_FRACTION < self._second_size:
+            largest = self._largest = max(self._by_tenant.values(), key=_get_size)
             others = (owner.size for owner in self._by_tenant.values() if owner is not largest)
-            self._second = max(others, default=0)
+            self._second_size = max(others, default=0)
         old = self._remove_oldest(largest)
         self._dropped.add(old)
         return old
@@ -128,7 +133,7 @@ class TenantWindow(Generic[Item]):
     def _remove_oldest(self, owner: _TenantItems[Item]) -> Item:
         old = owner.items.popleft()
         owner.size -= old.size
-        self._total -= old.size
+        self._total_size -= old.size
         if not owner.items:
             del self._by_tenant[owner.name]
         return old

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-_KEEP = 0.998
+_DECAY = 0.998
 """Weight of the past per observation: about 500 requests count."""
 _MIN_OBSERVATIONS = 20
-"""Observations required for a model."""
-_HUBER = 2.0
+_MAX_RESIDUALS = 2.0
 """Residuals are clipped at this many mean absolute residuals."""
 
 
@@ -23,6 +22,7 @@ class TtftFit:
 
     def __init__(self) -> None:
         self.count = 0
+        # Decayed sums of 1, tokens (x), seconds (y), x * x and x * y.
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._scale_s = 0.0
 
@@ -32,28 +32,29 @@ class TtftFit:
             return
         if uncached_tokens < 0 or ttft_s < 0:
             return
-        fitted = self.line()
+        fitted = self.coefficients()
         if fitted is not None:
-            expected = fitted[0] * uncached_tokens + fitted[1]
-            off = ttft_s - expected
-            bound = _HUBER * self._scale_s
+            alpha, beta = fitted
+            expected_s = alpha * uncached_tokens + beta
+            residual_s = ttft_s - expected_s
+            max_residual_s = _MAX_RESIDUALS * self._scale_s
             # The scale slowly follows even clipped residuals, or a real change would never be
             # learnt.
-            self._scale_s += 0.02 * (abs(off) - self._scale_s)
-            if bound > 0.0:
-                ttft_s = expected + max(-bound, min(bound, off))
+            self._scale_s += 0.02 * (abs(residual_s) - self._scale_s)
+            if max_residual_s > 0.0:
+                ttft_s = expected_s + max(-max_residual_s, min(max_residual_s, residual_s))
         self.count += 1
-        self._weight = _KEEP * self._weight + 1.0
-        self._x = _KEEP * self._x + uncached_tokens
-        self._y = _KEEP * self._y + ttft_s
-        self._xx = _KEEP * self._xx + uncached_tokens * uncached_tokens
-        self._xy = _KEEP * self._xy + uncached_tokens * ttft_s
+        self._weight = _DECAY * self._weight + 1.0
+        self._x = _DECAY * self._x + uncached_tokens
+        self._y = _DECAY * self._y + ttft_s
+        self._xx = _DECAY * self._xx + uncached_tokens * uncached_tokens
+        self._xy = _DECAY * self._xy + uncached_tokens * ttft_s
         if fitted is None and self.count == _MIN_OBSERVATIONS:
-            first = self.line()
             # One tenth of the mean until residuals have been seen.
-            self._scale_s = 0.1 * self._y / self._weight if first is not None else 0.0
+            is_fitted = self.coefficients() is not None
+            self._scale_s = 0.1 * self._y / self._weight if is_fitted else 0.0
 
-    def line(self) -> tuple[float, float] | None:
+    def coefficients(self) -> tuple[float, float] | None:
         """Return ``(alpha s/token, beta s)``, both 0 or more; ``None`` without enough data."""
         if self.count < _MIN_OBSERVATIONS:
             return None
@@ -71,7 +72,7 @@ class TtftFit:
 
     def stats(self) -> dict[str, Any]:
         """Return the fitted line and its mean absolute residual, for operators."""
-        fitted = self.line()
+        fitted = self.coefficients()
         return {
             "requests": self.count,
             "alpha_ms_per_1k_tokens": None if fitted is None else round(1e6 * fitted[0], 3),
@@ -80,7 +81,7 @@ class TtftFit:
         }
 
 
-def threshold_tokens(ttft_ms: float, line: tuple[float, float]) -> float:
+def threshold_tokens(ttft_ms: float, ttft_model: tuple[float, float]) -> float:
     """Return the tokens that may be prefilled within ``ttft_ms``; 0 if beta alone exceeds it."""
-    alpha, beta = line
+    alpha, beta = ttft_model
     return max(0.0, (ttft_ms / 1e3 - beta) / alpha) if alpha > 0.0 else math.inf

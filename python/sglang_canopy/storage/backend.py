@@ -30,7 +30,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.current_store import CurrentStore
-from sglang_canopy.storage.namespace import rank_namespace, weights_are_local
+from sglang_canopy.storage.namespace import are_weights_local, rank_namespace
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
 
@@ -50,24 +50,24 @@ class HostLayout:
                 "--hicache-mem-layout page_first or page_first_direct"
             ) from None
         self.page_bytes = sum(sizes)
-        self._types = {size: ctypes.c_char * size for size in set(sizes)}
-        self._buffers = len(sizes)
+        self._type_by_size = {size: ctypes.c_char * size for size in set(sizes)}
+        self._page_buffers = len(sizes)
         """Buffers of one page: K and V, or one per layer."""
 
-    def views(self, host_indices: torch.Tensor, pages: int) -> list[list[memoryview]]:
+    def page_views(self, host_indices: torch.Tensor, page_count: int) -> list[list[memoryview]]:
         """Return the buffers of each page as writable views of the pool's memory."""
         pointers, sizes = self.pool.get_page_buffer_meta(host_indices)
-        assert len(pointers) == pages * self._buffers, (len(pointers), pages, self._buffers)
-        types = self._types
-        flat = [
-            memoryview(types[size].from_address(pointer)).cast("B")
+        assert len(pointers) == page_count * self._page_buffers, (len(pointers), page_count)
+        views = [
+            memoryview(self._type_by_size[size].from_address(pointer)).cast("B")
             for pointer, size in zip(pointers, sizes)
         ]
-        return [flat[i : i + self._buffers] for i in range(0, len(flat), self._buffers)]
+        return [views[i : i + self._page_buffers] for i in range(0, len(views), self._page_buffers)]
 
 
 class Sweeper:
-    """A thread: call ``maintain`` every ``interval_s`` seconds and ``sweep`` every ``sweep_s``."""
+    """A thread that calls ``maintain`` every ``interval_s`` seconds and ``sweep`` every
+    ``sweep_s`` seconds."""
 
     def __init__(
         self,
@@ -78,28 +78,28 @@ class Sweeper:
     ) -> None:
         self.maintain, self.sweep = maintain, sweep
         self.interval_s, self.sweep_s = interval_s, sweep_s
-        self._stop = threading.Event()
+        self._stopping = threading.Event()
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread; possible again after ``stop``."""
-        self._stop.clear()
+        self._stopping.clear()
         self.thread = threading.Thread(target=self._run, name="canopy-sweeper", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         """Stop the thread and wait for its end, at most 10 s."""
-        self._stop.set()
+        self._stopping.set()
         if self.thread is not None:
             self.thread.join(timeout=10)
 
     def _run(self) -> None:
-        passed = 0.0
-        while not self._stop.wait(self.interval_s):
+        since_sweep_s = 0.0
+        while not self._stopping.wait(self.interval_s):
             self.maintain()
-            passed += self.interval_s
-            if passed >= self.sweep_s:
-                passed = 0.0
+            since_sweep_s += self.interval_s
+            if since_sweep_s >= self.sweep_s:
+                since_sweep_s = 0.0
                 self.sweep()
 
 
@@ -123,7 +123,7 @@ class CanopyStorage(HiCacheStorage):
         """Page table of the tree, which describes pages for backends with this attribute."""
         self.current: CurrentStore | None = None
         self.sweeper: Sweeper | None = None
-        self._logged: set[str] = set()
+        self._logged_kinds: set[str] = set()
 
     @property
     def store(self) -> DiskStore | None:
@@ -137,7 +137,7 @@ class CanopyStorage(HiCacheStorage):
         super().register_mem_pool_host(mem_pool_host)
         self.layout = HostLayout(mem_pool_host)
         namespace = rank_namespace(self.config, mem_pool_host)
-        if not weights_are_local():
+        if not are_weights_local():
             weights.WEIGHTS.record_remote_load()
         layout = self.layout
         self.current = current = CurrentStore(
@@ -172,11 +172,11 @@ class CanopyStorage(HiCacheStorage):
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        def leading() -> int:
-            current = self._ready_store()
+        def count_leading() -> int:
+            current = self._registered_store()
             return 0 if current.is_outdated else current.store.count_leading(keys)
 
-        return self._run_guarded(leading, 0)
+        return self._run_guarded(count_leading, 0)
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
@@ -188,11 +188,11 @@ class CanopyStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """Write pages of the host pool. Always returns true; see the module."""
-        views = self.layout.views(host_indices, len(keys))
+        views = self.layout.page_views(host_indices, len(keys))
         prefix_keys = extra_info.prefix_keys if extra_info is not None else None
         prefix_key = prefix_keys[-1] if prefix_keys else None
-        self._run_guarded(lambda: self._ready_store().deliver_reports(), None)
-        self._run_guarded(lambda: self._ready_store().write(keys, views, prefix_key), None)
+        self._run_guarded(lambda: self._registered_store().deliver_reports(), None)
+        self._run_guarded(lambda: self._registered_store().write(keys, views, prefix_key), None)
         return [True] * len(keys)
 
     def batch_get_v1(
@@ -202,55 +202,55 @@ class CanopyStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """Read pages into the host pool, up to the first missing page."""
-        views = self.layout.views(host_indices, len(keys))
-        return self._run_guarded(lambda: self._ready_store().read(keys, views), [False] * len(keys))
+        views = self.layout.page_views(host_indices, len(keys))
+        return self._run_guarded(
+            lambda: self._registered_store().read(keys, views), [False] * len(keys)
+        )
 
-    def _call_by_page(self, *_: Any, **__: Any) -> Any:
+    def _refuse_single_pages(self, *_: Any, **__: Any) -> Any:
         """Stand for SGLang's deprecated calls, page by page, which it does not make to a backend with
         ``interface_v1`` (``HiCacheController.attach_storage_backend``, cache_controller.py)."""
         raise NotImplementedError("pages are passed by batch_get_v1 and batch_set_v1")
 
-    get = batch_get = set = batch_set = _call_by_page
+    get = batch_get = set = batch_set = _refuse_single_pages
 
     # ---- for Canopy's own parts ----
 
     def status(self) -> dict[str, Any]:
         """Return the disk tier's part of ``/canopy/status``: pages and bytes since the start."""
-        return self._ready_store().status()
+        return self._registered_store().status()
 
-    def held_pages(self) -> dict[str, dict[Any, int]]:
+    def count_pages(self) -> dict[str, dict[Any, int]]:
         """Return pages on disk by ``categories``, ``tenants`` and ``groups`` of the TTL table."""
-        return self._ready_store().store.held_pages()
+        return self._registered_store().store.count_pages()
 
     # ---- regular work ----
 
     def maintain(self) -> None:
         """Replace the store after an update of the weights; retry an unavailable folder."""
-        self._run_guarded(self._ready_store().maintain, None)
+        self._run_guarded(self._registered_store().maintain, None)
 
     def sweep(self) -> None:
         """Deliver uses and requests to the store, and remove expired pages."""
-        self._run_guarded(self._ready_store().deliver_reports, None)
-        self._run_guarded(lambda: self._ready_store().store.sweep(), 0)
+        self._run_guarded(self._registered_store().deliver_reports, None)
+        self._run_guarded(lambda: self._registered_store().store.sweep(), 0)
 
     # ---- helpers ----
 
-    def _ready_store(self) -> CurrentStore:
+    def _registered_store(self) -> CurrentStore:
         assert self.current is not None, "no host pool was registered"
         return self.current
 
-    def _run_guarded(self, work: Callable[[], _T], otherwise: _T) -> _T:
-        """Return ``work()``, or ``otherwise`` after an error, which is logged once per kind.
-
-        Errors of Canopy must not reach SGLang's threads.
-        """
+    def _run_guarded(self, work: Callable[[], _T], default: _T) -> _T:
+        """Return ``work()``, or ``default`` after an error, which is logged once per kind. Errors of
+        Canopy must not reach SGLang's threads."""
         try:
             return work()
         except Exception as error:
             if self.current is not None:
                 self.current.store.counters.faults["internal"] += 1
             kind = f"{type(error).__name__} {error}"[:200]
-            if kind not in self._logged and len(self._logged) < 100:
-                self._logged.add(kind)
+            if kind not in self._logged_kinds and len(self._logged_kinds) < 100:
+                self._logged_kinds.add(kind)
                 logger.exception("Canopy disk tier: recomputing instead; logged once")
-            return otherwise
+            return default

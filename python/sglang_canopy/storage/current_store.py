@@ -39,13 +39,13 @@ class CurrentStore:
         self.table = table
         """Page table with the tree's metadata of pages."""
         self.page_tokens = page_tokens
-        self._passing_on = threading.Lock()
+        self._delivery_lock = threading.Lock()
         self.namespace = namespace
         """Namespace of model, layout and rank, without updates of the weights."""
         self.page_bytes = page_bytes
         self.interval_s = min(settings.sweep_s, RETRY_S)
-        self._suspended = False
-        self._weights = weights.WEIGHTS.id
+        self._is_suspended = False
+        self._weights_id = weights.WEIGHTS.id
         self.store = self._open_store()
         if self.store.unavailable is None:
             self._log_open()
@@ -60,14 +60,14 @@ class CurrentStore:
     @property
     def is_outdated(self) -> bool:
         """Whether the KV in memory may be of other weights than the store's pages."""
-        return weights.WEIGHTS.rest_reason() is not None or weights.WEIGHTS.id != self._weights
+        return weights.WEIGHTS.pause_reason() is not None or weights.WEIGHTS.id != self._weights_id
 
     @property
     def unavailable(self) -> str | None:
         """Reason, for operators, why the tier is unavailable, and the condition that ends it."""
-        rest_reason = weights.WEIGHTS.rest_reason()
-        if rest_reason is not None:
-            return rest_reason
+        pause_reason = weights.WEIGHTS.pause_reason()
+        if pause_reason is not None:
+            return pause_reason
         if self.is_outdated:
             return "the weights were updated; the disk tier is about to start again"
         if self.store.unavailable in (None, "closed"):
@@ -75,24 +75,22 @@ class CurrentStore:
         return f"{self.store.unavailable} (tried again every {self.interval_s:g} s)"
 
     def suspend(self, reason: str) -> bool:
-        """Use the store neither for reads nor for writes until ``resume``, without any I/O.
-
-        Return whether pages of unfinished writes are excluded from now on.
-        """
-        self._suspended = True
+        """Use the store neither for reads nor for writes until ``resume``, without any I/O. Return
+        whether pages of unfinished writes are excluded from now on."""
+        self._is_suspended = True
         return self.store.suspend(reason)
 
     def resume(self) -> None:
         """Permit ``maintain`` to open the folder again. No write of before may be unfinished."""
-        self._suspended = False
+        self._is_suspended = False
 
     def maintain(self) -> None:
         """Replace the store after an update of the weights; retry an unavailable folder."""
-        if self._suspended:
+        if self._is_suspended:
             return
         if self.is_outdated:
-            if weights.WEIGHTS.rest_reason() is None:
-                self._replace()
+            if weights.WEIGHTS.pause_reason() is None:
+                self._replace_store()
         elif self.store.unavailable not in (None, "closed") and self.store.open():
             logger.info("Canopy disk tier: available now.")
             self.table.add_refusal()  # pages written to an earlier folder may be lost
@@ -103,11 +101,13 @@ class CurrentStore:
         # NOTE: take the store before checking ``is_outdated``: a store replaced after the check is closed
         # and ignores the write.
         store = self.store
-        if self._suspended or self.is_outdated:
+        if self._is_suspended or self.is_outdated:
             return
-        first = self.table.parent(keys[0], default=prefix_key)
-        metas = self._complete_metadata(store, [self.table.description(key) for key in keys], first)
-        stored = store.write(keys, views, metas, [first, *keys[:-1]])
+        first_parent = self.table.parent(keys[0], default=prefix_key)
+        metas = self._complete_metadata(
+            store, [self.table.description(key) for key in keys], first_parent
+        )
+        stored = store.write(keys, views, metas, [first_parent, *keys[:-1]])
         self.table.drop_written(keys)
         if not all(stored):
             self.table.add_refusal()
@@ -118,14 +118,14 @@ class CurrentStore:
         if self.is_outdated:
             return [False] * len(keys)
         metas = store.meta(keys)  # before the read, which changes the last access
-        ok = store.read(keys, views)
-        described = [(k, m) for k, m in zip(keys[: sum(ok)], metas) if m is not None]
+        is_read = store.read(keys, views)
+        described = [(k, m) for k, m in zip(keys[: sum(is_read)], metas) if m is not None]
         self.table.add_read([k for k, _ in described], [m for _, m in described])
-        return ok
+        return is_read
 
     def deliver_reports(self) -> None:
         """Deliver to the store the requests and uses that the tree reported since the last call."""
-        if not self._passing_on.acquire(blocking=False):
+        if not self._delivery_lock.acquire(blocking=False):
             return  # another thread delivers them
         try:
             store = self.store
@@ -138,7 +138,7 @@ class CurrentStore:
             for keys, meta in self.table.take_uses():
                 store.touch(keys, meta)
         finally:
-            self._passing_on.release()
+            self._delivery_lock.release()
 
     def _complete_metadata(
         self, store: DiskStore, metas: Sequence[PageMeta | None], parent: str | None
@@ -147,19 +147,19 @@ class CurrentStore:
         if None not in metas:
             return list(filter(None, metas))
         now = store.clock()
-        above = store.meta([parent])[0] if parent is not None else None
-        offset = above.offset + above.length if above is not None else 0
-        described = []
+        parent_meta = store.meta([parent])[0] if parent is not None else None
+        offset = 0 if parent_meta is None else parent_meta.offset + parent_meta.length
+        complete = []
         for meta in metas:
             if meta is None:
                 meta = PageMeta(offset, self.page_tokens, created=now, last_access=now, hits=1)
-            described.append(meta)
+            complete.append(meta)
             offset = meta.offset + meta.length
-        return described
+        return complete
 
     def _open_store(self, previous: DiskStore | None = None) -> DiskStore:
         """Open a store for the current weights, with the policy, TTLs and counters of ``previous``."""
-        settings, updated = self.settings, weights.WEIGHTS.id
+        settings, weights_id = self.settings, weights.WEIGHTS.id
         return DiskStore(
             settings.path,
             page_bytes=self.page_bytes,
@@ -167,19 +167,19 @@ class CurrentStore:
             policy=previous.policy if previous is not None else settings.make_policy(),
             ttl=previous.ttl if previous is not None else settings.ttl,
             quotas=settings.quota_bytes,
-            namespace=f"{self.namespace}|weights={updated}" if updated else self.namespace,
-            temporary=bool(updated),
+            namespace=f"{self.namespace}|weights={weights_id}" if weights_id else self.namespace,
+            temporary=bool(weights_id),
             counters=previous.counters if previous is not None else None,
         )
 
-    def _replace(self) -> None:
+    def _replace_store(self) -> None:
         """Discard the pages of the previous weights, and open a store for the current ones."""
-        current = weights.WEIGHTS.id
+        weights_id = weights.WEIGHTS.id
         self.store.discard()
         replacement = self._open_store(self.store)
         logger.info("Canopy disk tier: the weights were updated, so it starts without pages.")
         self.store = replacement
-        self._weights = current  # last, because this releases the store for use
+        self._weights_id = weights_id  # last, because this releases the store for use
 
     def _log_open(self) -> None:
         store = self.store
@@ -200,15 +200,15 @@ class CurrentStore:
             return {
                 "unavailable": self.unavailable,
                 "capacity_bytes": state.capacity_bytes,
-                "used_bytes": state.units.used * self.page_bytes,
+                "used_bytes": state.units.used_units * self.page_bytes,
                 "pages": len(state.index),
                 "policy": self.settings.policy,
-                "tenants_at_quota": state.evictable.tenants_at_quota(),
-                "written_pages": counters.written,
+                "tenants_at_quota": state.evictable_pages.count_tenants_at_quota(),
+                "written_pages": counters.written_pages,
                 "written_bytes": counters.written_bytes,
-                "read_pages": counters.read,
+                "read_pages": counters.read_pages,
                 "read_bytes": counters.read_bytes,
-                "refused_pages": dict(counters.refused),
-                "evicted_pages": dict(counters.evicted),
+                "refused_pages": dict(counters.refused_pages),
+                "evicted_pages": dict(counters.evicted_pages),
                 "faults": {kind: counters.faults[kind] for kind in FAULTS},
             }

@@ -18,12 +18,12 @@ from sglang_canopy.radix.tree import Tree
 from sglang_canopy.storage.disk_retry import Attachment, DiskRetry
 from sglang_canopy.storage.drain import Drain
 from sglang_canopy.storage.page_metadata import (
-    first_ranks,
     frozen_copy,
     metadata_of,
-    pages_of,
-    restore,
+    page_metas,
+    restore_leaf,
     runs_of,
+    take_first_ranks,
 )
 from sglang_canopy.storage.page_table import PAGES
 
@@ -48,12 +48,12 @@ class DiskLink(DiskTier):
         super().__init__(tree)
         self.attachment = Attachment()
         self.retry = DiskRetry(tree, self.attachment)
-        self._drain_ends: float | None = None
+        self._drain_ends_at: float | None = None
         self._backend: Any = None
         """Storage backend at the last arrival."""
         self._unreported: dict[UnifiedTreeNode, None] = {}
         """Nodes used since their last report."""
-        self.next_round: Callable[[], None] | None = None
+        self.on_next_round: Callable[[], None] | None = None
         """Called once, at the next round. Collective."""
         self._reported_at = float("-inf")
 
@@ -62,7 +62,7 @@ class DiskLink(DiskTier):
 
     def record_arrival(self, epoch: float) -> None:
         """Report uses, at most every ``REPORT_INTERVAL_S``, and detect a new storage backend."""
-        backend = self._ours()
+        backend = self._our_backend()
         if backend is not None and backend is not self._backend:
             self.retry.start_round()
         self._backend, self.active = backend, backend is not None
@@ -70,8 +70,8 @@ class DiskLink(DiskTier):
         if self.active and self.retry.record_arrival():
             if self.suspended:
                 self._try_to_resume()
-            elif (call := self.next_round) is not None:
-                self.next_round = None
+            elif (call := self.on_next_round) is not None:
+                self.on_next_round = None
                 call()
         if not self._unreported:
             return
@@ -85,39 +85,39 @@ class DiskLink(DiskTier):
                     self._report(node)
             self._unreported.clear()
 
-    def tree_reset(self) -> None:
+    def record_reset(self) -> None:
         self._unreported.clear()
         self.retry.clear()
 
     @property
     def store(self) -> DiskStore | None:
         """This rank's disk store, or ``None`` with another storage backend."""
-        store = getattr(self._ours(), "store", None)
+        store = getattr(self._our_backend(), "store", None)
         return store if isinstance(store, DiskStore) else None
 
     def begin_drain(self, seconds: float) -> None:
-        self._drain_ends = time.monotonic() + seconds
+        self._drain_ends_at = time.monotonic() + seconds
 
     def time_left_s(self, seconds: float) -> float:
         """Return the seconds left of a drain of ``seconds``; negative if its time is over."""
-        return seconds if self._drain_ends is None else self._drain_ends - time.monotonic()
+        return seconds if self._drain_ends_at is None else self._drain_ends_at - time.monotonic()
 
     def drain(self, seconds: float) -> None:
         """Write what only memory holds; then close the store, since the host's memory ends with the
         storage threads still running."""
-        cache, backend, store = self.attachment.cache, self._ours(), self.store
+        cache, backend, store = self.attachment.cache, self._our_backend(), self.store
         self._save_learnt()
         if cache is None or store is None:
             return
         self.active = True
         if seconds > 0 and cache.pp_size == 1 and cache.host_memory_mode != "buffer_only":
             try:  # collective: a rank whose time is over takes part too
-                drained = Drain(self.tree, cache, store, self.time_left_s(seconds)).run()
+                result = Drain(self.tree, cache, store, self.time_left_s(seconds)).run()
                 logger.info(
                     "Canopy disk tier: drained %d pages in %.1f s; %d pages are lost.",
-                    drained.pages,
-                    drained.seconds,
-                    drained.lost_pages,
+                    result.pages,
+                    result.seconds,
+                    result.lost_pages,
                 )
             except Exception:  # the pages written so far are usable
                 logger.exception("Canopy disk tier: the drain failed")
@@ -133,7 +133,7 @@ class DiskLink(DiskTier):
         except Exception:
             logger.exception("Canopy: the learnt state could not be saved")
 
-    def _ours(self) -> Any:
+    def _our_backend(self) -> Any:
         """Return the storage backend, or ``None`` if it does not accept metadata."""
         controller = getattr(self.attachment.cache, "cache_controller", None)
         if controller is None:
@@ -145,20 +145,19 @@ class DiskLink(DiskTier):
         """Return ancestors of ``node`` that were never written to the disk tier, shallowest first.
 
         Under ``write_back`` SGLang copies evicted nodes down, leaves first, but the disk tier needs the
-        prefix of every page. The prefix is therefore copied too, once. Its host copies are evicted
-        first.
+        prefix of every page. The prefix is therefore copied too, once. Its host copies are evicted first.
         """
         pool = self.attachment.cache.cache_controller.mem_pool_host  # type: ignore[union-attr]
-        room = pool.size // 2 - len(node.key)
-        above: list[UnifiedTreeNode] = []
+        room_tokens = pool.size // 2 - len(node.key)
+        ancestors: list[UnifiedTreeNode] = []
         node = node.parent
         while node is not self.tree.root_node and not self.retry.is_written(node.canopy):
-            room -= len(node.key)
-            if room < 0 or node.backuped or node.evicted:
+            room_tokens -= len(node.key)
+            if room_tokens < 0 or node.backuped or node.evicted:
                 break
-            above.append(node)
+            ancestors.append(node)
             node = node.parent
-        return above[::-1]
+        return ancestors[::-1]
 
     def finish_copies(self) -> None:
         """Finish the copies that ``unwritten_ancestors`` began, if the leaf's own found no room."""
@@ -168,7 +167,7 @@ class DiskLink(DiskTier):
 
     def suspend(self, reason: str) -> bool:
         """Stop using the store; see ``DiskTier.suspend``. All ranks call this together."""
-        current = getattr(self._ours(), "current", None)
+        current = getattr(self._our_backend(), "current", None)
         if current is None:
             return False
         self.suspended = True
@@ -176,7 +175,7 @@ class DiskLink(DiskTier):
 
     def _try_to_resume(self) -> None:
         """Use a suspended store again once its writes have ended and its folder is open."""
-        cache, current = self.attachment.cache, getattr(self._ours(), "current", None)
+        cache, current = self.attachment.cache, getattr(self._our_backend(), "current", None)
         if cache is None or current is None or cache.ongoing_backup:
             return
         current.resume()
@@ -205,7 +204,7 @@ class DiskLink(DiskTier):
         leaf = node.canopy
         if not node.hash_value:
             return
-        self.retry.record_node_use(node, self._ours())
+        self.retry.record_node_use(node, self._our_backend())
         if self.tree.clock.now - leaf.reported_at >= REPORT_INTERVAL_S:
             self._report(node)
             if leaf.hits > 1:
@@ -215,13 +214,13 @@ class DiskLink(DiskTier):
 
     def record_finish(self, request: LiveRequest) -> None:
         """Pass a finished request to the disk tier's policy."""
-        if self.active and self.tree.live.disk_learns:
+        if self.active and self.tree.live.does_disk_learn:
             blocks = request.prompt_tokens // request.block_tokens
             epoch = self.attachment.epoch
             PAGES.add_request("arrive", frozen_copy(request, blocks, epoch))
             PAGES.add_request("finish", frozen_copy(request, len(request.path), epoch))
 
-    def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
+    def record_pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
         """Restore the metadata of the node created for these pages; split it between differing runs."""
         if not self.active:
             return
@@ -237,7 +236,7 @@ class DiskLink(DiskTier):
             head, action = tree._split_node(node.key, node, pages * tree.page_size)
             assert action is None, action  # a node that was just read has no pending copy
             self._restore(head.canopy, meta)
-        self._restore(node.canopy, runs[-1][1])
+        self._restore(node.canopy, runs[-1].meta)
 
     # ---- to and from the page table ----
 
@@ -245,7 +244,7 @@ class DiskLink(DiskTier):
         """Put the metadata of the pages of ``node``, which is being written, into ``PAGES``."""
         keys, leaf = node.hash_value, node.canopy
         set_offsets(node)
-        metas = pages_of(leaf, len(keys), self.tree.page_size, self.attachment.epoch)
+        metas = page_metas(leaf, len(keys), self.tree.page_size, self.attachment.epoch)
         PAGES.describe(keys, metas, [node.parent.get_last_hash_value(), *keys[:-1]])
 
     def _report(self, node: UnifiedTreeNode) -> None:
@@ -261,15 +260,13 @@ class DiskLink(DiskTier):
     def _restore(self, leaf: NodeLeaf, meta: PageMeta | None) -> None:
         # A leaf without metadata inherits its parent's on admission to the policy.
         if meta is not None and meta.hits >= 1:
-            restore(leaf, meta, self.tree.clock.now, self.attachment.epoch)
+            restore_leaf(leaf, meta, self.tree.clock.now, self.attachment.epoch)
         self.retry.mark_read(leaf)
 
     def _agree_on(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
-        """Return the records that all ranks use (the first rank's), and count disagreements.
-
-        With pipeline parallelism no records are used: stages handle one read at different times and
-        cannot synchronise.
-        """
+        """Return the records that all ranks use (the first rank's), and count disagreements. With
+        pipeline parallelism no records are used: stages handle one read at different times and cannot
+        synchronise."""
         cache = self.attachment.cache
         if cache is None:
             return metas
@@ -277,7 +274,7 @@ class DiskLink(DiskTier):
             return [None] * len(metas)
         if cache.tp_world_size <= 1:
             return metas
-        metas, agreed = first_ranks(metas, cache)
+        metas, do_agree = take_first_ranks(metas, cache)
         self.tree.live.counters.records_compared += 1
-        self.tree.live.counters.records_disagreed += not agreed
+        self.tree.live.counters.records_disagreed += not do_agree
         return metas

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.radix.live_request import NodeLeaf, set_offsets
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.ranks import true_on_all
+from sglang_canopy.ranks import all_over_ranks
 from sglang_canopy.storage.page_metadata import metadata_of
 from sglang_canopy.storage.page_table import PAGES
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ROUND_S = 30.0
 """Minimum seconds between two rounds."""
-MAX_PAGES_A_REQUEST = 256
+MAX_PAGES_PER_REQUEST = 256
 """Maximum pages rewritten per arriving request, except that one node always fits."""
 MAX_WRITES = 64
 """Maximum pending writes of any kind; at this number rewrites stop."""
@@ -72,7 +72,7 @@ class DiskRetry:
         self._waiting.clear()
 
     def is_written(self, leaf: NodeLeaf) -> bool:
-        """Whether these pages were written in this round."""
+        """Return whether these pages were written in this round."""
         return leaf.on_disk and leaf.disk_round == self.round
 
     def mark_written(self, leaf: NodeLeaf) -> None:
@@ -97,31 +97,29 @@ class DiskRetry:
     def record_arrival(self) -> bool:
         """Write some of the waiting nodes. Return whether the ranks agree again now on the storage."""
         now = self.tree.clock.now
-        due = now - self._round_began_at >= ROUND_S
-        if due:
+        is_due = now - self._round_began_at >= ROUND_S
+        if is_due:
             self._round_began_at = now
             self.round += self.on_any_rank(PAGES.take_refusal())
-        burst = 10.0 * RENEW_BYTES_S
-        earned = RENEW_BYTES_S * (now - self._credited_at)
-        self._credit_bytes = min(burst, self._credit_bytes + earned)
+        max_credit_bytes = 10.0 * RENEW_BYTES_S
+        earned_bytes = RENEW_BYTES_S * (now - self._credited_at)
+        self._credit_bytes = min(max_credit_bytes, self._credit_bytes + earned_bytes)
         self._credited_at = now
         if self._waiting:
             self._rewrite_some()
-        return due
+        return is_due
 
     def write_prefix(self, node: UnifiedTreeNode) -> None:
-        """Write host copies of ancestors of ``node`` that the current storage was never offered.
-
-        Write the shallowest first, so that the following write of ``node`` has its prefix.
-        """
+        """Write host copies of ancestors of ``node`` that the current storage was never offered. Write
+        the shallowest first, so that the following write of ``node`` has its prefix."""
         cache = self.attachment.cache
         assert cache is not None
-        above: list[UnifiedTreeNode] = []
+        ancestors: list[UnifiedTreeNode] = []
         node = node.parent
         while node is not self.tree.root_node and not self._was_offered(node.canopy):
-            above.append(node)
+            ancestors.append(node)
             node = node.parent
-        for node in reversed(above):
+        for node in reversed(ancestors):
             if not node.backuped or node.write_through_pending_id is not None:
                 return
             cache.write_backup_storage(node.id)
@@ -130,7 +128,7 @@ class DiskRetry:
         self._waiting.clear()
 
     def _was_offered(self, leaf: NodeLeaf) -> bool:
-        """Whether these pages were written to or read from the current storage."""
+        """Return whether these pages were written to or read from the current storage."""
         return leaf.on_disk and leaf.disk_round >= self._attached_in_round
 
     def _lacks_write(self, node: UnifiedTreeNode) -> bool:
@@ -140,7 +138,7 @@ class DiskRetry:
         return node.canopy.disk_round < self.round
 
     def _needs_renewal(self, node: UnifiedTreeNode, backend: Any) -> bool:
-        """Whether half of the pages' lifetime in the store is over."""
+        """Return whether half of the pages' lifetime in the store is over."""
         if not hasattr(backend, "pinned_s") or not node.canopy.on_disk:
             return False
         set_offsets(node)
@@ -148,34 +146,36 @@ class DiskRetry:
         pinned_s = backend.pinned_s(metadata_of(node.canopy, epoch), now + epoch)
         return pinned_s > 0 and now - node.canopy.disk_written_at >= pinned_s / 2
 
-    def on_any_rank(self, flag: bool) -> bool:
-        """Whether ``flag`` is true on any rank; false with pipeline stages, which cannot sync."""
+    def on_any_rank(self, is_true: bool) -> bool:
+        """Return whether ``is_true`` holds on any rank; false with pipeline stages, which cannot sync."""
         cache = self.attachment.cache
         if cache is None or cache.pp_size > 1:
             return False
-        return not true_on_all(cache, not flag)
+        return not all_over_ranks(cache, not is_true)
 
     def _rewrite_some(self) -> None:
         cache = self.attachment.cache
         assert cache is not None
-        live = [n for n in self._waiting if self.tree.contains(n) and n.hash_value]
-        for node in live:
+        present = [n for n in self._waiting if self.tree.contains(n) and n.hash_value]
+        for node in present:
             set_offsets(node)
-        live.sort(key=lambda node: node.canopy.offset)
+        present.sort(key=lambda node: node.canopy.offset)
         token_bytes = cache.cache_controller.mem_pool_host.size_per_token
-        pages, count = 0, 0
-        for node in live:
+        pages, written_nodes = 0, 0
+        for node in present:
             pages += len(node.hash_value)
-            if (count and pages > MAX_PAGES_A_REQUEST) or len(cache.ongoing_backup) >= MAX_WRITES:
+            if (written_nodes and pages > MAX_PAGES_PER_REQUEST) or len(
+                cache.ongoing_backup
+            ) >= MAX_WRITES:
                 break
-            count += 1
+            written_nodes += 1
             if self._waiting[node]:
                 if self._credit_bytes <= 0:
                     continue  # retry at the next use
                 self._credit_bytes -= len(node.key) * token_bytes
                 PAGES.mark_rewrite(node.hash_value)
             self._write(node)
-        self._waiting = {node: self._waiting[node] for node in live[count:]}
+        self._waiting = {node: self._waiting[node] for node in present[written_nodes:]}
 
     def _write(self, node: UnifiedTreeNode) -> None:
         """Write the host copy of ``node``; if it is evicted, make one first."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import xxhash
 
-_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
-_KINDS = (*_WEIGHTS, ".json", ".py")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+_MODEL_SUFFIXES = (*_WEIGHT_SUFFIXES, ".json", ".py")
 """Suffixes of files that determine a model's KV: weights, configuration, code."""
 _HEAD_BYTES = 1 << 20
 """Bytes read from the start of each file, with the header of a weight file."""
@@ -19,16 +19,13 @@ _STRIDE_BYTES = 4 << 20
 """Distance of the samples behind the head."""
 
 
-class NotFound(Exception):
+class FilesNotFound(Exception):
     """The files are not on this machine."""
 
 
-def local_files(name: str, revision: str | None = None, *caches: str | None) -> Path:
-    """Return the path of ``name``: a path, or the local snapshot of a hub id.
-
-    Snapshots are searched in ``caches`` (``None``: the hub's default folder), without downloads.
-    Raises ``NotFound``.
-    """
+def find_local_files(name: str, revision: str | None = None, *caches: str | None) -> Path:
+    """Return the path of ``name``: a path, or the local snapshot of a hub id. Snapshots are searched in
+    ``caches`` (``None``: the hub's default folder), without downloads. Raises ``FilesNotFound``."""
     path = Path(name).expanduser()
     if path.exists():
         return path
@@ -42,17 +39,15 @@ def local_files(name: str, revision: str | None = None, *caches: str | None) -> 
             return Path(snapshot)
         except Exception:  # the hub's errors have no common base; all mean "not found"
             continue
-    raise NotFound("it is neither a path nor a hub snapshot on this machine")
+    raise FilesNotFound("it is neither a path nor a hub snapshot on this machine")
 
 
 def model_digest(path: Path) -> str:
-    """Return a digest of the names, sizes and sampled bytes of the model's files.
-
-    A copy elsewhere has the same digest. Raises ``NotFound`` if there are no weights.
-    """
-    if not any(file.suffix in _WEIGHTS for file in _files(path)):
-        raise NotFound(f"there are no weights ({', '.join(_WEIGHTS)}) in {path}")
-    return _digest_of_samples(path, _files(path))
+    """Return a digest of the names, sizes and sampled bytes of the model's files. A copy elsewhere has
+    the same digest. Raises ``FilesNotFound`` if there are no weights."""
+    if not any(file.suffix in _WEIGHT_SUFFIXES for file in _model_files(path)):
+        raise FilesNotFound(f"there are no weights ({', '.join(_WEIGHT_SUFFIXES)}) in {path}")
+    return _digest_of_samples(path, _model_files(path))
 
 
 def path_digest(path: Path) -> str:
@@ -64,24 +59,23 @@ def path_digest(path: Path) -> str:
 def _digest_of_samples(path: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        size = file.stat().st_size
+        size_bytes = file.stat().st_size
         name = "" if file == path else file.relative_to(path).as_posix()
-        digest.update(f"{name}\0{size}\0".encode())
+        digest.update(f"{name}\0{size_bytes}\0".encode())
         with file.open("rb", buffering=0) as handle:
             digest.update(handle.read(_HEAD_BYTES))
-            for offset in (*range(_HEAD_BYTES, size, _STRIDE_BYTES), max(0, size - _SAMPLE_BYTES)):
+            last_offset = max(0, size_bytes - _SAMPLE_BYTES)
+            for offset in (*range(_HEAD_BYTES, size_bytes, _STRIDE_BYTES), last_offset):
                 handle.seek(offset)
                 digest.update(handle.read(_SAMPLE_BYTES))
     return digest.hexdigest()
 
 
-def whole(path: Path) -> str:
+def full_digest(path: Path) -> str:
     """Return a digest of the names and all bytes of a file, or of the files directly in a folder.
-
-    Machines with the same files get the same digest.
-    """
+    Machines with the same files get the same digest."""
     digest = hashlib.sha256()
-    for file in _files(path):
+    for file in _model_files(path):
         if file.parent != path and file != path:
             continue  # SGLang reads no adapter files from subfolders
         content = xxhash.xxh3_128()
@@ -92,7 +86,7 @@ def whole(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _model_files(path: Path) -> Iterator[Path]:
     """Iterate over the model's files at and below ``path``, in the same order on every machine."""
     if path.is_file():
         yield path
@@ -100,5 +94,5 @@ def _files(path: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if name.endswith(_KINDS) and not name.startswith("."):
+            if name.endswith(_MODEL_SUFFIXES) and not name.startswith("."):
                 yield Path(folder, name)

@@ -1,10 +1,9 @@
 """SGLang's Mooncake backend with soft pins from Canopy's TTLs.
 
-Mooncake Store is shared by many servers and evicts objects without a lease, those without a soft pin
-first. A page with a TTL is put with a soft pin of that duration. The pin starts at the write; reads and
-existence queries do not renew it. The tree therefore offers a page again if it is used after half of
-that time (``disk_retry``), and the page is rewritten. Features that do not map:
-docs/guide/mooncake.md.
+Mooncake Store is shared by many servers and evicts objects without a lease, those without a soft pin first.
+A page with a TTL is put with a soft pin of that duration. The pin starts at the write; reads and existence
+queries do not renew it. The tree therefore offers a page again if it is used after half of that time
+(``disk_retry``), and the page is rewritten. Features that do not map: docs/guide/mooncake.md.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MAX_PIN_S = 86_400.0
 """Default of the master's ``max_kv_soft_pin_ttl``; longer pins are refused."""
 
 
-def install(ttl: TTLTable | None) -> None:
+def install_backend(ttl: TTLTable | None) -> None:
     """Register this class, with these TTLs, as ``--hicache-storage-backend mooncake``."""
     CanopyMooncakeStore.ttl = ttl
     StorageBackendFactory._registry.pop(BACKEND, None)
@@ -41,12 +40,9 @@ def install(ttl: TTLTable | None) -> None:
 
 
 def pin_s(meta: PageMeta | None, ttl: TTLTable | None, now: float) -> float:
-    """Return the seconds for which to pin a page; 0 for no pin.
-
-    An infinite TTL gives ``MAX_PIN_S``. Pages without metadata are not pinned. Without configured TTLs
-    (``ttl`` is ``None``), only the page's own TTL and ``keep_until`` count, because pinning all pages
-    would favour no page.
-    """
+    """Return the seconds for which to pin a page; 0 for no pin. An infinite TTL gives ``MAX_PIN_S``.
+    Pages without metadata are not pinned. Without configured TTLs (``ttl`` is ``None``), only the
+    page's own TTL and ``keep_until`` count, because pinning all pages would favour no page."""
     if meta is None:
         return 0.0
     if ttl is not None:
@@ -62,7 +58,7 @@ class CanopyMooncakeStore(MooncakeStore):
     """``MooncakeStore`` with pins by TTL. Runs on HiCache's threads."""
 
     ttl: TTLTable | None = None
-    """The server's disk TTLs, set by ``install`` before SGLang creates the backend."""
+    """The server's disk TTLs, set by ``install_backend`` before SGLang creates the backend."""
 
     def __init__(self, storage_config: Any = None, mem_pool: Any = None) -> None:
         super().__init__(storage_config, mem_pool)
@@ -70,12 +66,12 @@ class CanopyMooncakeStore(MooncakeStore):
         """Page table of the tree, which describes pages for backends with this attribute."""
         self._pin_ms = 0
         """Pin of the pages being put, by a single thread."""
-        self._refused = False
+        self._has_warned = False
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        _drop_uses()
+        _drop_reports()
         now, stored_flags = time.time(), []
         pins = [math.ceil(1000 * pin_s(PAGES.description(key), self.ttl, now)) for key in keys]
         indices = host_indices.reshape(len(keys), -1)
@@ -95,22 +91,22 @@ class CanopyMooncakeStore(MooncakeStore):
         return stored_flags
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        _drop_uses()
+        _drop_reports()
         return super().batch_exists(keys, extra_info)
 
     def pinned_s(self, meta: PageMeta, now: float) -> float:
         """Return the pin of a page written now, in seconds; 0 if a pin cannot be renewed."""
         return pin_s(meta, self.ttl, now) if hasattr(self.store, "batch_upsert_from") else 0.0
 
-    def _rewrite(self, keys: list[str], places: torch.Tensor) -> list[bool]:
+    def _rewrite(self, keys: list[str], slots: torch.Tensor) -> list[bool]:
         """Put pages that may exist, to start a new pin; SGLang's own put skips existing pages."""
-        tagged = self._tag_keys(keys)
-        names, pointers, sizes = self._batch_preprocess(tagged, places)
+        tagged_keys = self._tag_keys(keys)
+        names, pointers, sizes = self._batch_preprocess(tagged_keys, slots)
         config = self._pin_configuration()
         if config is None or self._uses_multi_buffer(pointers):
             return [True] * len(keys)  # Mooncake has no upsert for pages in several buffers
         if self._can_use_group_semantics():
-            config.group_ids = self._expand_group_ids(tagged, len(names) // len(keys))
+            config.group_ids = self._expand_group_ids(tagged_keys, len(names) // len(keys))
         results = self.store.batch_upsert_from(names, pointers, sizes, config)
         self._warn_if_refused(results)
         return self._batch_postprocess(results, is_set_operate=True)
@@ -139,9 +135,9 @@ class CanopyMooncakeStore(MooncakeStore):
         return results
 
     def _warn_if_refused(self, results: Sequence[int]) -> None:
-        if any(results) and not self._refused:
+        if any(results) and not self._has_warned:
             # NOTE: a master with a smaller max_kv_soft_pin_ttl refuses puts with longer pins.
-            self._refused = True
+            self._has_warned = True
             logger.warning(
                 "Mooncake took %d of %d objects with a pin of %d ms (codes %s); if its log says "
                 "soft_pin_ttl, start the master with a larger -max_kv_soft_pin_ttl. Logged once.",
@@ -168,7 +164,7 @@ class CanopyMooncakeStore(MooncakeStore):
         return config
 
 
-def _drop_uses() -> None:
+def _drop_reports() -> None:
     """Discard reported uses and requests: Mooncake has no Canopy policy."""
     PAGES.take_uses()
     PAGES.take_requests()

@@ -11,21 +11,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_canopy.disk.page import FIELDS, PageMeta, path_fields
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
-from sglang_canopy.ranks import from_first, groups_of, true_on_all
+from sglang_canopy.ranks import all_over_ranks, broadcast_from_first, groups_of
 from sglang_canopy.records import Request, copy_record
 
 MAX_RUNS = 64
 """Maximum nodes into which one run of different pages is split."""
-_CLOCK = list(FIELDS).index("last_access") - 2
+_LAST_ACCESS_INDEX = list(FIELDS).index("last_access") - 2
 """Position in ``path_fields`` of the one field that may differ: a rank's clock records it."""
 
 Metas = Sequence[PageMeta | None]
-PageRun = tuple[int, PageMeta | None]
-"""Number of consecutive pages with equal metadata, and the metadata."""
+
+
+class PageRun(NamedTuple):
+    """Consecutive pages with equal metadata."""
+
+    pages: int
+    meta: PageMeta | None
 
 
 def metadata_of(leaf: NodeLeaf, epoch: float) -> PageMeta:
@@ -35,7 +40,7 @@ def metadata_of(leaf: NodeLeaf, epoch: float) -> PageMeta:
     return meta
 
 
-def pages_of(leaf: NodeLeaf, pages: int, page_tokens: int, epoch: float) -> list[PageMeta]:
+def page_metas(leaf: NodeLeaf, pages: int, page_tokens: int, epoch: float) -> list[PageMeta]:
     """Return the metadata of each page of a node."""
     common = path_fields(metadata_of(leaf, epoch))
     return [
@@ -44,7 +49,7 @@ def pages_of(leaf: NodeLeaf, pages: int, page_tokens: int, epoch: float) -> list
     ]
 
 
-def restore(leaf: NodeLeaf, meta: PageMeta, now: float, epoch: float) -> None:
+def restore_leaf(leaf: NodeLeaf, meta: PageMeta, now: float, epoch: float) -> None:
     """Copy the metadata of pages into ``leaf``, except the keep, which a budget grants."""
     meta = dataclasses.replace(meta)
     meta.shift(-epoch)
@@ -73,22 +78,20 @@ def runs_of(metas: Metas) -> list[PageRun]:
     for meta in metas:
         fields = None if meta is None else path_fields(meta)
         if runs and (fields == previous or len(runs) == MAX_RUNS):
-            runs[-1] = (runs[-1][0] + 1, runs[-1][1])
+            runs[-1] = PageRun(runs[-1].pages + 1, runs[-1].meta)
         else:
-            runs.append((1, meta))
+            runs.append(PageRun(1, meta))
             previous = fields
     return runs
 
 
-def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
+def take_first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
     """Return the first rank's records for the pages of ``metas``, and whether the ranks agreed.
-
-    Collective: every rank calls it for the same pages.
-    """
+    Collective: every rank calls it for the same pages."""
     own_runs = runs_of(metas)
-    runs = from_first(groups_of(cache), own_runs)
-    agreed = true_on_all(cache, _without_clock(runs) == _without_clock(own_runs))
-    return [meta for pages, meta in runs for _ in range(pages)], agreed
+    runs = broadcast_from_first(groups_of(cache), own_runs)
+    do_agree = all_over_ranks(cache, _without_clock(runs) == _without_clock(own_runs))
+    return [meta for pages, meta in runs for _ in range(pages)], do_agree
 
 
 def _without_clock(runs: Sequence[PageRun]) -> list[tuple[Any, ...] | None]:
@@ -96,5 +99,6 @@ def _without_clock(runs: Sequence[PageRun]) -> list[tuple[Any, ...] | None]:
     records: list[tuple[Any, ...] | None] = []
     for pages, meta in runs:
         fields = None if meta is None else path_fields(meta)
-        records += [fields and (*fields[:_CLOCK], *fields[_CLOCK + 1 :])] * pages
+        index = _LAST_ACCESS_INDEX
+        records += [fields and (*fields[:index], *fields[index + 1 :])] * pages
     return records

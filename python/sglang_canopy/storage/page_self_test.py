@@ -28,11 +28,11 @@ def check_page(pool: Any) -> None:
     slots = pool.alloc(pool.page_size)
     try:
         index = int(slots[0])
-        before = _pattern(pool.get_data_page(index))
-        pool.set_from_flat_data_page(index, before)
+        pattern = _make_pattern(pool.get_data_page(index))
+        pool.set_from_flat_data_page(index, pattern)
         with tempfile.TemporaryDirectory() as folder:
-            was_read = _to_disk_and_back(pool, slots, Path(folder))
-        if was_read and not torch.equal(_as_bytes(pool.get_data_page(index)), _as_bytes(before)):
+            was_read = _write_and_read(pool, slots, Path(folder))
+        if was_read and not torch.equal(_as_bytes(pool.get_data_page(index)), _as_bytes(pattern)):
             raise CanopyError(
                 "a page of this SGLang's host pool read back from disk differs from the page written; "
                 "install a tested SGLang (docs/guide/serving.md), or serve without a disk tier"
@@ -45,12 +45,12 @@ def check_page(pool: Any) -> None:
         logger.info("canopy: no page was written and read back at start")
 
 
-def _to_disk_and_back(pool: Any, slots: torch.Tensor, folder: Path) -> bool:
+def _write_and_read(pool: Any, slots: torch.Tensor, folder: Path) -> bool:
     """Write a page and read it again after the pool lost it. Returns whether the disk did both."""
     layout = HostLayout(pool)
-    size, views = layout.page_bytes, layout.views(slots, 1)
+    page_bytes, views = layout.page_bytes, layout.page_views(slots, 1)
     policy = make_policy(POLICY)
-    store = DiskStore(folder, page_bytes=size, capacity_bytes=4 * size, policy=policy)
+    store = DiskStore(folder, page_bytes=page_bytes, capacity_bytes=4 * page_bytes, policy=policy)
     try:
         written = store.write(["page"], views, [PageMeta(0, pool.page_size)], [None])
         pool.set_from_flat_data_page(int(slots[0]), pool.get_dummy_flat_data_page())
@@ -59,7 +59,7 @@ def _to_disk_and_back(pool: Any, slots: torch.Tensor, folder: Path) -> bool:
         store.close()
 
 
-def _pattern(page: torch.Tensor) -> torch.Tensor:
+def _make_pattern(page: torch.Tensor) -> torch.Tensor:
     """Return a page of the same shape in which the bytes of two tokens differ."""
     numbers = torch.arange(page.numel() * page.element_size()) % 113  # finite in every type
     return numbers.to(torch.uint8).view(page.dtype).reshape(page.shape)

@@ -3,13 +3,12 @@
 The tree runs on the scheduler thread and works with nodes. HiCache's controller calls the storage
 backend on other threads, with page keys only. One ``PageTable`` per process (``PAGES``) connects them:
 
-scheduler thread                                 storage threads
-``describe(keys, metas, parents)``  before a write  ->  ``description(key)``, ``parent(key)``
-``add_use(keys, meta)``             a request hit   ->  ``take_uses()``
-``add_request(event, request)``     arrive, finish  ->  ``take_requests()``
-``take_read(keys)``                 on insertion    <-  ``add_read(keys, metas)``
-``take_refusal()``                  now and then    <-  ``add_refusal()``
-``mark_rewrite(keys)``              before a write  ->  ``take_rewrites(keys)``
+scheduler thread                                 storage threads ``describe(keys, metas, parents)``  before
+a write  ->  ``description(key)``, ``parent(key)`` ``add_use(keys, meta)``             a request hit   ->
+``take_uses()`` ``add_request(event, request)``     arrive, finish  ->  ``take_requests()``
+``take_read(keys)``                 on insertion    <-  ``add_read(keys, metas)`` ``take_refusal()``
+now and then    <-  ``add_refusal()`` ``mark_rewrite(keys)``              before a write  ->
+``take_rewrites(keys)``
 
 All parts are bounded: the oldest entries are dropped. A dropped entry makes metadata less accurate, but
 never yields a wrong page.
@@ -42,7 +41,7 @@ class _Description:
 
 
 @dataclass(slots=True)
-class _Bounded:
+class _BoundedMap:
     """A mapping that drops its least recently written entries."""
 
     entries: OrderedDict[str, Any] = field(default_factory=OrderedDict)
@@ -55,25 +54,26 @@ class _Bounded:
             self.entries.popitem(last=False)
 
 
-class _Events:
-    """A queue that drops its oldest entries above ``limit`` bytes."""
+class _EventQueue:
+    """A queue that drops its oldest entries above ``max_bytes``."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._bytes = 0
         self._entries: deque[tuple[int, Any]] = deque()
 
-    def put(self, size: int, entry: Any) -> None:
+    def put(self, size_bytes: int, entry: Any) -> None:
         """Append an entry, which is dropped too if it is larger than the limit."""
-        self._entries.append((size, entry))
-        self._bytes += size
-        while self._bytes > self._limit:
-            self._bytes -= self._entries.popleft()[0]
+        self._entries.append((size_bytes, entry))
+        self._bytes += size_bytes
+        while self._bytes > self._max_bytes:
+            dropped_bytes, _ = self._entries.popleft()
+            self._bytes -= dropped_bytes
 
     def take(self) -> list[Any]:
-        taken = [entry for _, entry in self._entries]
+        entries = [entry for _, entry in self._entries]
         self.clear()
-        return taken
+        return entries
 
     def clear(self) -> None:
         self._entries.clear()
@@ -86,12 +86,12 @@ class PageTable:
     def __init__(self, max_pages: int = MAX_PAGES, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.max_pages = max_pages
         self._lock = threading.Lock()
-        self._descriptions = _Bounded()
-        self._reads = _Bounded()
-        self._uses = _Events(max_event_bytes)
-        self._requests = _Events(max_event_bytes)
-        self._refused = False
-        self._rewrites = _Bounded()
+        self._descriptions = _BoundedMap()
+        self._reads = _BoundedMap()
+        self._uses = _EventQueue(max_event_bytes)
+        self._requests = _EventQueue(max_event_bytes)
+        self._has_refusal = False
+        self._rewrites = _BoundedMap()
 
     def describe(
         self, keys: Sequence[str], metas: Sequence[PageMeta], parents: Sequence[str | None]
@@ -133,13 +133,13 @@ class PageTable:
     def add_refusal(self) -> None:
         """Record that offered pages are not stored, or no longer; see ``disk_retry``."""
         with self._lock:
-            self._refused = True
+            self._has_refusal = True
 
     def take_refusal(self) -> bool:
-        """Whether a refusal was recorded since the last call."""
+        """Return whether a refusal was recorded since the last call."""
         with self._lock:
-            refused, self._refused = self._refused, False
-        return refused
+            has_refusal, self._has_refusal = self._has_refusal, False
+        return has_refusal
 
     def add_read(self, keys: Sequence[str], metas: Sequence[PageMeta]) -> None:
         """Record the metadata of pages read from storage."""
@@ -153,14 +153,12 @@ class PageTable:
             return [self._reads.entries.pop(key, None) for key in keys]
 
     def add_use(self, keys: Sequence[str], meta: PageMeta) -> None:
-        """Record that a request used a run of pages, in any tier.
-
-        ``keys``: a contiguous run, shallowest first, preferably from the start of the path. ``meta``
-        applies to all of them (last access, category, turn, ...).
-        """
+        """Record that a request used a run of pages, in any tier. ``keys``: a contiguous run,
+        shallowest first, preferably from the start of the path. ``meta`` applies to all of them (last
+        access, category, turn, ...)."""
         with self._lock:
-            size = _EVENT_BYTES + _KEY_BYTES * len(keys)
-            self._uses.put(size, (tuple(keys), meta))
+            size_bytes = _EVENT_BYTES + _KEY_BYTES * len(keys)
+            self._uses.put(size_bytes, (tuple(keys), meta))
 
     def take_uses(self) -> list[tuple[tuple[str, ...], PageMeta]]:
         """Return all uses since the last call, oldest first."""
@@ -168,13 +166,11 @@ class PageTable:
             return self._uses.take()
 
     def add_request(self, event: str, request: Request) -> None:
-        """Record a request for the disk tier's policy. ``event``: ``"arrive"`` or ``"finish"``.
-
-        The request must not change afterwards.
-        """
+        """Record a request for the disk tier's policy. ``event``: ``"arrive"`` or ``"finish"``. The
+        request must not change afterwards."""
         with self._lock:
-            size = _EVENT_BYTES + _BLOCK_BYTES * len(request.path)
-            self._requests.put(size, (event, request))
+            size_bytes = _EVENT_BYTES + _BLOCK_BYTES * len(request.path)
+            self._requests.put(size_bytes, (event, request))
 
     def take_requests(self) -> list[tuple[str, Request]]:
         """Return all entries of ``add_request`` since the last call, oldest first."""
@@ -188,7 +184,7 @@ class PageTable:
             self._reads.entries.clear()
             self._uses.clear()
             self._requests.clear()
-            self._refused = False
+            self._has_refusal = False
             self._rewrites.entries.clear()
 
     def __len__(self) -> int:
@@ -197,4 +193,3 @@ class PageTable:
 
 
 PAGES = PageTable()
-"""The page table of this process."""

@@ -28,10 +28,10 @@ DYNAMIC_BACKEND = {
 
 FLAG = "--hicache-storage-backend-extra-config"
 DEFAULT_CAPACITY_GB = 10.0
-_REMOVED = {"CANOPY_DISK_PATH": "path", "CANOPY_DISK_CAPACITY_GB": "capacity_gb"}
+_REMOVED_VARIABLES = {"CANOPY_DISK_PATH": "path", "CANOPY_DISK_CAPACITY_GB": "capacity_gb"}
 """Variables of earlier releases. A server that ignored them would leave its store unused."""
 
-_OF_SGLANG = frozenset(
+_SGLANG_KEYS = frozenset(
     {
         "backend_name",
         "module_path",
@@ -59,7 +59,6 @@ class StorageSettings:
     policy: str = "canopy-lru"
     """Eviction policy: a Canopy name of ``--radix-eviction``. Not given: the device's, if Canopy's."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
-    """Its options."""
     ttl: TTLTable = field(default_factory=TTLTable)
     """Seconds for every page, or a table (docs/reference/plan-file.md), as an object."""
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -70,10 +69,10 @@ class StorageSettings:
     def __post_init__(self) -> None:
         _check("\0" not in self.path, "path", self.path, "a path")
         _check(_is_bytes(self.capacity_bytes, 1), "capacity_bytes", self.capacity_bytes, _BYTES)
-        ok = all(isinstance(k, str) and _is_bytes(v, 0) for k, v in self.quota_bytes.items())
-        _check(ok, "quota_bytes", self.quota_bytes, "an object of tenant: bytes")
-        ok = 0.01 <= self.sweep_s <= 3600
-        _check(ok, "sweep_s", self.sweep_s, "seconds from 0.01 to 3600")
+        is_valid = all(isinstance(k, str) and _is_bytes(v, 0) for k, v in self.quota_bytes.items())
+        _check(is_valid, "quota_bytes", self.quota_bytes, "an object of tenant: bytes")
+        is_valid = 0.01 <= self.sweep_s <= 3600
+        _check(is_valid, "sweep_s", self.sweep_s, "seconds from 0.01 to 3600")
         self.make_policy()
 
     def make_policy(self) -> Policy:
@@ -84,19 +83,19 @@ class StorageSettings:
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any] | None) -> StorageSettings:
         """Return the settings of a server's extra configuration."""
-        for variable, key in _REMOVED.items():
+        for variable, key in _REMOVED_VARIABLES.items():
             if variable in os.environ:
                 raise CanopyError(
                     f"{variable} is no longer read: unset it, and give {key} in {FLAG}"
                 )
-        values = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
+        values = {k: v for k, v in (extra or {}).items() if k not in _SGLANG_KEYS}
         gigabytes = values.pop("capacity_gb", None)
         if gigabytes is not None and "capacity_bytes" in values:
             raise CanopyError(f"{FLAG}: give capacity_gb or capacity_bytes, not both")
         if "capacity_bytes" not in values:
             gigabytes = DEFAULT_CAPACITY_GB if gigabytes is None else gigabytes
-            ok = _is_number(gigabytes) and 0 < gigabytes < 1e9
-            if not ok:
+            is_valid = _is_number(gigabytes) and 0 < gigabytes < 1e9
+            if not is_valid:
                 raise CanopyError(
                     f"{FLAG}: key 'capacity_gb' must be a number of gigabytes above 0, "
                     f"got {gigabytes!r:.80}"
@@ -105,7 +104,7 @@ class StorageSettings:
         values["path"] = values.get("path") or str(
             Path.home() / ".cache" / "sglang-canopy" / "disk"
         )
-        values["ttl"] = _table(values.get("ttl"))
+        values["ttl"] = _parse_ttl(values.get("ttl"))
         try:
             return declared.make(cls, values)  # type: ignore[no-any-return]
         except CanopyError as error:
@@ -115,7 +114,7 @@ class StorageSettings:
 _BYTES = "a whole number of bytes"
 
 
-def _table(ttl: Any) -> TTLTable:
+def _parse_ttl(ttl: Any) -> TTLTable:
     if ttl is None:
         return TTLTable()
     if isinstance(ttl, TTLTable):
@@ -136,6 +135,6 @@ def _is_bytes(value: Any, low: int) -> bool:
     return type(value) is int and low <= value < 1 << 60
 
 
-def _check(ok: bool, key: str, value: Any, allowed: str) -> None:
-    if not ok:
+def _check(is_valid: bool, key: str, value: Any, allowed: str) -> None:
+    if not is_valid:
         raise CanopyError(f"key {key!r} must be {allowed}, got {value!r:.80}")

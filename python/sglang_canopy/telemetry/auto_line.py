@@ -12,27 +12,30 @@ from sglang_canopy.whatif.total import describe_total
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 60.0
-WORTH_MEMORY = 0.1
+LINE_INTERVAL_S = 60.0
+MIN_EVICTED_SHARE = 0.1
 """Least share of the prompt tokens that recomputes evicted KV, for advice on host memory."""
-_MOST = 0.8
-"""Share of the evicted tokens that the advised memory would hit, if any size does."""
+_SUFFICIENT_SHARE = 0.8
+"""Share of the evicted tokens that the advised memory would hit, if one of the sizes would."""
 
 
 def describe_auto(
     status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], tool_parser: str | None = None
 ) -> str:
-    """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.server_options.AutoPart``.
+    """Return the line. ``status``: from ``StatusCollector``. ``parts``: as in ``config.server_options.AutoPart``.
     ``tool_parser``: the server's ``--tool-call-parser``."""
-    off = {part["name"]: part["why"] for part in parts if not part["active"]}
-    line = [_policy(status), _order(status, off)]
-    evicted = sum(status["missed"]["tokens"].get("evicted", {}).values())
-    if evicted and evicted >= WORTH_MEMORY * status["prompt_tokens"]:
-        line += [_memory(status, evicted), *_agents(status["agents"], tool_parser)]
-    return "; ".join((*line, *_gate(status["session_gate"])))
+    inactive_parts = {part["name"]: part["why"] for part in parts if not part["active"]}
+    sentences = [_describe_policy(status), _describe_order(status, inactive_parts)]
+    evicted_tokens = sum(status["missed"]["tokens"].get("evicted", {}).values())
+    if evicted_tokens and evicted_tokens >= MIN_EVICTED_SHARE * status["prompt_tokens"]:
+        sentences += [
+            _advise_memory(status, evicted_tokens),
+            *_describe_agents(status["agents"], tool_parser),
+        ]
+    return "; ".join((*sentences, *_describe_gate(status["session_gate"])))
 
 
-def _policy(status: Mapping[str, Any]) -> str:
+def _describe_policy(status: Mapping[str, Any]) -> str:
     meter = status["whatif"]
     if meter is None:
         return f"policy {status['running']}"
@@ -42,9 +45,9 @@ def _policy(status: Mapping[str, Any]) -> str:
     return f"{describe_total(meter)}, instead of {floor['policy']}, which is behind it"
 
 
-def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
-    if "order" in off:
-        return f"SGLang's order of the queue ({off['order']})"
+def _describe_order(status: Mapping[str, Any], inactive_parts: Mapping[str, str]) -> str:
+    if "order" in inactive_parts:
+        return f"SGLang's order of the queue ({inactive_parts['order']})"
     queue = status["queue"]
     if queue is None or queue["admitted"] is None:
         return "SGLang's order of the queue"
@@ -52,23 +55,25 @@ def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
     return f"order {queue['order']}: {queue['waiting_requests']} waiting, admitted {admitted}"
 
 
-def _memory(status: Mapping[str, Any], evicted: int) -> str:
-    """Advise host memory for the ``evicted`` tokens that prompts computed again."""
-    tiers, sizes = status["tiers"], status["missed"]["hits_with_memory"].items()
+def _advise_memory(status: Mapping[str, Any], evicted_tokens: int) -> str:
+    """Advise host memory for the ``evicted_tokens`` that prompts computed again."""
+    tiers, scales = status["tiers"], status["missed"]["hits_with_memory"].items()
     memory_bytes = sum(
         tiers[name]["capacity_bytes"] for name in ("device", "host") if name in tiers
     )
-    sufficient = [(size, hit) for size, hit in sizes if hit >= _MOST * evicted]
-    size, hit = sufficient[0] if sufficient else list(sizes)[-1]
-    more_gb = (float(size.lstrip("x")) - 1.0) * memory_bytes / 1e9
+    sufficient = [
+        (scale, hit) for scale, hit in scales if hit >= _SUFFICIENT_SHARE * evicted_tokens
+    ]
+    scale, hit = sufficient[0] if sufficient else list(scales)[-1]
+    more_gb = (float(scale.lstrip("x")) - 1.0) * memory_bytes / 1e9
     flags = "" if "host" in tiers else " (--enable-hierarchical-cache --hicache-size)"
     return (
-        f"{100 * evicted / status['prompt_tokens']:.0f} % of the prompt tokens recompute evicted KV:"
-        f" {more_gb:.3g} GB more host memory{flags} would hit {100 * hit / evicted:.0f} % of them"
+        f"{100 * evicted_tokens / status['prompt_tokens']:.0f} % of the prompt tokens recompute evicted KV:"
+        f" {more_gb:.3g} GB more host memory{flags} would hit {100 * hit / evicted_tokens:.0f} % of them"
     )
 
 
-def _agents(agents: Mapping[str, Any], tool_parser: str | None) -> Iterator[str]:
+def _describe_agents(agents: Mapping[str, Any], tool_parser: str | None) -> Iterator[str]:
     """State why no agents are recognised, if none are."""
     if agents["recognised"]:
         return
@@ -78,7 +83,7 @@ def _agents(agents: Mapping[str, Any], tool_parser: str | None) -> Iterator[str]
     yield f"no agents recognised: {calls}, {turns if returned else 'no turn has returned yet'}"
 
 
-def _gate(gate: Mapping[str, Any] | None) -> Iterator[str]:
+def _describe_gate(gate: Mapping[str, Any] | None) -> Iterator[str]:
     if gate is None:
         return
     loss = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
@@ -93,12 +98,12 @@ class AutoLine:
     def __init__(self, parts: Sequence[Mapping[str, Any]], tool_parser: str | None = None) -> None:
         self._parts = parts
         self._tool_parser = tool_parser
-        self._next = -math.inf
+        self._next_log_at = -math.inf
 
     def add_to(self, status: dict[str, Any], now: float) -> None:
         """Add the line and the parts to ``status``. ``now``: seconds on a monotonic clock."""
         status["auto"] = describe_auto(status, self._parts, self._tool_parser)
         status["auto_parts"] = list(self._parts)
-        if now >= self._next:
-            self._next = now + EVERY_S
+        if now >= self._next_log_at:
+            self._next_log_at = now + LINE_INTERVAL_S
             logger.info("canopy auto: %s", status["auto"])

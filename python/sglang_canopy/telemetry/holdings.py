@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
 MAX_TENANTS = 16
-_SLICE = 1000
+_SLICE_NODES = 1000
 """Nodes counted before a pause for other threads."""
 
-_Sums = dict[Any, list[int]]
+_TierTokens = dict[Any, list[int]]
+"""Tokens on device, host and disk, by category, tenant or group."""
 
 
 class Holdings:
@@ -26,24 +27,24 @@ class Holdings:
 
     def __init__(self, cache: CanopyRadixCache) -> None:
         self._cache = cache
-        self._category: _Sums = {}
-        self._tenant: list[tuple[str | None, list[int]]] = []
-        self._group: _Sums = {}
+        self._by_category: _TierTokens = {}
+        self._largest_tenants: list[tuple[str | None, list[int]]] = []
+        self._by_group: _TierTokens = {}
         """Keys: the tier with the group's table, and the group's number."""
         self.spent_s = 0.0
         """CPU seconds of the last count."""
 
     def largest_tenants(self) -> list[tuple[str | None, dict[str, int]]]:
         """Return the ``MAX_TENANTS`` tenants with most tokens on all tiers, by tier."""
-        return [(tenant, self._tier_tokens(tokens)) for tenant, tokens in self._tenant]
+        return [(tenant, self._tier_tokens(tokens)) for tenant, tokens in self._largest_tenants]
 
     def category_tokens(self, category: str) -> dict[str, int]:
         """Return the tokens on each tier of ``category``, or of the row in which it is counted."""
-        return self._tier_tokens(self._category.get(category))
+        return self._tier_tokens(self._by_category.get(category))
 
     def group_tokens(self, tier: int, group: int) -> dict[str, int]:
         """Return a group's tokens on each tier; on disk only for the disk's groups."""
-        tokens_by_tier = self._tier_tokens(self._group.get((tier, group)))
+        tokens_by_tier = self._tier_tokens(self._by_group.get((tier, group)))
         if tier != DISK:
             tokens_by_tier.pop(TIERS[DISK], None)
         return tokens_by_tier
@@ -54,47 +55,49 @@ class Holdings:
 
         The tree may change between two slices, so the sums are approximate.
         """
-        begin = time.thread_time()
-        category: _Sums = {}
-        tenant: _Sums = {}
-        group: _Sums = {}
+        began_at = time.thread_time()
+        by_category: _TierTokens = {}
+        by_tenant: _TierTokens = {}
+        by_group: _TierTokens = {}
         category_of = self._cache.tree_core.live.counters.category_of
         nodes = list(self._cache.tree_core._node_arena.values())
-        for start in range(0, len(nodes), _SLICE):
-            for node in nodes[start : start + _SLICE]:
+        for start in range(0, len(nodes), _SLICE_NODES):
+            for node in nodes[start : start + _SLICE_NODES]:
                 data, key = node.component_data[ComponentType.FULL], node.key
                 if key is None or node.parent is None:
                     continue
                 leaf = node.canopy
                 for sums, name in (
-                    (category, category_of(leaf.category)),
-                    (tenant, leaf.tenant),
-                    (group, (DISK, leaf.group)),
-                    (group, (HOST, leaf.host_group)),
+                    (by_category, category_of(leaf.category)),
+                    (by_tenant, leaf.tenant),
+                    (by_group, (DISK, leaf.group)),
+                    (by_group, (HOST, leaf.host_group)),
                 ):
                     tokens = sums.setdefault(name, [0, 0, 0])
                     tokens[DEVICE] += len(key) if data.value is not None else 0
                     tokens[HOST] += len(key) if data.host_value is not None else 0
             pause()
-        count = self._pages_on_disk()
-        if count is not None:
-            pages_by, page = count(), self._cache.tree_core.page_size
-            for name, pages in pages_by["categories"].items():
-                category.setdefault(category_of(name), [0, 0, 0])[DISK] += pages * page
-            for name, pages in pages_by["tenants"].items():
-                tenant.setdefault(name, [0, 0, 0])[DISK] += pages * page
-            for name, pages in pages_by["groups"].items():
-                group.setdefault((DISK, name), [0, 0, 0])[DISK] += pages * page
-        self._category, self._group = category, group
-        self._tenant = heapq.nlargest(MAX_TENANTS, tenant.items(), key=lambda row: sum(row[1]))
-        self.spent_s = time.thread_time() - begin
+        count_pages = self._page_counter()
+        if count_pages is not None:
+            disk_pages, page_tokens = count_pages(), self._cache.tree_core.page_size
+            for name, pages in disk_pages["categories"].items():
+                by_category.setdefault(category_of(name), [0, 0, 0])[DISK] += pages * page_tokens
+            for name, pages in disk_pages["tenants"].items():
+                by_tenant.setdefault(name, [0, 0, 0])[DISK] += pages * page_tokens
+            for name, pages in disk_pages["groups"].items():
+                by_group.setdefault((DISK, name), [0, 0, 0])[DISK] += pages * page_tokens
+        self._by_category, self._by_group = by_category, by_group
+        self._largest_tenants = heapq.nlargest(
+            MAX_TENANTS, by_tenant.items(), key=lambda item: sum(item[1])
+        )
+        self.spent_s = time.thread_time() - began_at
 
     def _tier_tokens(self, tokens: list[int] | None) -> dict[str, int]:
-        counted = TIERS if self._pages_on_disk() is not None else TIERS[:DISK]
-        return dict(zip(counted, tokens or (0, 0, 0)))
+        tiers = TIERS if self._page_counter() is not None else TIERS[:DISK]
+        return dict(zip(tiers, tokens or (0, 0, 0)))
 
-    def _pages_on_disk(self) -> Callable[[], Mapping[str, Mapping[Any, int]]] | None:
+    def _page_counter(self) -> Callable[[], Mapping[str, Mapping[Any, int]]] | None:
         """Return the page counter of Canopy's disk store; ``None`` without that store."""
         controller = self._cache.cache_controller
         backend = controller.storage_backend if controller is not None else None
-        return getattr(backend, "held_pages", None)
+        return getattr(backend, "count_pages", None)

@@ -7,14 +7,12 @@ from itertools import product
 from typing import Any
 
 from sglang_canopy.records import CLIENT, GATEWAY
-from sglang_canopy.tenant import AT_LIMIT
+from sglang_canopy.tenant import AT_LIMIT_SHARE
 
 
 def hint_rows(model: Any) -> list[dict[str, Any]]:
     """Return the number of tenants with applied and ignored hints, by kind of hint and source.
-
-    ``model``: the policy's reuse model; ``None`` for a policy that does not learn.
-    """
+    ``model``: the policy's reuse model; ``None`` for a policy that does not learn."""
     if model is None:
         return []
     counts = model.hints.applied_hints()
@@ -30,11 +28,15 @@ def hint_rows(model: Any) -> list[dict[str, Any]]:
     ]
 
 
-def limits(keep: Mapping[str, Any], disk: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
+def count_at_limits(
+    keep: Mapping[str, Any], disk: Mapping[str, Any] | None
+) -> dict[str, dict[str, int]]:
     """Return the tenants at each limit, and the refusals. The arguments are parts of a status."""
-    limit = keep["tenant_limit_tokens"]
-    at_limit = sum(row["tokens"] >= AT_LIMIT * limit > 0 for row in keep["tenants"])
-    at_limits = {"keep": {"tenants": at_limit, "refused": keep["refused"]}}
+    limit_tokens = keep["tenant_limit_tokens"]
+    keeping_tenants = sum(
+        row["tokens"] >= AT_LIMIT_SHARE * limit_tokens > 0 for row in keep["tenants"]
+    )
+    at_limits = {"keep": {"tenants": keeping_tenants, "refused": keep["refused"]}}
     if disk is not None:
         at_limits["quota"] = {
             "tenants": disk["tenants_at_quota"],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.telemetry.auto_line import AutoLine
 from sglang_canopy.telemetry.metrics import Metrics
-from sglang_canopy.telemetry.status import Status, agreement
+from sglang_canopy.telemetry.status import StatusCollector, agreement
 from sglang_canopy.whatif.meter import Meter
 from sglang_canopy.wire import status_file
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 1.0
+REPORT_INTERVAL_S = 1.0
 _SLICE_PAUSE_S = 0.002
 
 
-class Periodic:
-    """A thread that calls ``report`` every ``EVERY_S`` until the process ends (or ``stop``)."""
+class PeriodicReporter:
+    """A thread that calls ``report`` every ``REPORT_INTERVAL_S`` until the process ends (or ``stop``)."""
 
     def __init__(self) -> None:
         self.spent_s = 0.0
         """CPU seconds of this thread."""
-        self._failed = False
+        self._has_failed = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canopy-report", daemon=True)
 
@@ -49,22 +49,21 @@ class Periodic:
         raise NotImplementedError
 
     def _run(self) -> None:
-        while not self._stopped.wait(EVERY_S):
+        while not self._stopped.wait(REPORT_INTERVAL_S):
             try:
                 self.report()
             except Exception:  # a failed report must not stop the server
-                if not self._failed:
-                    self._failed = True
+                if not self._has_failed:
+                    self._has_failed = True
                     logger.warning("canopy: cannot report (logged once)", exc_info=True)
             self.spent_s = time.thread_time()
 
 
-class Reporter(Periodic):
+class Reporter(PeriodicReporter):
     """Reports on one cache until the process ends (or ``stop``).
 
-    ``peer``: set on tensor- and pipeline-parallel ranks other than the first, whose trees have the
-    same nodes and would repeat its counts. They report only the values that must be equal on all
-    ranks.
+    ``peer``: set on tensor- and pipeline-parallel ranks other than the first, whose trees have the same
+    nodes and would repeat its counts. They report only the values that must be equal on all ranks.
     """
 
     def __init__(
@@ -73,40 +72,40 @@ class Reporter(Periodic):
         rank: int,
         metrics: Metrics | None,
         peer: str = "",
-        auto: AutoLine | None = None,
+        auto_line: AutoLine | None = None,
     ) -> None:
-        self.status = Status(cache, rank)
+        self.collector = StatusCollector(cache, rank)
         self.metrics = metrics
         self.peer = peer
-        self.auto = auto
+        self.auto_line = auto_line
         super().__init__()
 
     def report(self) -> dict[str, Any]:
         """Report now. Return the status."""
         if self.peer:
-            status = agreement(self.status.counters, self.status.session_gate())
-            status_file.write(self.status.rank, status, self.peer)
+            status = agreement(self.collector.counters, self.collector.session_gate())
+            status_file.write_status(self.collector.rank, status, self.peer)
             return status
         now = time.monotonic()
-        status = self.status.collect(now, lambda: time.sleep(_SLICE_PAUSE_S))
-        if self.auto is not None:
-            self.auto.add_to(status, now)
+        status = self.collector.collect(now, lambda: time.sleep(_SLICE_PAUSE_S))
+        if self.auto_line is not None:
+            self.auto_line.add_to(status, now)
         status["reporting_s"] = self.spent_s
-        status_file.write(self.status.rank, status)
+        status_file.write_status(self.collector.rank, status)
         if self.metrics is not None:
-            self.metrics.update(self.status.counters, status)
+            self.metrics.update(self.collector.counters, status)
         return status
 
 
-class Watcher(Periodic):
+class ObserverReporter(PeriodicReporter):
     """Reports a meter's results, and refused requests, for a cache that is not Canopy's."""
 
     def __init__(
-        self, meter: Meter, refused: Sequence[int], rank: int, metrics: Metrics | None
+        self, meter: Meter, refusal_counts: Sequence[int], rank: int, metrics: Metrics | None
     ) -> None:
-        """``refused``: current counts, in the order of ``REFUSALS``."""
+        """``refusal_counts``: current counts, in the order of ``REFUSALS``."""
         self.meter = meter
-        self.refused = refused
+        self.refusal_counts = refusal_counts
         self.rank = rank
         self.metrics = metrics
         super().__init__()
@@ -114,45 +113,49 @@ class Watcher(Periodic):
     def report(self) -> dict[str, Any]:
         """Report now. Return the status."""
         stats = self.meter.stats()
-        refused = dict(zip(REFUSALS, self.refused, strict=True))
+        refused = dict(zip(REFUSALS, self.refusal_counts, strict=True))
         status = {"rank": self.rank, "whatif": stats, "refused_requests": refused}
-        status_file.write(self.rank, status, kind=status_file.OBSERVED)
+        status_file.write_status(self.rank, status, kind=status_file.OBSERVED)
         if self.metrics is not None:
-            self.metrics.show(status)
+            self.metrics.export_status(status)
         return status
 
 
-def start_watching(meter: Meter, refused: Sequence[int], enable_metrics: bool) -> None:
+def start_observer_reporter(
+    meter: Meter, refusal_counts: Sequence[int], enable_metrics: bool
+) -> None:
     """Report on SGLang's own cache, on the first tensor-parallel rank only. ``refused``: current
     counts, in the order of ``REFUSALS``."""
     rank, peer = rank_and_peer()
     if not peer:
-        Watcher(meter, refused, rank, _metrics(rank, enable_metrics)).start()
+        ObserverReporter(meter, refusal_counts, rank, _make_metrics(rank, enable_metrics)).start()
 
 
-def start(cache: CanopyRadixCache, enable_metrics: bool, auto: AutoLine | None = None) -> Reporter:
-    """Report on this process's cache. ``auto``: the line of ``--radix-eviction auto``.
-
-    The first tensor- and pipeline-parallel rank reports for all, including metrics. The other ranks
-    report only the values that must be equal. Data-parallel replicas report separately.
-    """
+def start_reporter(
+    cache: CanopyRadixCache, enable_metrics: bool, auto_line: AutoLine | None = None
+) -> Reporter:
+    """Report on this process's cache. ``auto_line``: of ``--radix-eviction auto``. The first tensor-
+    and pipeline-parallel rank reports for all, including metrics. The other ranks report only the
+    values that must be equal. Data-parallel replicas report separately."""
     rank, peer = rank_and_peer()
-    reporter = Reporter(cache, rank, _metrics(rank, enable_metrics and not peer), peer, auto)
+    reporter = Reporter(
+        cache, rank, _make_metrics(rank, enable_metrics and not peer), peer, auto_line
+    )
     reporter.start()
     return reporter
 
 
-def _metrics(rank: int, enabled: bool) -> Metrics | None:
+def _make_metrics(rank: int, is_enabled: bool) -> Metrics | None:
     from sglang.srt.runtime_context import get_observability
 
-    return Metrics(rank, get_observability().extra_metric_labels) if enabled else None
+    return Metrics(rank, get_observability().extra_metric_labels) if is_enabled else None
 
 
-def answer(name: str, value: Any) -> None:
+def write_answer(name: str, value: Any) -> None:
     """Write an answer for the HTTP process, on the first tensor-parallel rank only."""
     rank, peer = rank_and_peer()
     if not peer:
-        status_file.write(rank, value, kind=status_file.ANSWER + name)
+        status_file.write_status(rank, value, kind=status_file.ANSWER + name)
 
 
 def rank_and_peer() -> tuple[int, str]:

@@ -15,7 +15,6 @@ class Metric:
     name: str
     """Name without the prefix ``canopy:``; a counter's ends in ``_total``."""
     kind: str
-    """``counter`` or ``gauge``."""
     labels: tuple[str, ...]
     """Labels in addition to ``RANK_LABEL`` and the operator's (``--extra-metric-labels``)."""
     meaning: str
@@ -28,18 +27,20 @@ class Metric:
 
     def values(self, status: Mapping[str, Any]) -> Iterator[tuple[float, tuple[str, ...]]]:
         """Yield each value in ``status`` with its labels; none for a part that is missing or null."""
-        for value, labels in _walk(status, self.path.split(".") if self.path else (), {}):
+        for value, labels in _walk_path(status, self.path.split(".") if self.path else (), {}):
             yield float(value), tuple(labels[name] for name in self.labels)
 
 
-def metric(name: str, path: str, meaning: str) -> Metric:
+def status_metric(name: str, path: str, meaning: str) -> Metric:
     """Return a series of values in a status, with the labels of its ``path``."""
     kind = "counter" if name.endswith("_total") else "gauge"
     labels = re.findall(r"[\[{]([\w,]+)[\]}]", path)
     return Metric(name, kind, tuple(",".join(labels).split(",")) if labels else (), meaning, path)
 
 
-def _walk(status: Any, path: Any, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:
+def _walk_path(
+    status: Any, path: Any, labels: dict[str, str]
+) -> Iterator[tuple[float, dict[str, str]]]:
     if status is None or (not path and isinstance(status, (Mapping, list))):
         return
     if not path:
@@ -48,30 +49,30 @@ def _walk(status: Any, path: Any, labels: dict[str, str]) -> Iterator[tuple[floa
     step, *further_path = path
     if step.startswith("{"):
         for key, value in status.items():
-            yield from _walk(value, further_path, {**labels, step[1:-1]: str(key)})
+            yield from _walk_path(value, further_path, {**labels, step[1:-1]: str(key)})
         return
     name, _, fields = step.rstrip("]").partition("[")
     value = status.get(name)
     if not fields:
-        yield from _walk(value, further_path, labels)
+        yield from _walk_path(value, further_path, labels)
         return
     for row in value or ():
-        row_labels = {field: _label(row[field]) for field in fields.split(",")}
-        yield from _walk(row, further_path, {**labels, **row_labels})
+        row_labels = {field: _label_text(row[field]) for field in fields.split(",")}
+        yield from _walk_path(row, further_path, {**labels, **row_labels})
 
 
-def _label(value: Any) -> str:
+def _label_text(value: Any) -> str:
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 PREFIX = "canopy:"
 RANK_LABEL = "dp_rank"
 
-CACHE = (
+CACHE_METRICS = (
     Metric(
         "requests_total", "counter", ("category",), "finished requests; one with n > 1 counts once"
     ),
-    metric(
+    status_metric(
         "refused_requests_total",
         "refused_requests.{reason}",
         "requests that ended without admission, not in any other count: `invalid` (too long, or an "
@@ -81,7 +82,7 @@ CACHE = (
     Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
     Metric("hit_tokens_total", "counter", ("tier", "category"), "prompt tokens found in the tier"),
     Metric("miss_tokens_total", "counter", ("category",), "prompt tokens found in no tier"),
-    metric(
+    status_metric(
         "missed_tokens_total",
         "missed.tokens.{cause}.{tier}",
         "the same tokens by cause and tier (docs/guide/metrics.md): `never_seen`, `evicted`, `not_written`, "
@@ -105,16 +106,22 @@ CACHE = (
         ("tier", "category"),
         "evicted tokens of the device that the host still has",
     ),
-    metric("capacity_bytes", "tiers.{tier}.capacity_bytes", "capacity of the tier, on this rank"),
-    metric("used_bytes", "tiers.{tier}.used_bytes", "bytes of the tier in use, on this rank"),
+    status_metric(
+        "capacity_bytes", "tiers.{tier}.capacity_bytes", "capacity of the tier, on this rank"
+    ),
+    status_metric(
+        "used_bytes", "tiers.{tier}.used_bytes", "bytes of the tier in use, on this rank"
+    ),
     Metric(
         "held_tokens",
         "gauge",
         ("tier", "category"),
         "cached tokens by the category of their last user; counted every 5 s or less often",
     ),
-    metric("kv_bytes_per_token", "kv_bytes_per_token", "bytes of one token's KV, on this rank"),
-    metric("tree_nodes", "nodes", "nodes of the radix tree"),
+    status_metric(
+        "kv_bytes_per_token", "kv_bytes_per_token", "bytes of one token's KV, on this rank"
+    ),
+    status_metric("tree_nodes", "nodes", "nodes of the radix tree"),
     Metric(
         "group_ttl_seconds",
         "gauge",
@@ -122,86 +129,90 @@ CACHE = (
         "TTL of a subtree group, by its index in the table (`residual`: all other prefixes); "
         "`+Inf` never expires, `NaN` is a group of an older table",
     ),
-    metric("disk_read_bytes_total", "disk.read_bytes", "bytes read from the disk store"),
-    metric("disk_written_bytes_total", "disk.written_bytes", "bytes written to the disk store"),
-    metric(
+    status_metric("disk_read_bytes_total", "disk.read_bytes", "bytes read from the disk store"),
+    status_metric(
+        "disk_written_bytes_total", "disk.written_bytes", "bytes written to the disk store"
+    ),
+    status_metric(
         "disk_faults_total",
         "disk.faults.{kind}",
         "faults of the disk tier that were answered by recomputation",
     ),
-    metric(
+    status_metric(
         "files_set_aside_total",
         "files_set_aside.{file}",
         "files of learnt state that were damaged or of another version, kept as `.bad`",
     ),
-    metric(
+    status_metric(
         "tenants_at_limit",
         "limits.{limit}.tenants",
         "tenants that use 95 % of a limit: of their disk quota (`quota`), of kept paths (`keep`)",
     ),
-    metric(
+    status_metric(
         "limit_refusals_total",
         "limits.{limit}.refused",
         "pages refused by the disk (`quota`), and refused keeps, because a limit of one tenant or of "
         "all tenants was reached",
     ),
-    metric(
+    status_metric(
         "hint_tenants",
         "hints[hint,source,applied].tenants",
         "tenants that hinted when a conversation continues (`return`) or that it is over (`over`), by "
         "source, and whether such hints were right often enough to be applied (`yes`, `no`); of the 64 "
         "senders that hinted last",
     ),
-    metric(
+    status_metric(
         "queue_admitted_total",
         "queue.admitted.{by}",
         "requests admitted, as the shortest in the queue or on an older request's budget",
     ),
-    metric(
+    status_metric(
         "rank_disagreements_total",
         "agreement.records_disagreed",
         "disk reads whose metadata differed between tensor-parallel ranks; the first rank's counts",
     ),
-    metric("gate_active", "session_gate.active", "1 while the session gate is active"),
-    metric(
+    status_metric("gate_active", "session_gate.active", "1 while the session gate is active"),
+    status_metric(
         "gate_thrash_share",
         "session_gate.thrash_share",
         "share of recent prefill (one pool's worth) that recomputed evicted KV of a live session",
     ),
-    metric(
+    status_metric(
         "gate_waiting_sessions", "session_gate.waiting_sessions", "sessions that the gate holds"
     ),
-    metric(
+    status_metric(
         "gate_active_sessions",
         "session_gate.active_sessions",
         "sessions admitted and not forgotten",
     ),
-    metric(
+    status_metric(
         "gate_paused_sessions",
         "session_gate.paused_sessions",
         "sessions that must wait when they return",
     ),
-    metric(
+    status_metric(
         "gate_footprint_tokens",
         "session_gate.footprint_tokens",
         "expected KV of the active sessions, in tokens",
     ),
-    metric(
+    status_metric(
         "gate_capacity_tokens",
         "session_gate.capacity_tokens",
         "tokens that device and host can hold",
     ),
-    metric("gate_admitted_sessions_total", "session_gate.admitted_sessions", "sessions admitted"),
-    metric(
+    status_metric(
+        "gate_admitted_sessions_total", "session_gate.admitted_sessions", "sessions admitted"
+    ),
+    status_metric(
         "gate_delayed_sessions_total",
         "session_gate.delayed_sessions",
         "admitted sessions that had to wait",
     ),
-    metric("gate_wait_seconds_total", "session_gate.wait_seconds", "sum of their waits"),
-    metric(
+    status_metric("gate_wait_seconds_total", "session_gate.wait_seconds", "sum of their waits"),
+    status_metric(
         "gate_pauses_total", "session_gate.pauses", "active sessions paused until the others fit"
     ),
-    metric(
+    status_metric(
         "gate_forgotten_sessions_total",
         "session_gate.forgotten_sessions",
         "sessions presumed over, after a silence or for lack of room",
@@ -216,22 +227,24 @@ CACHE = (
     Metric(
         "whatif_decided", "gauge", (), "1 if the meter has seen enough for its estimates, else 0"
     ),
-    metric(
+    status_metric(
         "whatif_behind",
         "whatif.floor.behind",
         "1 while `canopy-lru` ranks because the policy fell behind it, else 0",
     ),
-    metric(
+    status_metric(
         "whatif_sampled_requests_total", "whatif.sampled_requests", "requests in the meter's sample"
     ),
-    metric("whatif_seconds_total", "whatif.spent_s", "CPU time of the meter, scheduler's thread"),
-    metric(
+    status_metric(
+        "whatif_seconds_total", "whatif.spent_s", "CPU time of the meter, scheduler's thread"
+    ),
+    status_metric(
         "reporting_seconds_total", "reporting_s", "CPU time of the thread that updates these series"
     ),
 )
 
-IGNORED = (
-    metric(
+IGNORED_METRICS = (
+    status_metric(
         "ignored_fields_total",
         "ignored_fields.{field}",
         "wrong fields of requests, which are ignored, by key of `custom_params`, `kv_hints` or `other`",

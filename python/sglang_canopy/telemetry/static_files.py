@@ -8,7 +8,7 @@ from pathlib import Path
 from sglang_canopy.errors import CanopyError
 
 _FOLDER = Path(__file__).parent / "static"
-KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 FILES = ("index.html", "page.js", "page.css", "uPlot.iife.min.js", "uPlot.min.css")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' "
@@ -22,9 +22,9 @@ HEADERS = {
 
 
 @cache
-def file(name: str) -> tuple[bytes, str]:
+def read_file(name: str) -> tuple[bytes, str]:
     """Return a file and its media type. Raises ``CanopyError`` for a name not in ``FILES``."""
     if name not in FILES:
         raise CanopyError(f"the page has no file {name!r:.60}")
     path = _FOLDER / name
-    return path.read_bytes(), KINDS[path.suffix]
+    return path.read_bytes(), MEDIA_TYPES[path.suffix]

@@ -15,7 +15,7 @@ from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, REFUSALS, TIERS, Counters, Row
 from sglang_canopy.reuse.survival import EDGES, age_bin
 from sglang_canopy.telemetry.holdings import Holdings
-from sglang_canopy.telemetry.limits import hint_rows, limits
+from sglang_canopy.telemetry.limits import count_at_limits, hint_rows
 from sglang_canopy.telemetry.window import MINUTE_S, POINT_S, Sums, Window
 from sglang_canopy.tenant import shown_tenant
 from sglang_canopy.ttl.table import RESIDUAL
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
 MAX_CURVES = 6
+"""Largest number of categories whose curves are reported."""
 MAX_GROUPS = 64
 """Largest number of groups reported per tier, the first of the table."""
 
 
-class Status:
+class StatusCollector:
     """Collects the status of one cache. All calls come from one thread other than the scheduler's.
 
     ``pause`` is called between slices of work to let other threads run (``time.sleep``), so that no
@@ -41,43 +42,43 @@ class Status:
         self.rank = rank
         self.counters = cache.tree_core.live.counters
         self.minutes, self.hour = Window(POINT_S), Window(MINUTE_S)
-        self.started = time.time()
+        self.started_at = time.time()
         self.holdings = Holdings(cache)
-        self._next_walk = -math.inf
-        self._used_since: float | None = None
+        self._next_count_at = -math.inf
+        self._in_use_since: float | None = None
 
     def collect(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the whole status as JSON data. ``now``: seconds on a monotonic clock."""
         rows = self.counters.rows()
-        hits = [sum(row.tiers[tier].hits for row in rows) for tier in range(len(TIERS))]
-        prompts = sum(row.prompt_tokens for row in rows)
-        of_tiers = {"prompt_tokens": prompts, "hit_tokens": dict(zip(TIERS, hits))}
-        self.minutes.add(now, time.time(), of_tiers)
-        self.hour.add(now, time.time(), self._sums(rows, prompts, hits))
-        if now >= self._next_walk:
+        hits = [sum(row.tiers[tier].hit_tokens for row in rows) for tier in range(len(TIERS))]
+        prompt_tokens = sum(row.prompt_tokens for row in rows)
+        tier_sums = {"prompt_tokens": prompt_tokens, "hit_tokens": dict(zip(TIERS, hits))}
+        self.minutes.add(now, time.time(), tier_sums)
+        self.hour.add(now, time.time(), self._sums(rows, prompt_tokens, hits))
+        if now >= self._next_count_at:
             self.holdings.count(pause)
-            # The walk takes at most half a percent of the time.
-            self._next_walk = now + max(POINT_S, 200 * self.holdings.spent_s)
+            # The count takes at most half a percent of the time.
+            self._next_count_at = now + max(POINT_S, 200 * self.holdings.spent_s)
         last_minute = self.minutes.over_last(MINUTE_S)
         disk = self._disk()
         keep = self.cache.tree_core.protected.keeps.stats()
-        if self._used_since is None and len(self.cache.tree_core._node_arena) > 1:
-            self._used_since = now
-        if self._used_since is not None and now >= self._used_since + POINT_S:
+        if self._in_use_since is None and len(self.cache.tree_core._node_arena) > 1:
+            self._in_use_since = now
+        if self._in_use_since is not None and now >= self._in_use_since + POINT_S:
             releases.record_uncalled_hooks()
         return {
             "rank": self.rank,
             "off": dict(releases.SWITCHED_OFF),
             "time_unix_s": time.time(),
-            "uptime_s": time.time() - self.started,
+            "uptime_s": time.time() - self.started_at,
             "policies": self._policies(disk),
             "running": self.cache.tree_core.live.ranking_policy_name,
             "running_config": config_of(self.cache.tree_core.live.device_policy),
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "nodes": len(self.cache.tree_core._node_arena),
-            "prompt_tokens": prompts,
-            "refused_requests": dict(zip(REFUSALS, self.counters.refused)),
+            "prompt_tokens": prompt_tokens,
+            "refused_requests": dict(zip(REFUSALS, self.counters.refusal_counts)),
             "prompt_tokens_last_minute": last_minute["prompt_tokens"],
             "hour": [*self.hour.points(), *self.hour.since_last_point()],
             "tenants": self._tenants(),
@@ -86,11 +87,11 @@ class Status:
             "categories": [self._category(row) for row in rows],
             "groups": list(self._groups()),
             "keep": keep,
-            "limits": limits(keep, disk),
+            "limits": count_at_limits(keep, disk),
             "hints": hint_rows(getattr(self.cache.tree_core.live.learner, "model", None)),
             "awaited": self.cache.tree_core.protected.awaited.budget.stats(),
             "disk": disk,
-            "storage_holds": self.cache.holds.stats(),
+            "storage_holds": self.cache.storage_holds.stats(),
             "session_gate": self._gate(now),
             "agents": self._agents(rows),
             "queue": self._queue(),
@@ -111,34 +112,38 @@ class Status:
         tiers = {}
         for name, sizes in self._sizes(disk).items():
             tier = TIERS.index(name)
-            counted = [row.tiers[tier] for row in rows]
+            tier_rows = [row.tiers[tier] for row in rows]
             tiers[name] = {
                 **sizes,
                 "hit_tokens": hits[tier],
                 "hit_tokens_last_minute": hits_last_minute[name],
-                "entered_tokens": sum(row.entered for row in counted),
-                "demoted_tokens": sum(row.demoted for row in counted),
+                "entered_tokens": sum(row.entered_tokens for row in tier_rows),
+                "demoted_tokens": sum(row.demoted_tokens for row in tier_rows),
                 "evicted_tokens": {
-                    reason: sum(row.evicted[i] for row in counted)
+                    reason: sum(row.evicted_tokens[i] for row in tier_rows)
                     for i, reason in enumerate(REASONS)
                 },
             }
         if disk is not None:  # the disk store has its own counts, in pages
-            page = self.cache.tree_core.page_size
+            page_tokens = self.cache.tree_core.page_size
             tiers[TIERS[DISK]] |= {
-                "entered_tokens": disk["written_pages"] * page,
-                "evicted_tokens": {k: n * page for k, n in disk["evicted_pages"].items()},
+                "entered_tokens": disk["written_pages"] * page_tokens,
+                "evicted_tokens": {k: n * page_tokens for k, n in disk["evicted_pages"].items()},
             }
         return tiers
 
-    def _sums(self, rows: Sequence[Row], prompts: int, hits: Sequence[int]) -> Sums:
+    def _sums(self, rows: Sequence[Row], prompt_tokens: int, hits: Sequence[int]) -> Sums:
         tiers = list(self._sizes(None))
         evicted = {
-            reason: sum(row.tiers[DEVICE].evicted[i] for row in rows)
+            reason: sum(row.tiers[DEVICE].evicted_tokens[i] for row in rows)
             for i, reason in enumerate(REASONS)
         }
         hits_by_tier = {name: hits[TIERS.index(name)] for name in tiers}
-        return {"prompt_tokens": prompts, "hit_tokens": hits_by_tier, "evicted_tokens": evicted}
+        return {
+            "prompt_tokens": prompt_tokens,
+            "hit_tokens": hits_by_tier,
+            "evicted_tokens": evicted,
+        }
 
     def _tenants(self) -> list[dict[str, Any]]:
         """Return the tenants with most tokens on all tiers, by their shown names."""
@@ -161,9 +166,9 @@ class Status:
     def kv_bytes_per_token(self) -> float:
         """Return the bytes of one token's KV on this rank."""
         allocator = self.cache.token_to_kv_pool_allocator
-        size = allocator.get_kvcache().get_kv_size_bytes()
-        total = sum(size) if isinstance(size, tuple) else size
-        return total / (allocator.size + allocator.page_size)
+        kv_bytes = allocator.get_kvcache().get_kv_size_bytes()
+        pool_bytes = sum(kv_bytes) if isinstance(kv_bytes, tuple) else kv_bytes
+        return pool_bytes / (allocator.size + allocator.page_size)
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         """Yield the TTL of each subtree group, by tier; ``None`` never expires."""
@@ -173,11 +178,13 @@ class Status:
                 continue
             for i, group in enumerate(table.groups[:MAX_GROUPS]):
                 held_tokens = self.holdings.group_tokens(tier, i)
-                yield _group(tier, str(i), group.name, group.ttl_s, held_tokens)
+                yield _group_row(tier, str(i), group.name, group.ttl_s, held_tokens)
             for category, ttl_s in list(table.categories.items())[:MAX_GROUPS]:
-                yield _group(tier, f"category {category}", category, ttl_s)
+                yield _group_row(tier, f"category {category}", category, ttl_s)
             held_tokens = self.holdings.group_tokens(tier, RESIDUAL)
-            yield _group(tier, "residual", "every other prefix", table.residual_ttl_s, held_tokens)
+            yield _group_row(
+                tier, "residual", "every other prefix", table.residual_ttl_s, held_tokens
+            )
 
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
         """Return each tier's policy by its name in flags."""
@@ -192,10 +199,8 @@ class Status:
         return names
 
     def _gate(self, now: float) -> dict[str, Any] | None:
-        """Return the session gate's counts; ``None`` without a gate.
-
-        ``clock_ago_s``: age of the last time that the gate received, from a request or a tick.
-        """
+        """Return the session gate's counts; ``None`` without a gate. ``clock_ago_s``: age of the last
+        time that the gate received, from a request or a tick."""
         gate = self.session_gate()
         if gate is None:
             return None
@@ -203,9 +208,7 @@ class Status:
 
     def _agents(self, rows: Sequence[Row]) -> dict[str, int]:
         """Return signs of agents, and how many turns returned: of the gate, else of the policy's model.
-
-        ``recognised``: answers that were an agent's; without a gate, tools' results and swift turns.
-        """
+        ``recognised``: answers that were an agent's; without a gate, tools' results and swift turns."""
         gate, learner = self.session_gate(), self.cache.tree_core.live.learner
         model = getattr(learner, "model", None) if gate is None else gate.model
         events = model.categories.root.all_events[:] if model is not None else []
@@ -239,15 +242,15 @@ class Status:
     def _sizes(self, disk: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return capacity and use of each tier, in bytes on this rank; ``None`` if unknown."""
         allocator = self.cache.token_to_kv_pool_allocator
-        token = self.kv_bytes_per_token()
-        sizes = {TIERS[DEVICE]: _size(allocator.size, allocator.available_size(), token)}
+        token_bytes = self.kv_bytes_per_token()
+        sizes = {TIERS[DEVICE]: _tier_size(allocator.size, allocator.available_size(), token_bytes)}
         controller = self.cache.cache_controller
         if controller is not None:
             pool = controller.mem_pool_host
-            sizes[TIERS[HOST]] = _size(pool.size, pool.available_size(), pool.size_per_token)
+            sizes[TIERS[HOST]] = _tier_size(pool.size, pool.available_size(), pool.size_per_token)
             if controller.enable_storage:
-                of_disk = disk or {"capacity_bytes": None, "used_bytes": None}
-                sizes[TIERS[DISK]] = {k: of_disk[k] for k in ("capacity_bytes", "used_bytes")}
+                disk_sizes = disk or {"capacity_bytes": None, "used_bytes": None}
+                sizes[TIERS[DISK]] = {k: disk_sizes[k] for k in ("capacity_bytes", "used_bytes")}
         return sizes
 
     def _category(self, row: Row) -> dict[str, Any]:
@@ -255,9 +258,11 @@ class Status:
             "category": row.category,
             "requests": row.requests,
             "prompt_tokens": row.prompt_tokens,
-            "miss_tokens": row.misses,
-            "hit_tokens": {name: row.tiers[i].hits for i, name in enumerate(TIERS)},
-            "evicted_tokens": {name: sum(row.tiers[i].evicted) for i, name in enumerate(TIERS)},
+            "miss_tokens": row.missed_tokens,
+            "hit_tokens": {name: row.tiers[i].hit_tokens for i, name in enumerate(TIERS)},
+            "evicted_tokens": {
+                name: sum(row.tiers[i].evicted_tokens) for i, name in enumerate(TIERS)
+            },
             "held_tokens": self.holdings.category_tokens(row.category),
         }
 
@@ -265,7 +270,7 @@ class Status:
 def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, Any]:
     """Return values that must be equal on all tensor-parallel ranks after equally many evictions
     (and admitted sessions)."""
-    count, digest = counters.victims.sum
+    count, digest = counters.victim_digest.count_and_digest
     gate_counts = {} if gate is None else asdict(gate.counts)
     return {
         "victims": count,
@@ -276,7 +281,7 @@ def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, 
     }
 
 
-def _group(
+def _group_row(
     tier: int, group: str, name: str, ttl_s: float, held_tokens: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Return a group's row. ``held_tokens``: by tier; ``None`` if not counted."""
@@ -289,5 +294,8 @@ def _group(
     }
 
 
-def _size(tokens: int, free: int, token_bytes: float) -> dict[str, Any]:
-    return {"capacity_bytes": tokens * token_bytes, "used_bytes": (tokens - free) * token_bytes}
+def _tier_size(tokens: int, free_tokens: int, token_bytes: float) -> dict[str, Any]:
+    return {
+        "capacity_bytes": tokens * token_bytes,
+        "used_bytes": (tokens - free_tokens) * token_bytes,
+    }

@@ -6,16 +6,16 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 MINUTE_S = 60.0
 POINT_S = 5.0
 """Seconds per point of the last minutes."""
-POINTS = 60
+MAX_POINTS = 60
 
-_STEP = 1.1
+_BIN_RATIO = 1.1
 """Ratio of adjacent bins of times; the error is at most 5 %."""
-_MIN_S = 1e-4
+_MIN_TTFT_S = 1e-4
 _LAST_BIN = 200
 _QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 
@@ -23,20 +23,27 @@ Sums = Mapping[str, Any]
 """Sums since the start, by name: numbers, or mappings of numbers."""
 
 
+class _Reading(NamedTuple):
+    now: float
+    """Seconds on a monotonic clock."""
+    unix_s: float
+    sums: Sums
+
+
 class Window:
-    """Sums at the last ``POINTS`` points in time, ``point_s`` seconds apart."""
+    """Sums at the last ``MAX_POINTS`` points in time, ``point_s`` seconds apart."""
 
     def __init__(self, point_s: float) -> None:
         self._point_s = point_s
-        self._readings: deque[tuple[float, float, Sums]] = deque(maxlen=POINTS + 1)
-        self._points: deque[dict[str, Any]] = deque(maxlen=POINTS)
+        self._readings: deque[_Reading] = deque(maxlen=MAX_POINTS + 1)
+        self._points: deque[dict[str, Any]] = deque(maxlen=MAX_POINTS)
         """Differences between adjacent points of ``_readings``."""
-        self._latest: tuple[float, float, Sums] | None = None
+        self._latest: _Reading | None = None
 
     def add(self, now: float, unix_s: float, sums: Sums) -> None:
         """Add ``sums``. ``now``: seconds on a monotonic clock; ``unix_s``: seconds since 1970."""
-        self._latest = (now, unix_s, sums)
-        if not self._readings or now - self._readings[-1][0] >= self._point_s:
+        self._latest = _Reading(now, unix_s, sums)
+        if not self._readings or now - self._readings[-1].now >= self._point_s:
             if self._readings:
                 self._points.append(_point(self._readings[-1], self._latest))
             self._readings.append(self._latest)
@@ -52,20 +59,20 @@ class Window:
     def over_last(self, seconds: float) -> dict[str, Any]:
         """Return the sums over the last ``seconds``, up to a point longer; fewer soon after the start."""
         assert self._latest is not None
-        start_s = self._latest[0] - seconds
-        before = [reading for reading in self._readings if reading[0] <= start_s]
-        return _point(before[-1] if before else self._readings[0], self._latest)
+        start_s = self._latest.now - seconds
+        older = [reading for reading in self._readings if reading.now <= start_s]
+        return _point(older[-1] if older else self._readings[0], self._latest)
 
 
-def _point(old: tuple[float, float, Sums], new: tuple[float, float, Sums]) -> dict[str, Any]:
-    return {"time_unix_s": round(new[1], 1), **_difference(new[2], old[2])}
+def _point(old: _Reading, new: _Reading) -> dict[str, Any]:
+    return {"time_unix_s": round(new.unix_s, 1), **_subtract(new.sums, old.sums)}
 
 
-def _difference(new: Any, old: Any) -> Any:
+def _subtract(new: Any, old: Any) -> Any:
     if not isinstance(new, Mapping):
         return new - old
     old = old or {}
-    return {key: _difference(new[key], old.get(key, 0)) for key in new}
+    return {key: _subtract(new[key], old.get(key, 0)) for key in new}
 
 
 class TtftHour:
@@ -74,7 +81,7 @@ class TtftHour:
     def __init__(self, clock: Callable[[], float]) -> None:
         """Create empty counts. ``clock`` returns seconds since 1970."""
         self._clock = clock
-        self._points: deque[dict[str, Any]] = deque(maxlen=POINTS)
+        self._points: deque[dict[str, Any]] = deque(maxlen=MAX_POINTS)
         self._counts: Counter[int] = Counter()
         self._minute = -math.inf
         self._lock = Lock()
@@ -83,7 +90,7 @@ class TtftHour:
         """Add one request's time. Values that are negative or not finite are ignored."""
         if not math.isfinite(seconds) or seconds < 0:
             return
-        bin_number = int(math.log(max(seconds, _MIN_S) / _MIN_S, _STEP))
+        bin_number = int(math.log(max(seconds, _MIN_TTFT_S) / _MIN_TTFT_S, _BIN_RATIO))
         with self._lock:
             self._begin_minute()
             self._counts[min(bin_number, _LAST_BIN)] += 1
@@ -92,7 +99,7 @@ class TtftHour:
         """Return the points, oldest first, without empty minutes. The last may be incomplete."""
         with self._lock:
             self._begin_minute()
-            oldest = self._minute - (POINTS - 1) * MINUTE_S
+            oldest = self._minute - (MAX_POINTS - 1) * MINUTE_S
             points = [*self._points, self._point()] if self._counts else list(self._points)
         return [point for point in points if point["time_unix_s"] >= oldest]
 
@@ -104,13 +111,13 @@ class TtftHour:
             self._minute, self._counts = minute, Counter()
 
     def _point(self) -> dict[str, Any]:
-        number = self._counts.total()
-        point: dict[str, Any] = {"time_unix_s": self._minute, "requests": number}
+        requests = self._counts.total()
+        point: dict[str, Any] = {"time_unix_s": self._minute, "requests": requests}
         for name, share in _QUANTILES.items():
-            rank, count = math.ceil(share * number), 0
+            rank, count = math.ceil(share * requests), 0
             for bin_number in sorted(self._counts):
                 count += self._counts[bin_number]
                 if count >= rank:
-                    point[name] = round(_MIN_S * _STEP ** (bin_number + 0.5), 6)
+                    point[name] = round(_MIN_TTFT_S * _BIN_RATIO ** (bin_number + 0.5), 6)
                     break
         return point

@@ -31,7 +31,7 @@ HASHES = (SERVER_HASH, TRACE_HASH)
 
 MAX_GROUPS = 4096
 MAX_CATEGORIES = 1024
-MAX_NAME = 128
+MAX_NAME_CHARS = 128
 
 _KEYS = ("groups", "residual_ttl_s", "block_tokens", "hash", "categories")
 _GROUP_KEYS = ("root", "ttl_s", "name")
@@ -46,22 +46,17 @@ class Group:
     ttl_s: float
     """Seconds from the last use; ``inf`` never expires, 0 is not stored."""
     name: str = ""
-    """Display name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TTLTable:
-    """The TTLs of one tier. Immutable, so threads may share it.
-
-    Raises ``CanopyError`` for a value out of range or a root listed twice.
-    """
+    """The TTLs of one tier. Immutable, so threads may share it. Raises ``CanopyError`` for a value out
+    of range or a root listed twice."""
 
     groups: tuple[Group, ...] = ()
     """Prefix subtrees with a TTL of their own."""
     residual_ttl_s: float = math.inf
-    """TTL of all other paths."""
     block_tokens: int = 64
-    """Tokens per block."""
     hash: str = SERVER_HASH
     """Origin of the block ids; servers refuse ``trace``."""
     categories: Mapping[str, float] = field(default_factory=dict)
@@ -71,20 +66,20 @@ class TTLTable:
     def __post_init__(self) -> None:
         _check(self.hash in HASHES, "hash", self.hash, f"one of {', '.join(HASHES)}")
         tokens = self.block_tokens
-        whole = type(tokens) is int and 1 <= tokens <= 65536
-        _check(whole, "block_tokens", tokens, "a whole number from 1 to 65536")
-        _check_number("groups", self.groups, MAX_GROUPS)
-        _check_number("categories", self.categories, MAX_CATEGORIES)
+        is_whole = type(tokens) is int and 1 <= tokens <= 65536
+        _check(is_whole, "block_tokens", tokens, "a whole number from 1 to 65536")
+        _check_count("groups", self.groups, MAX_GROUPS)
+        _check_count("categories", self.categories, MAX_CATEGORIES)
         _check_ttl("residual_ttl_s", self.residual_ttl_s)
         for name, ttl_s in self.categories.items():
-            _check_name("category", name, empty=False)
+            _check_name("category", name, can_be_empty=False)
             _check_ttl(f"category {name!r}", ttl_s)
         index: dict[int, int] = {}
         for i, group in enumerate(self.groups):
-            whole = type(group.root) is int and 0 <= group.root < 1 << 64
-            _check(whole, f"group {i}: root", group.root, "a whole number of 64 bits")
+            is_whole = type(group.root) is int and 0 <= group.root < 1 << 64
+            _check(is_whole, f"group {i}: root", group.root, "a whole number of 64 bits")
             _check_ttl(f"group {i}: ttl_s", group.ttl_s)
-            _check_name(f"group {i}: name", group.name, empty=True)
+            _check_name(f"group {i}: name", group.name, can_be_empty=True)
             if group.root in index:
                 raise CanopyError(
                     f"TTL table: groups {index[group.root]} and {i} have the same root "
@@ -105,20 +100,18 @@ class TTLTable:
 
     def groups_along(self, path: Sequence[int]) -> list[int]:
         """Return the group of each block of ``path``."""
-        get, group, along = self._index.get, RESIDUAL, []
+        get, group, groups = self._index.get, RESIDUAL, []
         for block in path:
             group = get(block, group)
-            along.append(group)
-        return along
+            groups.append(group)
+        return groups
 
     def ttl_s(
         self, group: int, category: str | None = None, own_ttl_s: float | None = None
     ) -> float:
-        """Return the seconds for which a page of ``group`` stays after its last use.
-
-        A refined ``category`` (``api|end|turn1``) also matches its coarser names (``api|end``,
-        ``api``). ``own_ttl_s`` is the request's own TTL. An unknown group counts as residual.
-        """
+        """Return the seconds for which a page of ``group`` stays after its last use. A refined
+        ``category`` (``api|end|turn1``) also matches its coarser names (``api|end``, ``api``).
+        ``own_ttl_s`` is the request's own TTL. An unknown group counts as residual."""
         if own_ttl_s is not None:
             return own_ttl_s
         if 0 <= group < len(self.groups):
@@ -137,13 +130,13 @@ class TTLTable:
         """Return a JSON object; ``null`` is "no expiry", roots are hexadecimal (64 bits)."""
         return {
             "groups": [
-                {"root": f"{g.root:#x}", "ttl_s": _finite(g.ttl_s), "name": g.name}
+                {"root": f"{g.root:#x}", "ttl_s": _finite_or_none(g.ttl_s), "name": g.name}
                 for g in self.groups
             ],
-            "residual_ttl_s": _finite(self.residual_ttl_s),
+            "residual_ttl_s": _finite_or_none(self.residual_ttl_s),
             "block_tokens": self.block_tokens,
             "hash": self.hash,
-            "categories": {name: _finite(ttl_s) for name, ttl_s in self.categories.items()},
+            "categories": {name: _finite_or_none(ttl_s) for name, ttl_s in self.categories.items()},
         }
 
     @classmethod
@@ -152,22 +145,22 @@ class TTLTable:
         _check_keys("TTL table", data, _KEYS)
         groups = data.get("groups", [])
         _check(isinstance(groups, list), "groups", groups, "a list")
-        _check_number("groups", groups, MAX_GROUPS)
+        _check_count("groups", groups, MAX_GROUPS)
         categories = data.get("categories", {})
         is_object = isinstance(categories, Mapping)
         _check(is_object, "categories", categories, 'an object like {"api": 3600}')
         return cls(
-            groups=tuple(_group(i, g) for i, g in enumerate(groups)),
-            residual_ttl_s=_ttl("residual_ttl_s", data.get("residual_ttl_s")),
+            groups=tuple(_parse_group(i, g) for i, g in enumerate(groups)),
+            residual_ttl_s=_parse_ttl("residual_ttl_s", data.get("residual_ttl_s")),
             block_tokens=data.get("block_tokens", 64),
             hash=data.get("hash", SERVER_HASH),
             categories={
-                name: _ttl(f"category {name!r}", ttl_s) for name, ttl_s in categories.items()
+                name: _parse_ttl(f"category {name!r}", ttl_s) for name, ttl_s in categories.items()
             },
         )
 
 
-def _group(i: int, data: Any) -> Group:
+def _parse_group(i: int, data: Any) -> Group:
     _check_keys(f"TTL table: group {i}", data, _GROUP_KEYS)
     for key in ("root", "ttl_s"):
         if key not in data:
@@ -180,7 +173,7 @@ def _group(i: int, data: Any) -> Group:
             raise CanopyError(
                 f"TTL table: group {i}: root must be hexadecimal like '0x1f', got {root!r:.60}"
             ) from None
-    return Group(root, _ttl(f"group {i}: ttl_s", data["ttl_s"]), data.get("name", ""))
+    return Group(root, _parse_ttl(f"group {i}: ttl_s", data["ttl_s"]), data.get("name", ""))
 
 
 def _check_keys(place: str, data: Any, allowed: tuple[str, ...]) -> None:
@@ -193,31 +186,32 @@ def _check_keys(place: str, data: Any, allowed: tuple[str, ...]) -> None:
             )
 
 
-def _ttl(place: str, value: Any) -> float:
+def _parse_ttl(place: str, value: Any) -> float:
     if value is None:
         return math.inf
     _check_ttl(place, value)
     return float(value)
 
 
-def _check(ok: bool, key: str, value: Any, allowed: str) -> None:
-    if not ok:
+def _check(is_valid: bool, key: str, value: Any, allowed: str) -> None:
+    if not is_valid:
         raise CanopyError(f"TTL table: {key} must be {allowed}, got {value!r:.60}")
 
 
-def _check_number(key: str, entries: Sized, limit: int) -> None:
+def _check_count(key: str, entries: Sized, limit: int) -> None:
     _check(len(entries) <= limit, f"number of {key}", len(entries), f"at most {limit}")
 
 
 def _check_ttl(key: str, value: Any) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-    _check(ok, key, value, "seconds, 0 or more (null in JSON: no expiry)")
+    is_valid = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+    _check(is_valid, key, value, "seconds, 0 or more (null in JSON: no expiry)")
 
 
-def _check_name(key: str, value: Any, *, empty: bool) -> None:
-    ok = isinstance(value, str) and len(value) <= MAX_NAME and bool(value or empty)
-    _check(ok, key, value, f"a string of {'0' if empty else '1'} to {MAX_NAME} characters")
+def _check_name(key: str, value: Any, *, can_be_empty: bool) -> None:
+    least_chars = 0 if can_be_empty else 1
+    is_valid = isinstance(value, str) and least_chars <= len(value) <= MAX_NAME_CHARS
+    _check(is_valid, key, value, f"a string of {least_chars} to {MAX_NAME_CHARS} characters")
 
 
-def _finite(ttl_s: float) -> float | None:
+def _finite_or_none(ttl_s: float) -> float | None:
     return None if math.isinf(ttl_s) else ttl_s

@@ -34,63 +34,69 @@ class HitRatioEstimator:
         self.reset()
 
     def reset(self) -> None:
-        """Reset all sums."""
-        self._prompts = self._hit = self._served_missed = 0.0
-        self._sampled = self._missed = self._control = 0.0
+        self._prompt_tokens = self._hit_tokens = self._served_missed_tokens = 0.0
+        self._sampled_tokens = self._missed_tokens = self._control_tokens = 0.0
         self._unsampled_share = 0.0
-        self._saved: dict[Hashable, float] = defaultdict(float)
+        self._saved_tokens: dict[Hashable, float] = defaultdict(float)
         self._squared_leads: dict[Hashable, float] = defaultdict(float)
         self._groups: dict[Hashable, list[float]] = defaultdict(lambda: [0.0] * GROUPS)
 
-    def serve(self, now: float, prompt_tokens: int, hit: int, missed: int) -> None:
-        """Add a served request. ``missed``: prompt tokens of its blocks that were not hit."""
-        weight = self._current_weight(now)
-        self._prompts += weight * prompt_tokens
-        self._hit += weight * hit
-        self._served_missed += weight * missed
-
-    def sample(
-        self, sample: ShadowResult, control: int, served: int, block_tokens: int, one_in: int
+    def record_served(
+        self, now: float, prompt_tokens: int, hit_tokens: int, missed_tokens: int
     ) -> None:
-        """Add the shadow caches' hits on the last request.
+        """Add a served request. ``missed_tokens``: prompt tokens of its blocks that were not hit."""
+        weight = self._current_weight(now)
+        self._prompt_tokens += weight * prompt_tokens
+        self._hit_tokens += weight * hit_tokens
+        self._served_missed_tokens += weight * missed_tokens
 
-        ``control``, ``served``: leading sampled blocks that the control and the server hit.
-        ``block_tokens``: tokens per block.
-        """
-        weight, stands_for = self._weight, block_tokens * one_in
+    def record_sample(
+        self,
+        sample: ShadowResult,
+        control_blocks: int,
+        served_blocks: int,
+        block_tokens: int,
+        sample_stride: int,
+    ) -> None:
+        """Add the shadow caches' hits on the last request. ``control_blocks``, ``served_blocks``: leading
+        sampled blocks that the control and the server hit. ``block_tokens``: tokens per block."""
+        weight, sampled_block_tokens = self._weight, block_tokens * sample_stride
         prompt_tokens, blocks = sample.prompt_tokens, sample.blocks
-        self._sampled += weight * prompt_tokens
-        self._unsampled_share = max(self._unsampled_share, 1.0 - 1.0 / one_in)
-        control_tokens = min(control * stands_for, prompt_tokens)
-        self._control += weight * control_tokens
-        missed = max(0, prompt_tokens - served * stands_for)
-        self._missed += weight * missed
-        for name, saved in sample.saved_tokens.items():
-            self._saved[name] += weight * saved
-            self._squared_leads[name] += (weight * (saved - control_tokens)) ** 2
-            hit = sample.hit_blocks[name]
-            if hit != control and one_in > 1:
-                more = weight * (stands_for if hit > control else -stands_for)
-                self._add_to_groups(name, blocks[min(hit, control) : max(hit, control)], more)
-        if missed and one_in > 1:
-            prompt_blocks = -(-prompt_tokens // stands_for)
-            self._add_to_groups(_MISSED, blocks[served:prompt_blocks], weight * stands_for)
+        self._sampled_tokens += weight * prompt_tokens
+        self._unsampled_share = max(self._unsampled_share, 1.0 - 1.0 / sample_stride)
+        control_tokens = min(control_blocks * sampled_block_tokens, prompt_tokens)
+        self._control_tokens += weight * control_tokens
+        missed_tokens = max(0, prompt_tokens - served_blocks * sampled_block_tokens)
+        self._missed_tokens += weight * missed_tokens
+        for name, saved_tokens in sample.saved_tokens.items():
+            self._saved_tokens[name] += weight * saved_tokens
+            self._squared_leads[name] += (weight * (saved_tokens - control_tokens)) ** 2
+            hit_blocks = sample.hit_blocks[name]
+            if hit_blocks != control_blocks and sample_stride > 1:
+                is_ahead = hit_blocks > control_blocks
+                tokens = weight * (sampled_block_tokens if is_ahead else -sampled_block_tokens)
+                first, last = sorted((hit_blocks, control_blocks))
+                self._add_to_groups(name, blocks[first:last], tokens)
+        if missed_tokens and sample_stride > 1:
+            prompt_blocks = -(-prompt_tokens // sampled_block_tokens)
+            missed_blocks = blocks[served_blocks:prompt_blocks]
+            self._add_to_groups(_MISSED, missed_blocks, weight * sampled_block_tokens)
 
     def served_ratio(self) -> float:
         """Return the share of the prompt tokens that hit."""
-        return self._hit / (self._prompts or 1.0)
+        return self._hit_tokens / (self._prompt_tokens or 1.0)
 
     def sampled_ratio(self, name: Hashable) -> float:
         """Return the share of the sampled tokens that a shadow cache hits."""
-        return self._saved[name] / (self._sampled or 1.0)
+        return self._saved_tokens[name] / (self._sampled_tokens or 1.0)
 
     def lead(self, name: Hashable) -> float:
         """Return the hit ratio of a shadow cache minus the control's."""
-        return (self._saved[name] - self._control) * self._per_token()
+        return (self._saved_tokens[name] - self._control_tokens) * self._ratio_per_token()
 
     def error(self, name: Hashable) -> float:
         """Return the standard error of ``lead``: the requests are a sample of the traffic."""
-        traffic = math.sqrt(self._squared_leads.get(name, 0.0)) * self._per_token()
+        traffic = math.sqrt(self._squared_leads.get(name, 0.0)) * self._ratio_per_token()
         return math.hypot(traffic, self.sampling_error(name))
 
     def sampling_error(self, name: Hashable) -> float:
@@ -99,15 +105,15 @@ class HitRatioEstimator:
         if groups is None:
             return 0.0
         ratio = sum(groups) / (sum(self._groups[_MISSED]) or 1.0)
-        residuals = [more - ratio * missed for more, missed in zip(groups, self._groups[_MISSED])]
+        residuals = [lead - ratio * missed for lead, missed in zip(groups, self._groups[_MISSED])]
         squares = sum(residual * residual for residual in residuals)
         variance = DESIGN_EFFECT * squares * GROUPS / (GROUPS - 1)
-        return math.sqrt(variance * self._unsampled_share) * self._per_token()
+        return math.sqrt(variance * self._unsampled_share) * self._ratio_per_token()
 
-    def _per_token(self) -> float:
+    def _ratio_per_token(self) -> float:
         """Return the change of the overall ratio per sampled token."""
-        share = self._served_missed / self._missed if self._missed else 1.0
-        return share / (self._prompts or 1.0)
+        share = self._served_missed_tokens / self._missed_tokens if self._missed_tokens else 1.0
+        return share / (self._prompt_tokens or 1.0)
 
     def _add_to_groups(self, name: Hashable, blocks: Sequence[int], tokens: float) -> None:
         groups = self._groups[name]
@@ -126,16 +132,16 @@ class HitRatioEstimator:
             self._weight = math.exp(self._log_weight)
         return self._weight
 
-    def _rescale(self, by: float) -> None:
-        self._prompts *= by
-        self._hit *= by
-        self._served_missed *= by
-        self._sampled *= by
-        self._missed *= by
-        self._control *= by
-        for name in self._saved:
-            self._saved[name] *= by
+    def _rescale(self, factor: float) -> None:
+        self._prompt_tokens *= factor
+        self._hit_tokens *= factor
+        self._served_missed_tokens *= factor
+        self._sampled_tokens *= factor
+        self._missed_tokens *= factor
+        self._control_tokens *= factor
+        for name in self._saved_tokens:
+            self._saved_tokens[name] *= factor
         for name in self._squared_leads:
-            self._squared_leads[name] *= by * by
+            self._squared_leads[name] *= factor * factor
         for name, groups in self._groups.items():
-            self._groups[name] = [group * by for group in groups]
+            self._groups[name] = [group * factor for group in groups]

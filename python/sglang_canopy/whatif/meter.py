@@ -24,7 +24,7 @@ from sglang_canopy.whatif.sampled_caches import (
     Origins,
     SampledCaches,
     ShadowResult,
-    as_sampled,
+    copy_for_shadow,
     covered_tokens,
 )
 
@@ -32,7 +32,7 @@ NOW = "now"
 """Label of the server's actual capacity."""
 LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
-TIMED = 17
+TIMED_STRIDE = 17
 """Time one request in this many: reading the thread clock can cost more than the work."""
 MIN_REQUESTS = 200
 """Sampled requests required before estimates are reported."""
@@ -82,7 +82,7 @@ class MeterSetup:
     policies: Sequence[str] = (LRU, "wa")
     """Names as in ``--radix-eviction``."""
     factors: Sequence[float] = (1.0, 2.0)
-    one_in: int | None = None
+    sample_stride: int | None = None
     """Sample one block in this many; ``None``: fixed by the size of the caches."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Policy options, by policy name."""
@@ -93,10 +93,8 @@ class MeterSetup:
 
 
 class Meter:
-    """Meter of one cache. Only ``rows`` and ``stats`` may be called outside the scheduler's thread.
-
-    ``running``: name of the policy that ranks the device; SGLang's own names are allowed.
-    """
+    """Meter of one cache. Only ``arm_rows`` and ``stats`` may be called outside the scheduler's thread.
+    ``running``: name of the policy that ranks the device; SGLang's own names are allowed."""
 
     def __init__(self, setup: MeterSetup, memory: TierTokens, running: str) -> None:
         self.setup = setup
@@ -105,14 +103,14 @@ class Meter:
         """CPU seconds spent in the scheduler's thread, extrapolated from timed requests."""
         self.prompt_tokens = 0
         """Prompt tokens of all recorded requests, across changes of policy."""
-        self.uncounted = dict.fromkeys(UNCOUNTED, 0)
+        self.uncounted_requests = dict.fromkeys(UNCOUNTED, 0)
         """Finished requests that do not count, by reason, since the start."""
         self._finished_requests = 0
         self._origins = Origins()
         self._estimator = HitRatioEstimator(setup.memory_s)
         self._learners: dict[str, Policy] = {}
-        self.caches = SampledCaches(setup.one_in)
-        self.running = self._requested = running
+        self.caches = SampledCaches(setup.sample_stride)
+        self.running = self._configured_policy = running
         self._floor = Floor(memory.total()) if setup.floor else None
         self._sampled_since_exchange = 0
         self._add_arms()
@@ -131,35 +129,36 @@ class Meter:
     @property
     def undecided_reason(self) -> str | None:
         """Reason why the estimates are not usable yet, or ``None``."""
-        if any(arm.capacity == NOW for arm in self._too_small()):
+        if any(arm.capacity == NOW for arm in self._undersized_arms()):
             return (
-                f"too small a sample: one block in {self.caches.one_in} leaves a shadow cache fewer "
+                f"too small a sample: one block in {self.caches.sample_stride} leaves a shadow cache fewer "
                 f"than {MIN_BLOCKS}"
             )
         if self._sampled_since_exchange < MIN_REQUESTS:
-            return self._too_few()
+            return self._describe_missing()
         if not any(self.caches.has_evicted(arm) for arm in self._arms if arm.capacity == NOW):
             return "the cache has not filled: nothing to win"
         return None
 
-    def _too_few(self) -> str:
+    def _describe_missing(self) -> str:
         """Return the counted and the uncounted requests as text."""
-        before = self.caches.sampled_requests - self._sampled_since_exchange
-        notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
-        if before:
-            notes.insert(0, f"{before} counted before the order changed")
+        earlier_requests = self.caches.sampled_requests - self._sampled_since_exchange
+        uncounted = self.uncounted_requests.items()
+        notes = [f"{count} {reason} do not count" for reason, count in uncounted if count]
+        if earlier_requests:
+            notes.insert(0, f"{earlier_requests} counted before the order changed")
         text = f"too few requests: {self._sampled_since_exchange} of {MIN_REQUESTS}"
         return f"{text} ({', '.join(notes)})" if notes else text
 
     def record_request(self, request: Request, hit_tokens: int) -> None:
         """Record a finished request; ``hit_tokens``: prompt tokens hit on device or host."""
         self._finished_requests += 1
-        if self._finished_requests % TIMED:
+        if self._finished_requests % TIMED_STRIDE:
             self._record(request, hit_tokens)
             return
-        begin = time.thread_time()
+        began_at = time.thread_time()
         self._record(request, hit_tokens)
-        self.spent_s += TIMED * (time.thread_time() - begin)
+        self.spent_s += TIMED_STRIDE * (time.thread_time() - began_at)
 
     def record_parallel_output(self, request: Request) -> None:
         """Record another output (n > 1) of a recorded request; it does not count as a request."""
@@ -167,71 +166,74 @@ class Meter:
 
     def _record(self, request: Request, hit_tokens: int) -> None:
         caches, estimator = self.caches, self._estimator
-        tokens = request.block_tokens
-        missed = max(0, covered_tokens(request) - hit_tokens // tokens * tokens)
-        estimator.serve(request.time, request.prompt_tokens, hit_tokens, missed)
+        block_tokens = request.block_tokens
+        missed_tokens = covered_tokens(request) - hit_tokens // block_tokens * block_tokens
+        estimator.record_served(
+            request.time, request.prompt_tokens, hit_tokens, max(0, missed_tokens)
+        )
         self.prompt_tokens += request.prompt_tokens
         sample = self._observe(request)
         if sample is None:
-            self.uncounted[UNSAMPLED if request.path else TOO_SHORT] += 1
+            self.uncounted_requests[UNSAMPLED if request.path else TOO_SHORT] += 1
             return
         self._sampled_since_exchange += 1
-        served = len(caches.sampled_blocks(request.path[: hit_tokens // tokens]))
+        served_blocks = len(caches.sampled_blocks(request.path[: hit_tokens // block_tokens]))
         running = ShadowArm(self.running, NOW)
-        estimator.sample(
-            sample, sample.hit_blocks.get(running, served), served, tokens, caches.one_in
+        control_blocks = sample.hit_blocks.get(running, served_blocks)
+        estimator.record_sample(
+            sample, control_blocks, served_blocks, block_tokens, caches.sample_stride
         )
         self._update_floor(sample)
 
     def _update_floor(self, sample: ShadowResult) -> None:
-        """Update the floor with one sampled request."""
         if self._floor is None:
             return
-        saved, arm = sample.saved_tokens, ShadowArm(self._requested, NOW)
+        saved, arm = sample.saved_tokens, ShadowArm(self._configured_policy, NOW)
         if _LRU_NOW in saved and arm in saved and not self.caches.is_too_small(arm):
             idle_arm = arm if self._floor.is_behind else _LRU_NOW
             error = (
-                2.0 * self._estimator.sampling_error(idle_arm) if self.caches.one_in > 1 else 0.0
+                2.0 * self._estimator.sampling_error(idle_arm)
+                if self.caches.sample_stride > 1
+                else 0.0
             )
             self._floor.compare(saved[arm], saved[_LRU_NOW], sample.prompt_tokens, error)
 
-    def _too_small(self) -> list[ShadowArm]:
+    def _undersized_arms(self) -> list[ShadowArm]:
         """Return the arms with too few sampled blocks, which are excluded from decisions."""
         return [arm for arm in self._arms if self.caches.is_too_small(arm)]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def arm_rows(self) -> list[dict[str, Any]]:
         """Return the hit ratio of each arm: measured for the running policy, else estimated."""
-        estimator, too_small = self._estimator, self._too_small()
+        estimator, undersized = self._estimator, self._undersized_arms()
         return [
             {
                 "policy": arm.policy,
                 "capacity": arm.capacity,
                 "tokens": self._capacities[arm.capacity],
-                "hit_ratio": round(_share(estimator.served_ratio() + estimator.lead(arm)), 5),
+                "hit_ratio": round(_clamp(estimator.served_ratio() + estimator.lead(arm)), 5),
                 "sampled_hit_ratio": round(estimator.sampled_ratio(arm), 5),
                 "standard_error": round(estimator.error(arm), 5),
                 "sampling_error": round(estimator.sampling_error(arm), 5),
                 "running": arm == (self.running, NOW),
             }
             for arm in self._arms
-            if arm.capacity == NOW or arm not in too_small
+            if arm.capacity == NOW or arm not in undersized
         ]
 
     def stats(self) -> dict[str, Any]:
-        """Return the complete state for operators."""
         return {
             "running": self.running,
             "hit_ratio": round(self._estimator.served_ratio(), 5),
-            "arms": self.rows(),
-            "one_block_in": self.caches.one_in,
-            "too_small": [" ".join(arm) for arm in self._too_small()],
+            "arms": self.arm_rows(),
+            "one_block_in": self.caches.sample_stride,
+            "too_small": [" ".join(arm) for arm in self._undersized_arms()],
             "sampled_requests": self.caches.sampled_requests,
             "spent_s": round(self.spent_s, 4),
             "undecided": self.undecided_reason,
             "floor": None
             if self._floor is None
             else {
-                "policy": self._requested,
+                "policy": self._configured_policy,
                 "behind": self._floor.is_behind,
                 "falls": self._floor.falls,
             },
@@ -243,18 +245,18 @@ class Meter:
         self._capacities = {self.memory.label(f): self.memory.total(f) for f in self.setup.factors}
         self._capacities = {NOW: self.memory.total(), **self._capacities}
         self._arms: list[ShadowArm] = []
-        names = dict.fromkeys((self._requested, *self.setup.policies))
+        names = dict.fromkeys((self._configured_policy, *self.setup.policies))
         for name in names:
             whole_nodes = name == SGLANGS_LRU
             if name not in live_names() and not whole_nodes:
                 continue  # an SGLang policy without a Canopy equivalent
-            learner = self._learner(name)
+            learner = self._get_learner(name)
             for capacity, tokens in self._capacities.items():
                 arm = ShadowArm(name, capacity)
                 self._arms.append(arm)
                 self.caches.add(arm, CacheSpec(learner.twin, tokens, whole_nodes))
 
-    def _learner(self, name: str) -> Policy:
+    def _get_learner(self, name: str) -> Policy:
         learner = self._learners.get(name)
         if learner is None:
             learner = make_policy(name, self.setup.configs.get(name, {}))
@@ -262,21 +264,19 @@ class Meter:
         return learner
 
     def _observe(self, request: Request, is_repeat: bool = False) -> ShadowResult | None:
-        """Learn from a request and serve its sampled blocks in the shadow caches.
-
-        ``is_repeat``: the policies have learnt from the request before.
-        """
+        """Learn from a request and serve its sampled blocks in the shadow caches. ``is_repeat``: the
+        policies have learnt from the request before."""
         caches = self.caches
-        picked = caches.pick(request)
+        sampled_path = caches.sample_path(request)
         if not request.path:
             return None
         origin = self._origins.number_of(request.path, request.prompt_tokens, request.block_tokens)
-        copy = as_sampled(request, origin)
+        copy = copy_for_shadow(request, origin)
         copy.label = _learn_label(self._learners.values(), copy, is_repeat)
-        return None if picked is None else caches.serve(copy, picked)
+        return None if sampled_path is None else caches.serve(copy, sampled_path)
 
 
-def _share(ratio: float) -> float:
+def _clamp(ratio: float) -> float:
     return min(1.0, max(0.0, ratio))
 
 
@@ -293,6 +293,6 @@ def _learn_label(learners: Iterable[Policy], request: Request, is_repeat: bool) 
             request.path = path[:prompt_blocks]
             request.label = learner.arrive(request)
             request.path = path
-        refined = learner.finish(request)
-        label = refined if label is None else label
+        learner_label = learner.finish(request)
+        label = learner_label if label is None else label
     return label or request.category

@@ -37,12 +37,12 @@ MULTIPLIER = 0x9E3779B97F4A7C15
 class CacheSpec:
     """A shadow cache: policy factory and capacity of the cache that it models."""
 
-    make: Callable[[], Policy]
-    tokens: int
+    make_policy: Callable[[], Policy]
+    capacity_tokens: int
     whole_nodes: bool = False
 
 
-class Picked(NamedTuple):
+class SampledPath(NamedTuple):
     """Sampled part of a request."""
 
     blocks: tuple[int, ...]
@@ -72,100 +72,108 @@ def covered_tokens(request: Request) -> int:
 
 
 class SampledCaches:
-    """Shadow caches by name.
+    """Shadow caches by name. ``sample_stride``: sample one block in this many. ``None``: fixed by the
+    capacities at the first request."""
 
-    ``one_in``: sample one block in this many. ``None``: fixed by the capacities at the first request.
-    """
-
-    def __init__(self, one_in: int | None = None) -> None:
-        self.one_in = one_in or 1
+    def __init__(self, sample_stride: int | None = None) -> None:
+        self.sample_stride = sample_stride or 1
         self.sampled_requests = 0
         """Requests with a sampled block."""
         self._specs: dict[Hashable, CacheSpec] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
-        self._fixed = one_in is not None
+        self._is_fixed = sample_stride is not None
 
     def add(self, name: Hashable, spec: CacheSpec) -> None:
         """Add an empty cache. Call it before the first request."""
         self._specs[name] = spec
 
-    def pick(self, request: Request) -> Picked | None:
-        """Return the sampled part of a finished request; ``None`` if no block is sampled.
-
-        The path may include the output.
-        """
+    def sample_path(self, request: Request) -> SampledPath | None:
+        """Return the sampled part of a finished request; ``None`` if no block is sampled. The path may
+        include the output."""
         if not self._specs or not request.path:
             return None
-        if not self._fixed:
-            self.one_in, self._fixed = self._interval(request.block_tokens), True
-        n, path, tokens = self.one_in, request.path, request.block_tokens
-        prompt_blocks = -(-request.prompt_tokens // tokens)
-        if n == 1:
-            return Picked(tuple(path), covered_tokens(request))
+        if not self._is_fixed:
+            self.sample_stride, self._is_fixed = self._choose_stride(request.block_tokens), True
+        path, block_tokens = request.path, request.block_tokens
+        prompt_blocks = -(-request.prompt_tokens // block_tokens)
+        if self.sample_stride == 1:
+            return SampledPath(tuple(path), covered_tokens(request))
         blocks = self.sampled_blocks(path[:prompt_blocks])
-        represented_tokens = len(blocks) * tokens
+        represented_tokens = len(blocks) * block_tokens
         if prompt_blocks <= len(path) and blocks and blocks[-1] == path[prompt_blocks - 1]:
             # The prompt only partly fills its last block, which is sampled.
-            represented_tokens -= prompt_blocks * tokens - request.prompt_tokens
+            represented_tokens -= prompt_blocks * block_tokens - request.prompt_tokens
         blocks += self.sampled_blocks(path[prompt_blocks:])
-        return Picked(tuple(blocks), n * represented_tokens) if blocks else None
+        return (
+            SampledPath(tuple(blocks), self.sample_stride * represented_tokens) if blocks else None
+        )
 
-    def serve(self, copy: Request, picked: Picked) -> ShadowResult:
+    def serve(self, copy: Request, sampled_path: SampledPath) -> ShadowResult:
         """Serve the sampled part of a request in every cache. Modifies ``copy``."""
-        copy.path = picked.blocks
-        copy.block_tokens *= self.one_in
-        represented_tokens = picked.prompt_tokens
-        hits = {name: self._cache(name, copy).access(copy) for name in self._specs}
-        saved = {
-            name: min(hit * copy.block_tokens, represented_tokens) for name, hit in hits.items()
+        copy.path = sampled_path.blocks
+        copy.block_tokens *= self.sample_stride
+        represented_tokens = sampled_path.prompt_tokens
+        hit_blocks = {name: self._get_cache(name, copy).access(copy) for name in self._specs}
+        saved_tokens = {
+            name: min(hit * copy.block_tokens, represented_tokens)
+            for name, hit in hit_blocks.items()
         }
         self.sampled_requests += 1
-        return ShadowResult(picked.blocks, represented_tokens, hits, saved)
+        return ShadowResult(sampled_path.blocks, represented_tokens, hit_blocks, saved_tokens)
 
     def is_too_small(self, name: Hashable) -> bool:
         """Return whether the sample leaves a cache fewer than ``MIN_BLOCKS``."""
         cache = self._caches.get(name)
-        return cache is not None and self.one_in > 1 and cache.capacity_blocks < MIN_BLOCKS
+        return cache is not None and self.sample_stride > 1 and cache.capacity_blocks < MIN_BLOCKS
 
     def has_evicted(self, name: Hashable) -> bool:
         """Return whether a cache has been full; until then all policies hit the same."""
         cache = self._caches.get(name)
         return cache is not None and cache.has_evicted
 
-    def blocks(self) -> dict[Hashable, int]:
+    def count_blocks(self) -> dict[Hashable, int]:
         return {name: len(cache) for name, cache in self._caches.items()}
 
     def sampled_blocks(self, path: Sequence[int]) -> list[int]:
-        n = self.one_in  # block_number inlined: this runs for every block of every request
-        if n & (n - 1) == 0:
-            bits = n - 1 << 32
+        stride = (
+            self.sample_stride
+        )  # block_number inlined: this runs for every block of every request
+        if stride & (stride - 1) == 0:
+            bits = stride - 1 << 32
             return [b for b in path if not b * MULTIPLIER & bits]
-        return [b for b in path if ((b * MULTIPLIER & _MASK) >> 32) % n == 0]
+        return [b for b in path if ((b * MULTIPLIER & _MASK) >> 32) % stride == 0]
 
-    def _cache(self, name: Hashable, request: Request) -> ShadowCache:
+    def _get_cache(self, name: Hashable, request: Request) -> ShadowCache:
         cache = self._caches.get(name)
         if cache is None:
             spec = self._specs[name]
-            block_tokens = request.block_tokens // self.one_in
+            block_tokens = request.block_tokens // self.sample_stride
             cache = self._caches[name] = ShadowCache(
-                spec.make(), spec.tokens, block_tokens, self.one_in, spec.whole_nodes
+                spec.make_policy(),
+                spec.capacity_tokens,
+                block_tokens,
+                self.sample_stride,
+                spec.whole_nodes,
             )
         return cache
 
-    def _interval(self, block_tokens: int) -> int:
+    def _choose_stride(self, block_tokens: int) -> int:
         """Return the power of two that fixes the sample for caches of blocks of ``block_tokens``."""
-        sizes = [spec.tokens // block_tokens for spec in self._specs.values()]
-        one_in = 1
-        while min(sizes) >= 2 * one_in * SAMPLED_BLOCKS or max(sizes) > one_in * MAX_BLOCKS:
-            one_in *= 2
-        return one_in
+        sizes = [spec.capacity_tokens // block_tokens for spec in self._specs.values()]
+        sample_stride = 1
+        while (
+            min(sizes) >= 2 * sample_stride * SAMPLED_BLOCKS
+            or max(sizes) > sample_stride * MAX_BLOCKS
+        ):
+            sample_stride *= 2
+        return sample_stride
 
 
 class ShadowCache:
     """Tree of block ids under ``policy``, fed with sampled blocks of live requests.
 
-    ``capacity_tokens``: size of the modelled cache. Each sampled block represents ``one_in`` blocks
-    and counts ``one_in * block_tokens`` tokens, so capacity, lengths and offsets match the modelled
+    ``capacity_tokens``: size of the modelled cache. Each sampled block represents ``sample_stride`` blocks
+    and counts ``sample_stride * block_tokens`` tokens, so capacity, lengths and offsets match the modelled
     cache (SHARDS, Waldspurger et al., FAST 2015, scales the capacity instead). The cache does not
     learn: requests arrive with labels from the meter.
     """
@@ -175,12 +183,12 @@ class ShadowCache:
         policy: Policy,
         capacity_tokens: int,
         block_tokens: int,
-        one_in: int = 1,
+        sample_stride: int = 1,
         whole_nodes: bool = False,
     ) -> None:
-        block_tokens *= one_in
-        capacity = max(1, capacity_tokens // block_tokens)
-        self.tree = RadixTree(policy, capacity, block_tokens, whole_nodes=whole_nodes)
+        block_tokens *= sample_stride
+        capacity_blocks = max(1, capacity_tokens // block_tokens)
+        self.tree = RadixTree(policy, capacity_blocks, block_tokens, whole_nodes=whole_nodes)
 
     @property
     def has_evicted(self) -> bool:
@@ -195,16 +203,16 @@ class ShadowCache:
         tree = self.tree
         if request.time > tree.now:
             tree.now = request.time
-        node, hit = tree.match(request.path)
-        tree.cache_path(request, node, hit)
-        return hit
+        node, hit_blocks = tree.match(request.path)
+        tree.cache_path(request, node, hit_blocks)
+        return hit_blocks
 
     def __len__(self) -> int:
         """Return the number of sampled blocks held."""
         return self.tree.used_blocks
 
 
-def as_sampled(request: Request, conversation: Hashable) -> Request:
+def copy_for_shadow(request: Request, conversation: Hashable) -> Request:
     """Copy ``request`` for shadow caches, with its inferred conversation and without keep hints."""
     return request.copy(path=tuple(request.path), conversation=conversation, keep_until=None)
 
@@ -221,24 +229,22 @@ class Origins:
     """
 
     def __init__(self, limit: int = MAX_ORIGINS) -> None:
-        self._conversation_by_end: dict[int, int] = {}
+        self._number_by_end: dict[int, int] = {}
         self._limit = limit
 
     def number_of(self, path: Sequence[int], prompt_tokens: int, block_tokens: int) -> int:
-        """Return the number of the conversation that a request continues or begins.
-
-        ``path``: chained block hashes of the prompt, or of prompt and output.
-        """
-        full = full_blocks(path, prompt_tokens, block_tokens)
-        if not full:
+        """Return the number of the conversation that a request continues or begins. ``path``: chained
+        block hashes of the prompt, or of prompt and output."""
+        block_count = full_blocks(path, prompt_tokens, block_tokens)
+        if not block_count:
             return path[0] if path else 0
-        end = path[full - 1]
-        ends = self._conversation_by_end
+        end = path[block_count - 1]
+        ends = self._number_by_end
         origin = end
-        for depth in range(full - 1, -1, -1):
-            continued = ends.pop(path[depth], None)
-            if continued is not None:
-                origin = continued
+        for depth in range(block_count - 1, -1, -1):
+            continued_origin = ends.pop(path[depth], None)
+            if continued_origin is not None:
+                origin = continued_origin
                 break
         ends[end] = origin
         if len(ends) > self._limit:
@@ -246,4 +252,4 @@ class Origins:
         return origin
 
     def __len__(self) -> int:
-        return len(self._conversation_by_end)
+        return len(self._number_by_end)

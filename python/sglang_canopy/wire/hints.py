@@ -3,7 +3,7 @@
 ``POST /canopy/hint`` adds a hint here. It is sent to the schedulers of every data-parallel replica
 in SGLang's own message for changes of internal state, which reaches all ranks of a replica at the
 same point between two requests. The first hint is sent at once. Each message takes time on the
-scheduler's thread, so later hints within ``EVERY_S`` are sent together.
+scheduler's thread, so later hints within ``SEND_INTERVAL_S`` are sent together.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from sglang_canopy.wire.stamp import STAMP_FIELDS, client_fields
 
 MAX_WAITING = 1024
 MAX_WAITING_OF_TENANT = 128
-MAX_SENT = 128
-"""Hints in one message."""
-EVERY_S = 0.2
+MAX_HINTS_PER_MESSAGE = 128
+SEND_INTERVAL_S = 0.2
 """Minimum seconds between two messages."""
-TENANT_PER_S, TENANT_BURST = 50.0, 200
+TENANT_HINTS_PER_S, MAX_TENANT_BURST = 50.0, 200
 """Hints of one tenant's clients per second, and in one burst. Gateways are not limited."""
 
-_HINTS = ("over", "return_in_s", "keep_s")
-_TENANT = ("extra_key", "cache_salt")
+_HINT_KEYS = ("over", "return_in_s", "keep_s")
+_TENANT_KEYS = ("extra_key", "cache_salt")
 
 Hint = dict[str, Any]
 """``tenant``, ``conversation``, ``time`` (seconds on the requests' clock), ``source`` (of
@@ -37,27 +36,25 @@ Hint = dict[str, Any]
 
 
 class TooManyHints(CanopyError):
-    """Too many hints of a tenant wait, or it sent too many in a second; the total raises nothing."""
+    """A tenant has too many waiting hints, or sent too many in a second; the total raises nothing."""
 
 
 class WaitingHints:
     """Unsent hints, the latest of each conversation with its longest keep."""
 
     def __init__(self) -> None:
-        self._rate = TenantRate(TENANT_PER_S, TENANT_BURST)
+        self._rate = TenantRate(TENANT_HINTS_PER_S, MAX_TENANT_BURST)
         self._hints: BoundedByTenant[str, Hint] = BoundedByTenant(MAX_WAITING)
 
     def add(self, body: Any, now: float, source: str = CLIENT) -> None:
-        """Add one hint of ``source``, such as ``{"conversation": ..., "over": true}``.
-
-        now: seconds. Raises ``CanopyError`` for a body that is not a hint, ``TooManyHints`` if too
-        many of the tenant wait, or it sends too many in a second.
-        """
+        """Add one hint of ``source``, such as ``{"conversation": ..., "over": true}``. now: seconds.
+        Raises ``CanopyError`` for a body that is not a hint, ``TooManyHints`` if too many of the tenant
+        wait, or it sends too many in a second."""
         hint = hint_of(body, now, source)
         tenant, name = hint["tenant"], hint["conversation"]
         if source == CLIENT and not self._rate.take(tenant, now):
             raise TooManyHints(
-                f"this tenant sends more than {TENANT_PER_S:g} hints a second; send fewer, or "
+                f"this tenant sends more than {TENANT_HINTS_PER_S:g} hints a second; send fewer, or "
                 "through a gateway that sends its secret"
             )
         previous = self._hints.get(tenant, name)
@@ -69,9 +66,9 @@ class WaitingHints:
         self._hints.put(tenant, name, _with_keep(hint, previous))
 
     def take(self) -> list[Hint]:
-        """Remove and return up to ``MAX_SENT`` hints: tenants in turn, the oldest hint of each first."""
-        taken = (self._hints.next() for _ in range(min(MAX_SENT, len(self))))
-        return [entry.value for entry in taken if entry is not None]
+        """Remove and return up to ``MAX_HINTS_PER_MESSAGE`` hints: tenants in turn, the oldest hint of each first."""
+        entries = (self._hints.pop_next() for _ in range(min(MAX_HINTS_PER_MESSAGE, len(self))))
+        return [entry.value for entry in entries if entry is not None]
 
     def give_back(self, hints: Sequence[Hint]) -> None:
         """Requeue unsent hints, unless their conversation has a newer hint."""
@@ -97,10 +94,8 @@ async def deliver(
     send: Callable[[str], Awaitable[Any]],
     pause: Callable[[], Awaitable[None]],
 ) -> None:
-    """Send hints until none wait, with a pause after each message.
-
-    Raises the exceptions of ``send``; the hints of that message then wait again.
-    """
+    """Send hints until none wait, with a pause after each message. Raises the exceptions of ``send``;
+    the hints of that message then wait again."""
     while waiting:
         hints = waiting.take()
         try:
@@ -115,20 +110,21 @@ def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
     """Return the hint of a body. Raises ``CanopyError`` naming the error."""
     if not isinstance(body, Mapping):
         raise CanopyError('a hint is a JSON object, such as {"conversation": "c1", "over": true}')
-    unknown = sorted(body.keys() - {"conversation", *_TENANT, *_HINTS})
+    unknown = sorted(body.keys() - {"conversation", *_TENANT_KEYS, *_HINT_KEYS})
     if unknown:
         raise CanopyError(
             f"unknown key {unknown[0][:60]!r} in a hint; allowed: conversation, "
-            f"{', '.join(_TENANT)}, {', '.join(_HINTS)}"
+            f"{', '.join(_TENANT_KEYS)}, {', '.join(_HINT_KEYS)}"
         )
-    for key in _TENANT:
+    for key in _TENANT_KEYS:
         if not isinstance(body.get(key), str | None):
             raise CanopyError(f"{key} must be a string, as in the requests of the conversation")
-    fields, wrong = client_fields({f"canopy_{k}": v for k, v in body.items() if k not in _TENANT})
-    for error in wrong.values():
+    custom_params = {f"canopy_{k}": v for k, v in body.items() if k not in _TENANT_KEYS}
+    fields, errors = client_fields(custom_params)
+    for error in errors.values():
         raise CanopyError(error)
     if "conversation" not in fields or len(fields) == 1:
-        raise CanopyError(f"a hint needs a conversation and one of: {', '.join(_HINTS)}")
+        raise CanopyError(f"a hint needs a conversation and one of: {', '.join(_HINT_KEYS)}")
     return {
         **fields,
         "tenant": tenant_of(body.get("extra_key"), body.get("cache_salt")),
@@ -138,7 +134,6 @@ def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
 
 
 def pack(hints: Sequence[Hint]) -> str:
-    """Return the text of a message with the hints."""
     return json.dumps(hints)
 
 
@@ -153,7 +148,7 @@ def unpack(text: str) -> list[Hint]:
 
 
 def _is_hint(hint: Any) -> bool:
-    if not isinstance(hint, dict) or not hint.keys() >= _NEEDED:
+    if not isinstance(hint, dict) or not hint.keys() >= _REQUIRED_KEYS:
         return False
     try:
         for name, value in hint.items():
@@ -163,14 +158,14 @@ def _is_hint(hint: Any) -> bool:
     return True
 
 
-def _tenant(value: Any) -> None:
+def _check_tenant(value: Any) -> None:
     if not isinstance(value, str | None):
         raise ValueError("text or null")
 
 
-_NEEDED = {"tenant", "conversation", "time", "source"}
-_CHECKS = {name: STAMP_FIELDS[name] for name in ("conversation", "time", "source", *_HINTS)}
-_CHECKS["tenant"] = _tenant
+_REQUIRED_KEYS = {"tenant", "conversation", "time", "source"}
+_CHECKS = {name: STAMP_FIELDS[name] for name in ("conversation", "time", "source", *_HINT_KEYS)}
+_CHECKS["tenant"] = _check_tenant
 
 
 MAX_TENANTS = 4096
@@ -182,18 +177,18 @@ class TenantRate:
 
     def __init__(self, per_s: float, burst: int) -> None:
         self.per_s, self.burst = per_s, burst
-        self._tokens: OrderedDict[str | None, tuple[float, float]] = OrderedDict()
-        """Tokens in each tenant's bucket, and the time (seconds) of that count."""
+        self._buckets: OrderedDict[str | None, tuple[float, float]] = OrderedDict()
+        """Tokens left in each tenant's bucket, and the time (seconds) of that count."""
 
     def take(self, tenant: str | None, now: float) -> bool:
         """Take one token at ``now`` (seconds). Returns whether one was available."""
-        tokens, counted_s = self._tokens.pop(tenant, (float(self.burst), now))
-        tokens = min(self.burst, tokens + self.per_s * max(0.0, now - counted_s))
-        taken = tokens >= 1.0
-        self._tokens[tenant] = tokens - taken, max(now, counted_s)
-        if len(self._tokens) > MAX_TENANTS:
-            self._tokens.popitem(last=False)
-        return taken
+        tokens, counted_at = self._buckets.pop(tenant, (float(self.burst), now))
+        tokens = min(self.burst, tokens + self.per_s * max(0.0, now - counted_at))
+        is_available = tokens >= 1.0
+        self._buckets[tenant] = tokens - is_available, max(now, counted_at)
+        if len(self._buckets) > MAX_TENANTS:
+            self._buckets.popitem(last=False)
+        return is_available
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._buckets)

@@ -20,7 +20,6 @@ class MessageKind:
     """The only route that may send it."""
 
     def key(self, text: str) -> str:
-        """Return the key that carries ``text``."""
         return self.prefix + text
 
 
@@ -32,7 +31,7 @@ DOCUMENTS = MessageKind("canopy_documents:", "/canopy/documents")
 """Tenants whose documents are deleted."""
 DRAIN = MessageKind("canopy_drain:", "SIGTERM")
 """The server received SIGTERM: the time for the drain begins."""
-KINDS = (TIME, EXPLAIN, HINTS, DOCUMENTS, DRAIN)
+MESSAGE_KINDS = (TIME, EXPLAIN, HINTS, DOCUMENTS, DRAIN)
 """All kinds, first match first."""
 
 MessageHandler = Callable[[Any, list[str]], bool | None]
@@ -41,7 +40,7 @@ MessageHandler = Callable[[Any, list[str]], bool | None]
 _handlers: dict[MessageKind, MessageHandler] = {}
 
 
-def register(kind: MessageKind, handler: MessageHandler) -> None:
+def register_handler(kind: MessageKind, handler: MessageHandler) -> None:
     """Call ``handler`` for messages of ``kind``."""
     _handlers[kind] = handler
 
@@ -56,10 +55,10 @@ async def send(manager: Any, kind: MessageKind, *texts: str) -> list[Any]:
     return answers
 
 
-def receive(scheduler: Any, keys: Iterable[Any]) -> bool | None:
+def handle_messages(scheduler: Any, keys: Iterable[Any]) -> bool | None:
     """Handle the messages of the first kind in ``keys``. Returns its handler's result; ``None`` without
     a handled message."""
-    for kind in KINDS:
+    for kind in MESSAGE_KINDS:
         texts = [key.removeprefix(kind.prefix) for key in map(str, keys) if parse_kind(key) is kind]
         if texts:
             handler = _handlers.get(kind)
@@ -69,4 +68,4 @@ def receive(scheduler: Any, keys: Iterable[Any]) -> bool | None:
 
 def parse_kind(key: Any) -> MessageKind | None:
     """Return the kind of a message; ``None`` for an SGLang key."""
-    return next((kind for kind in KINDS if str(key).startswith(kind.prefix)), None)
+    return next((kind for kind in MESSAGE_KINDS if str(key).startswith(kind.prefix)), None)

@@ -31,7 +31,7 @@ ADDED = "added"
 EPOCH_S = time.time() - time.monotonic()
 """Unix time at zero of this process's monotonic clock, for the disk tier."""
 
-MAX_NAME = 128
+MAX_NAME_CHARS = 128
 MAX_TURN = 1_000_000
 MAX_KEEP_S = 3600.0
 MAX_RETURN_S = 7 * 24 * 3600.0
@@ -41,26 +41,25 @@ MAX_SAMPLES = 1_000_000
 _NAME = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
 
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not _NAME.fullmatch(value):
-        raise ValueError(f"a string of 1 to {MAX_NAME} letters, digits or _ . : / @ + -")
+def _check_name(value: Any) -> str:
+    is_name = isinstance(value, str) and len(value) <= MAX_NAME_CHARS and _NAME.fullmatch(value)
+    if not is_name:
+        raise ValueError(f"a string of 1 to {MAX_NAME_CHARS} letters, digits or _ . : / @ + -")
     return value
 
 
 def conversation_name(value: Any) -> str:
-    """Normalise a conversation's name: strip spaces, and replace a long name by its digest.
-
-    Raises ``ValueError`` unless the value is printable text.
-    """
+    """Normalise a conversation's name: strip spaces, and replace a long name by its digest. Raises
+    ``ValueError`` unless the value is printable text."""
     name = value.strip() if isinstance(value, str) else ""
     if not name or not name.isprintable():
         raise ValueError("a string of printable characters")
-    if len(name) <= MAX_NAME:
+    if len(name) <= MAX_NAME_CHARS:
         return name
     return "#" + hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
 
 
-def _whole(low: int, high: int) -> Callable[[Any], int]:
+def _whole_number(low: int, high: int) -> Callable[[Any], int]:
     """Return a validation of whole numbers, which raises ``ValueError``."""
 
     def check(value: Any) -> int:
@@ -80,7 +79,7 @@ def _one_of(*texts: str) -> Callable[[Any], str]:
     return check
 
 
-def _flag(value: Any) -> bool:
+def _check_flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
     return value
@@ -92,8 +91,10 @@ def _number(low: float, high: float, unit: str) -> Callable[[Any], float]:
     def check(value: Any) -> float:
         if type(value) is float and low <= value <= high:  # nearly every call
             return value
-        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not ok or not low <= value <= high:  # false for NaN, and for integers beyond any float
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if (
+            not is_number or not low <= value <= high
+        ):  # false for NaN, and for integers beyond any float
             raise ValueError(f"{unit} from {low:g} to {high:g}")
         return float(value)
 
@@ -101,11 +102,11 @@ def _number(low: float, high: float, unit: str) -> Callable[[Any], float]:
 
 
 FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "canopy_category": ("category", _name),
-    "canopy_turn": ("turn", _whole(1, MAX_TURN)),
+    "canopy_category": ("category", _check_name),
+    "canopy_turn": ("turn", _whole_number(1, MAX_TURN)),
     "canopy_conversation": ("conversation", conversation_name),
     "canopy_stop": ("stop", _one_of("tool", "end", "length")),
-    "canopy_over": ("over", _flag),
+    "canopy_over": ("over", _check_flag),
     "canopy_return_in_s": ("return_in_s", _number(0, MAX_RETURN_S, "seconds")),
     "canopy_keep_s": ("keep_s", _number(0, MAX_KEEP_S, "seconds")),
     "canopy_slo_ms": ("slo_ms", _number(1, 1e7, "milliseconds")),
@@ -113,19 +114,19 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 """Keys that clients may write: name on the wire -> (field, validation)."""
 
-_FAR_S = 1e10
-_TIME = _number(0.0, _FAR_S, "seconds")
+_MAX_TIME_S = 1e10
+_check_time = _number(0.0, _MAX_TIME_S, "seconds")
 STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
     **dict(FIELDS.values()),
     "source": _one_of(CLIENT, GATEWAY),
-    "linear": _flag,
-    "samples": _whole(2, MAX_SAMPLES),
-    "tool_parser": _name,
-    ADDED: _flag,
-    "time": _TIME,
-    "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
-    "alpha": _number(0.0, _FAR_S, "seconds a token"),
-    "beta": _number(-_FAR_S, _FAR_S, "seconds"),
+    "linear": _check_flag,
+    "samples": _whole_number(2, MAX_SAMPLES),
+    "tool_parser": _check_name,
+    ADDED: _check_flag,
+    "time": _check_time,
+    "epoch": _number(-_MAX_TIME_S, _MAX_TIME_S, "seconds"),
+    "alpha": _number(0.0, _MAX_TIME_S, "seconds a token"),
+    "beta": _number(-_MAX_TIME_S, _MAX_TIME_S, "seconds"),
 }
 """Fields of a stamp -> validation."""
 
@@ -142,63 +143,59 @@ DOCUMENT_FIELDS = (BOUNDS, RATIO, DOCUMENTS, ORDER)
 FORCE_OUTPUT = "canopy_force_output"
 """Flat list of token ids to generate; needs ``--canopy-enable-forced-output``."""
 
-OF_OTHER_PARTS = (FORCE_OUTPUT, *DOCUMENT_FIELDS)
+OTHER_PARTS_KEYS = (FORCE_OUTPUT, *DOCUMENT_FIELDS)
 """Keys that other parts of Canopy validate."""
 
 
 def client_fields(custom_params: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the valid Canopy fields of a request's ``custom_params``, and an error for each wrong key.
-
     Keys without the prefix ``canopy`` are skipped. Wrong keys are ignored: a hint must not fail a
-    request. An error states the key, the shortened value and the allowed values.
-    """
+    request. An error states the key, the shortened value and the allowed values."""
     fields: dict[str, Any] = {}
-    wrong: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for key, value in custom_params.items() if isinstance(custom_params, Mapping) else ():
-        if not isinstance(key, str) or not key.startswith(PREFIX) or key in OF_OTHER_PARTS:
+        if not isinstance(key, str) or not key.startswith(PREFIX) or key in OTHER_PARTS_KEYS:
             continue
         if key not in FIELDS:
-            wrong[key] = f"unknown key {_short(key)}; Canopy's keys are: {', '.join(FIELDS)}"
+            errors[key] = f"unknown key {_short(key)}; Canopy's keys are: {', '.join(FIELDS)}"
             continue
         field, check = FIELDS[key]
         try:
             fields[field] = check(value)
-        except ValueError as allowed:
-            wrong[key] = f"key {key!r} must be {allowed}, got {_short(value)}"
-    return fields, wrong
+        except ValueError as error:
+            errors[key] = f"key {key!r} must be {error}, got {_short(value)}"
+    return fields, errors
 
 
 def make_stamp(
     inferred: Mapping[str, Any], fields: Mapping[str, Any], time_s: float, source: str = CLIENT
 ) -> dict[str, Any]:
-    """Return the stamp, sent as ``custom_params["canopy"]``. The client's fields override inferred ones.
-
-    ``source``: source of the hints, ``CLIENT`` or ``GATEWAY``.
-    """
+    """Return the stamp, sent as ``custom_params["canopy"]``. The client's fields override inferred
+    ones. ``source``: source of the hints, ``CLIENT`` or ``GATEWAY``."""
     return {**inferred, **fields, "source": source, "time": time_s, "epoch": EPOCH_S}
 
 
 def read_stamp(custom_params: Any) -> dict[str, Any]:
     """Return the valid fields of a request's stamp. Never raises. Equal on all ranks."""
     stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, dict) else None
-    sound: dict[str, Any] = {}
+    valid_fields: dict[str, Any] = {}
     if not isinstance(stamp, dict):
-        return sound
+        return valid_fields
     for name, value in stamp.items():
         check = None if value is None else STAMP_FIELDS.get(name)
         if check is not None:
             try:
-                sound[name] = check(value)
+                valid_fields[name] = check(value)
             except ValueError:
                 continue
-    return sound
+    return valid_fields
 
 
 def read_time(custom_params: Mapping[str, Any]) -> float:
     """Return the valid time of a request's stamp, in seconds; 0 without one."""
     stamp = custom_params.get(STAMP_KEY)
     try:
-        return _TIME(stamp.get("time")) if isinstance(stamp, dict) else 0.0
+        return _check_time(stamp.get("time")) if isinstance(stamp, dict) else 0.0
     except ValueError:
         return 0.0
 

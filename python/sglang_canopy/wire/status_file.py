@@ -28,12 +28,10 @@ _STALE_S = 60.0
 
 
 def make_folder() -> tempfile.TemporaryDirectory[str]:
-    """Create the folder (mode 0700), and put its path into the environment of child processes.
-
-    The owner deletes it on exit. After SIGKILL, which SGLang may send to its own process, the next
-    server removes it.
-    """
-    _remove_left_behind()
+    """Create the folder (mode 0700), and put its path into the environment of child processes. The
+    owner deletes it on exit. After SIGKILL, which SGLang may send to its own process, the next server
+    removes it."""
+    _remove_abandoned()
     folder = tempfile.TemporaryDirectory(
         prefix=f"{_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True
     )
@@ -47,12 +45,10 @@ ADDITIONS: list[str] = []
 """Kinds that other plugins add to the answer of ``/canopy/status``."""
 
 
-def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:
-    """Replace the file of data-parallel rank ``rank``, if there is a folder.
-
-    ``peer``: the writing tensor- and pipeline-parallel rank, unless it is the first. Raises ``OSError``
-    if the folder was removed or the disk is full.
-    """
+def write_status(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:
+    """Replace the file of data-parallel rank ``rank``, if there is a folder. ``peer``: the writing
+    tensor- and pipeline-parallel rank, unless it is the first. Raises ``OSError`` if the folder was
+    removed or the disk is full."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return
@@ -62,9 +58,7 @@ def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:
 
 def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     """Return the latest status of every data-parallel rank, in order of rank; empty without any.
-
-    ``peers`` of a status: statuses of its other tensor- and pipeline-parallel ranks on this machine.
-    """
+    ``peers`` of a status: statuses of its other tensor- and pipeline-parallel ranks on this machine."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return []
@@ -73,7 +67,7 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     for path in Path(folder).glob(f"{kind}-*.json"):
         # A file may be replaced or removed between these calls.
         with contextlib.suppress(OSError, ValueError):
-            status = _read(path)
+            status = _read_json(path)
             rank, _, peer = path.stem.removeprefix(f"{kind}-").partition(".")
             if peer:
                 peers.setdefault(int(rank), {})[peer] = status
@@ -85,7 +79,7 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     return [status_by_rank[number] for number in sorted(status_by_rank)]
 
 
-def _read(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     """Return a file's JSON. Raises ``ValueError`` for invalid JSON or a file that is too large."""
     text = read_regular(path, MAX_FILE_BYTES)
     if len(text) > MAX_FILE_BYTES:
@@ -99,23 +93,23 @@ def take_answers(name: str) -> list[Any]:
     answers = []
     for path in sorted(Path(folder).glob(f"{ANSWER}{name}-*.json")) if folder else ():
         with contextlib.suppress(OSError, ValueError):
-            answers.append(_read(path))
+            answers.append(_read_json(path))
         with contextlib.suppress(OSError):
             path.unlink()
     return answers
 
 
-def _remove_left_behind() -> None:
+def _remove_abandoned() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         with contextlib.suppress(OSError, ValueError):
             owner = int(path.name.removeprefix(_PREFIX).partition("-")[0])
             status = path.lstat()
-            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-            if ours and time.time() - status.st_mtime > _STALE_S and not _alive(owner):
+            is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if is_ours and time.time() - status.st_mtime > _STALE_S and not _is_alive(owner):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -35,10 +35,10 @@ callbacks = len(arrivals._on_created) + len(arrivals._on_queued)
 print(json.dumps({
     "modules": sorted(names),
     "in_place": hooks and all(hook.is_in_place() for hook in hooks.HOOKS),
-    "handled": messages.receive(Scheduler(), [messages.DOCUMENTS.key("a")]) if hooks else None,
+    "handled": messages.handle_messages(Scheduler(), [messages.DOCUMENTS.key("a")]) if hooks else None,
     "callbacks": callbacks,
     "forced": [hook.is_in_place() for hook in server_plugin.HOOKS],
-    "flag": all(hook.is_in_place() for hook in plugin.ADDON.hooks),
+    "flag": all(hook.is_in_place() for hook in plugin.ADDON.flag_hooks),
     "child": os.environ.get(plugin.ADDON.variable),
 }))
 """

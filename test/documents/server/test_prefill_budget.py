@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canopy_documents.server import admission
-from sglang_canopy.server.scheduler.admission import admission_selected
+from sglang_canopy.server.scheduler.admission import refuse_second_chunk
 from support.bare_adder import bare_adder
 
 
@@ -132,7 +132,7 @@ def hooked_adder(window: int, page: int):
 
         def _select_prefill_admission(self, req, **options):
             original = policy.PrefillAdder._select_prefill_admission
-            return admission_selected(original, self, req, **options)
+            return refuse_second_chunk(original, self, req, **options)
 
     return Hooked, policy.AddReqResult
 

@@ -158,6 +158,6 @@ def test_an_adapters_kv_is_its_tenants() -> None:
         (adapter, {f"{adapter}/", None}),
         (documents_key(f"a{adapter}", "x"), {f"a{adapter}/", "a/"}),
     ):
-        assert tenants_of_key(key, None, lora=True) == tenants
+        assert tenants_of_key(key, None, has_adapters=True) == tenants
     assert tenants_of_key(adapter, "salt") == {f"{adapter}/salt"}
     assert tenants_of_key("a/", None) == {"a%2F/"}

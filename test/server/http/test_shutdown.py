@@ -26,7 +26,7 @@ class Server:
         self.scheduler = SimpleNamespace(tree_cache=self.cache)
 
     async def set_internal_state_communicator(self, message: Any) -> list[Any]:
-        return [arrivals.internal_state_set(None, self.scheduler, message)]
+        return [arrivals.receive_messages(None, self.scheduler, message)]
 
     async def sigterm(self) -> None:
         shutdown.extend_shutdown(SimpleNamespace(tokenizer_manager=self))

@@ -8,10 +8,10 @@ import pytest
 
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.radix.live_request import LiveRequest, State
+from sglang_canopy.radix.live_request import LiveRequest, RequestPhase
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.server.scheduler.admission import Admission, take_time
-from sglang_canopy.wire.attached import Attached
+from sglang_canopy.server.scheduler.admission import Admission, take_times
+from sglang_canopy.wire.request_state import RequestState
 
 
 class Req:
@@ -27,7 +27,7 @@ class Req:
             prompt_tokens=tokens,
             conversation=session,
         )
-        self.canopy = Attached({}, request)
+        self.canopy = RequestState({}, request)
         self._finished = False
 
     def finished(self) -> bool:
@@ -38,7 +38,7 @@ class Req:
         request = self.canopy.request
         request.stop = "tool"
         request.cached_tokens = round(cached_share * request.prompt_tokens)
-        request.state = State.DONE if done else State.REFUSED
+        request.phase = RequestPhase.DONE if done else RequestPhase.REFUSED
         self._finished = True
 
 
@@ -184,7 +184,7 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
         for i in range(3):
             scheduler.add(Req(f"r{i}{turn}", f"s{i}", 40, now))
         scheduler.step()
-        take_time(scheduler, [repr(now + 19.0)])
+        take_times(scheduler, [repr(now + 19.0)])
         for i in (2, 1, 0):
             scheduler.end(f"r{i}{turn}")
         if scheduler.gate.activation.active:
@@ -218,7 +218,7 @@ def test_a_reused_name_is_another_request(scheduler) -> None:
     scheduler.add(Req("job", "s1", 90, 1.0))
     assert scheduler.eligible() == []
     scheduler.waiting_queue.pop()  # its client disconnects
-    take_time(scheduler, ["1.0"])
+    take_times(scheduler, ["1.0"])
     assert scheduler.gate.stats()["active_sessions"] == 1
     assert not scheduler.gate.waiting
 
@@ -251,15 +251,15 @@ def test_sessions_expire_by_the_schedulers_time(scheduler) -> None:
     scheduler.end("r0")
     scheduler.add(Req("r1", "s1", 90, 1.0))
     assert scheduler.eligible() == []
-    assert take_time(scheduler, ["nan", "not a time", "-5"])
+    assert take_times(scheduler, ["nan", "not a time", "-5"])
     assert scheduler.eligible() == []
-    assert take_time(scheduler, ["200.0"])
+    assert take_times(scheduler, ["200.0"])
     assert scheduler.eligible() == ["r1"]
 
 
 @pytest.mark.parametrize("always", [True, False])
 def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) -> None:
-    monkeypatch.setattr("sglang_canopy.admission.activation._LEAST_GAIN", 0.1)  # it activates
+    monkeypatch.setattr("sglang_canopy.admission.activation._MIN_GAIN", 0.1)  # it activates
     ranks = Scheduler(always=always), Scheduler(always=always)
     logs: list[list[Any]] = [[], []]
     for scheduler, log in zip(ranks, logs, strict=True):
@@ -282,7 +282,7 @@ def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) 
             elif kind == "abort" and scheduler.waiting_queue:
                 scheduler.waiting_queue.pop(draw.randrange(len(scheduler.waiting_queue)))
             elif kind == "time":
-                take_time(scheduler, [repr(time)])
+                take_times(scheduler, [repr(time)])
     assert logs[0] == logs[1]
     assert ranks[0].gate.counts == ranks[1].gate.counts
     assert ranks[0].gate.counts.admitted_sessions > 10
@@ -296,7 +296,7 @@ def scheduler_with_waiting(count: int, always: bool) -> Scheduler:
         scheduler.add(Req(f"r{number}", f"s{number}", 80, number / 1e3))
     first = scheduler.waiting_queue.pop(0)
     scheduler.running_batch.reqs.append(first)
-    take_time(scheduler, ["0.0"])
+    take_times(scheduler, ["0.0"])
     return scheduler
 
 
@@ -339,7 +339,7 @@ def test_a_preempted_and_a_chosen_request_both_keep_their_admission(reports: boo
     scheduler = Scheduler(always=False, reports=reports)
     scheduler.add(running := Req("running", "s0", 40, 0.0))
     scheduler.step()
-    running.canopy.request.state = State.ADMITTED
+    running.canopy.request.phase = RequestPhase.ADMITTED
     scheduler.add(urgent := Req("urgent", "s1", 40, 1.0))
 
     def choose() -> tuple[Any, None]:
@@ -349,7 +349,7 @@ def test_a_preempted_and_a_chosen_request_both_keep_their_admission(reports: boo
 
     scheduler.admission.choose(scheduler, scheduler.running_batch, choose)
     assert [*scheduler.gate.by_ticket] == [running, urgent]
-    assert running.canopy.request.state is State.ADMITTED
+    assert running.canopy.request.phase is RequestPhase.ADMITTED
 
 
 @pytest.mark.parametrize("reports", [True, False])
@@ -361,11 +361,11 @@ def test_requests_retracted_together_keep_their_admission(reports: bool) -> None
     scheduler.step()
     scheduler.running_batch.reqs = []
     for req in retracted:
-        req.canopy.request.state = State.ADMITTED
+        req.canopy.request.phase = RequestPhase.ADMITTED
         scheduler.add(req)
     scheduler.eligible()
     assert [*scheduler.gate.by_ticket] == retracted
-    assert {req.canopy.request.state for req in retracted} == {State.ADMITTED}
+    assert {req.canopy.request.phase for req in retracted} == {RequestPhase.ADMITTED}
 
 
 def test_a_request_delayed_while_sglang_chooses_is_not_chosen() -> None:

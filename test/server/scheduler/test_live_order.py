@@ -11,11 +11,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.server.scheduler import arrivals, live_order
-from sglang_canopy.server.scheduler.admission import (
-    chunk_limited,
-    prefill_chosen,
-    priorities_calculated,
-)
+from sglang_canopy.server.scheduler.admission import arrange_queue, choose_prefill, limit_chunk
 from sglang_canopy.server.scheduler.live_order import PROTECTED_REQUESTS, LiveOrder
 from support.live_tree import LiveTree
 from support.waiting_requests import (
@@ -210,17 +206,17 @@ def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTre
     scheduler, _ = admit_first(tree, [chunked], 1)
     chunked.full_untruncated_fill_ids = chunked.origin_input_ids
     scheduler.enable_lora, scheduler.chunked_req, scheduler.waiting_queue = False, chunked, []
-    arrivals.request_queued(scheduler, young)
+    arrivals.register_queued(scheduler, young)
     queue = scheduler.waiting_queue = [young]
     limits = []
 
     def choose(*_: Any) -> Any:
         policy = policy_of(tree)
-        priorities_calculated(SchedulePolicy.calc_priority, policy, queue, None, 0)
-        limits.append(chunk_limited(lambda *_: None, policy, chunked, queue, 512, 4))
+        arrange_queue(SchedulePolicy.calc_priority, policy, queue, None, 0)
+        limits.append(limit_chunk(lambda *_: None, policy, chunked, queue, 512, 4))
         return None, None
 
-    prefill_chosen(choose, scheduler, scheduler.running_batch)
+    choose_prefill(choose, scheduler, scheduler.running_batch)
     (waiting,) = tree.cache.admission.order.bounded_queue.in_order()
     assert waiting.prefill.uncached <= 12
     assert limits[0] is not None
@@ -256,7 +252,7 @@ def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None
     assert (len(live.arranged), len(live.bounded_queue.in_order())) == (0, 0)
     arrange(tree, branching_requests(tree, 2))
     scheduler = scheduler_with([], tree_cache=tree.cache)  # both are aborted, and no other arrives
-    prefill_chosen(lambda *_: (None, None), scheduler, scheduler.running_batch)
+    choose_prefill(lambda *_: (None, None), scheduler, scheduler.running_batch)
     assert (len(live.arranged), len(live.bounded_queue.in_order())) == (0, 0)
 
 
@@ -271,11 +267,11 @@ def test_a_request_beyond_a_budget_is_offered_to_no_step_and_stays_in_the_queue(
 
     def choose(*_: Any) -> tuple[Any, Any]:
         waiting = scheduler.waiting_queue
-        priorities_calculated(SchedulePolicy.calc_priority, policy_of(tree), waiting, None, 0)
+        arrange_queue(SchedulePolicy.calc_priority, policy_of(tree), waiting, None, 0)
         offered.extend(waiting)
         return None, None
 
-    prefill_chosen(choose, scheduler, scheduler.running_batch)
+    choose_prefill(choose, scheduler, scheduler.running_batch)
     assert (offered, scheduler.waiting_queue) == ([], [young])
 
 
@@ -296,10 +292,8 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks,
 
 @pytest.mark.parametrize("short", [True, False])
 def test_a_request_that_was_admitted_is_not_matched(tree: LiveTree, short: bool) -> None:
-    """SGLang matches nothing for logprobs from the first token, nor for a prompt of one page.
-
-    A match after the admission would move the lock of the running request to another node.
-    """
+    """SGLang matches nothing for logprobs from the first token, nor for a prompt of one page. A
+    match after the admission would move the lock of the running request to another node."""
     prompt = tokens(40, 1)
     tree.serve(prompt, 0.5)
     arrange(tree, [req_at(tree, tokens(40, 2), 1.0)])  # protects the first one's prefix

@@ -22,7 +22,7 @@ def decode_batch(reqs: list[FakeReq]) -> SimpleNamespace:
 
 def test_it_logs_its_start_and_counts_ended_requests(caplog) -> None:
     caplog.set_level(logging.INFO)
-    meter = Meter(MeterSetup(one_in=1), TierTokens(40 * BLOCK_TOKENS), "lru")
+    meter = Meter(MeterSetup(sample_stride=1), TierTokens(40 * BLOCK_TOKENS), "lru")
     observer = Observer(meter)
     assert "observing lru" in caplog.text
     for number in range(MIN_REQUESTS - 1):

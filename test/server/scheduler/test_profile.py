@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_canopy.private_file import SET_ASIDE
-from sglang_canopy.radix.saved_profile import EVERY_S, Profile, read_or_set_aside
+from sglang_canopy.radix.saved_profile import SAVE_INTERVAL_S, Profile, read_or_set_aside
 from sglang_canopy.server.http import entry
 from sglang_canopy.telemetry.window import TtftHour
 from support.live_tree import LiveTree
@@ -46,8 +46,8 @@ def test_a_profile_is_saved_once_per_interval(tmp_path: Path) -> None:
             return {"version": 1}
 
     profile = Profile(str(tmp_path / "p.json"))
-    for now in (0.0, 1.0, EVERY_S - 1, EVERY_S + 1, EVERY_S + 2):
-        profile.save_sometimes(Policy(), now)  # type: ignore[arg-type]
+    for now in (0.0, 1.0, SAVE_INTERVAL_S - 1, SAVE_INTERVAL_S + 1, SAVE_INTERVAL_S + 2):
+        profile.save_if_due(Policy(), now)  # type: ignore[arg-type]
         profile.writer.join()
     assert len(saved) == 2
 
@@ -66,8 +66,8 @@ def test_the_ttft_line_is_fed_by_first_tokens() -> None:
     times = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
     out = SimpleNamespace(time_stats=[times], prompt_tokens=[100], cached_tokens=[40])
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=0.0))
-    entry.first_token(None, state, out, 0)
-    entry.first_token(None, state, SimpleNamespace(time_stats=None), 0)
+    entry.record_first_token(None, state, out, 0)
+    entry.record_first_token(None, state, SimpleNamespace(time_stats=None), 0)
     assert entry.current.ttft_fit.stats()["requests"] == old_count + 1
 
 
@@ -77,7 +77,7 @@ def test_client_waits_are_counted_from_the_requests_creation(monkeypatch):
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
     monkeypatch.setattr(entry.time, "perf_counter", lambda: 14.0)
     for token_at in (12.0, None):  # the second has no time of its own
-        entry.first_token(token_at, state, SimpleNamespace(time_stats=None), 0)
+        entry.record_first_token(token_at, state, SimpleNamespace(time_stats=None), 0)
     (point,) = hour.points()
     assert (point["requests"], point["p50_s"], point["p99_s"]) == (
         2,

@@ -13,7 +13,7 @@ from sglang.srt.server_args import ServerArgs
 
 from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
 from sglang_canopy.request import client_hints
-from sglang_canopy.server.scheduler.received import requests_received
+from sglang_canopy.server.scheduler.received import stamp_received
 from sglang_canopy.server.start import plugin
 from sglang_canopy.wire.stamp import read_stamp
 from support.receiver import receiver_of, tokenized
@@ -123,5 +123,5 @@ def test_a_later_pipeline_stage_keeps_the_first_ones_stamps() -> None:
         model_path="dummy", device="cpu", radix_eviction_policy="wa", smg_grpc_mode=True
     )
     with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"pp_rank": 1}):
-        requests_received([message], SimpleNamespace(server_args=server_args))
+        stamp_received([message], SimpleNamespace(server_args=server_args))
     assert message.sampling_params.custom_params == {"canopy": {"time": 5.0}}

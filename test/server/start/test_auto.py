@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_canopy.config import auto
-from sglang_canopy.config.auto import WRITE_POLICY
+from sglang_canopy.config.auto import WRITE_POLICY_FLAG
 from sglang_canopy.config.server_options import AUTO_PARTS, AutoPart
 from sglang_canopy.server.start import arguments, hooks
-from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, describe_auto
+from sglang_canopy.telemetry.auto_line import LINE_INTERVAL_S, AutoLine, describe_auto
 from support import forked
 
 HOST_FLAGS = ("--enable-hierarchical-cache",)
@@ -78,7 +78,7 @@ def test_user_settings_are_kept(options) -> None:
     assert options["order by hand"]["parts"]["order"]["change"] == "leave out --schedule-policy"
     assert reasons(options["order off"])["order"] == "--canopy-queue-order sglang was given"
     assert reasons(options["meter by hand"])["floor"] == "floor=off was given"
-    assert reasons(options["host by hand"])["write policy"].startswith(WRITE_POLICY)
+    assert reasons(options["host by hand"])["write policy"].startswith(WRITE_POLICY_FLAG)
 
 
 def test_unavailable_parts_are_omitted_with_the_reason(options) -> None:
@@ -108,14 +108,14 @@ def test_sglangs_config_file_may_set_it(tmp_path: Path) -> None:
         "radix-eviction: auto\nenable-hierarchical-cache: true\npage-size: 64\n"
         "canopy-ttl:\n  residual_ttl_s: 60\n"
     )
-    words = arguments.expand(["--model-path", "m", "--config", str(plan)])[0][0]
+    words = arguments.expand_arguments(["--model-path", "m", "--config", str(plan)])[0][0]
     assert words[-2:] == ["--hicache-write-policy", "write_back"]
     assert json.loads(words[words.index("--canopy-ttl") + 1]) == {"residual_ttl_s": 60}
     typed = ["--config", str(plan), "--radix-eviction", "canopy-lru", "--page-size", "16"]
-    words = arguments.expand(typed)[0][0]
+    words = arguments.expand_arguments(typed)[0][0]
     assert "write_back" not in words
-    assert auto.value(words, "--page-size") == "16"
-    assert auto.value(words, "--radix-eviction-policy") == "canopy-lru"
+    assert auto.typed_value(words, "--page-size") == "16"
+    assert auto.typed_value(words, "--radix-eviction-policy") == "canopy-lru"
 
 
 def test_without_a_command_line_it_is_refused_with_the_remedy(monkeypatch) -> None:
@@ -194,7 +194,7 @@ def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
     parts = [AutoPart("order", False, "off", "why", "leave it out").to_json()]
     auto_line, info_level = AutoLine(parts), caplog.at_level("INFO")
     with info_level:
-        for second in range(2 * int(EVERY_S)):
+        for second in range(2 * int(LINE_INTERVAL_S)):
             status = dict(STATUS)
             auto_line.add_to(status, 1000.0 + second)
             assert status["auto"].startswith("canopy-lru hits")

@@ -56,7 +56,7 @@ def test_another_function_of_sglangs_stops_only_a_server_with_flags_of_canopys(
     args = parser.parse_args(flags)
     server_args = ServerArgs(model_path="dummy", radix_eviction_policy=args.radix_eviction_policy)
     with pytest.raises(SystemExit, match=message) if flags else contextlib.nullcontext():
-        arguments.check(server_args, args)
+        arguments.check_arguments(server_args, args)
 
 
 def test_a_hook_that_did_not_apply_stops_the_process() -> None:
@@ -158,15 +158,15 @@ def storage(name: str, **kinds: object) -> dict[str, object]:
     ],
 )  # fmt: skip
 def test_the_cache_is_refused_by_name_for_a_server_without_a_command_line(message, context):
-    from sglang_canopy.server.scheduler.cache_factory import build
+    from sglang_canopy.server.scheduler.cache_factory import build_cache
 
     params = SimpleNamespace(eviction_policy="wa")
     with pytest.raises(CanopyError, match=message):
-        build(SimpleNamespace(params=params, **context))  # type: ignore[arg-type]
+        build_cache(SimpleNamespace(params=params, **context))  # type: ignore[arg-type]
 
 
 def test_the_alias_counts_as_an_explicit_choice() -> None:
-    args, _ = arguments.expand(["--radix-eviction", "wa", "--radix-eviction=lru", "--x"])
+    args, _ = arguments.expand_arguments(["--radix-eviction", "wa", "--radix-eviction=lru", "--x"])
     assert args[0] == ["--radix-eviction-policy", "wa", "--radix-eviction-policy=lru", "--x"]
 
 

@@ -26,7 +26,7 @@ FOREIGN_ATTRIBUTES = {
     },
     "Starlette's requests": {"headers", "scope", "state", "json", "_json", "getlist"},
     "Python": {"__closure__", "sqlite_errorname"},
-    "stores of the disk tier": {"held_pages"},
+    "stores of the disk tier": {"count_pages"},
 }
 
 

@@ -38,7 +38,7 @@ def test_a_mistake_refuses_the_start_with_the_remedy(parser, line: str, sentence
     try:
         args = parser.parse_args(["--model-path", "/none", "--device", "cpu", *shlex.split(line)])
         sentences += [finding.text for finding in refusal_findings(args)]
-        arguments.check(args, args)
+        arguments.check_arguments(args, args)
         entry.parse_options(args, args)
     except (SystemExit, argparse.ArgumentError) as stop:
         sentences.append(str(stop))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start.hook import Hook
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 from sglang_canopy.wire.stamp import FORCE_OUTPUT
 
 PARAM_KEY = FORCE_OUTPUT
@@ -82,7 +82,7 @@ class _RunningRequests(Mapping[str, ForcedOutput]):
 
     def __getitem__(self, rid: str) -> ForcedOutput:
         req = self._reqs[rid]
-        return ForcedOutput(len(req.origin_input_ids), attached(req).params[PARAM_KEY])
+        return ForcedOutput(len(req.origin_input_ids), state_of(req).params[PARAM_KEY])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._reqs)
@@ -96,7 +96,7 @@ running_requests = _RunningRequests()
 
 def record_forced_request(_result: Any, scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._add_request_to_queue``: record a request with forced output."""
-    params = attached(req).params
+    params = state_of(req).params
     if PARAM_KEY in params and is_on(scheduler.server_args):
         with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list
             check_tokens(params, _ANY_TOKEN)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from canopy_lab.sim.system.tier_spec import Expiry
-from sglang_canopy.policy.awaited import Awaited
+from sglang_canopy.policy.awaited import AwaitedPaths
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import descendants
 from sglang_canopy.records import Leaf
@@ -108,7 +108,7 @@ class TierNodes:
         self.evictable = 0
         """Unlocked tokens of the tree on the device."""
         self.now = 0.0
-        self.awaited = Awaited(device_tokens)
+        self.awaited = AwaitedPaths(device_tokens)
         """Nodes protected for waiting requests."""
 
     @property

@@ -325,8 +325,8 @@ class TieredTree(TierNodes):
             node.length,
             keep,
             needed_tokens,
-            page=size,
-            quantum=self.quantum_tokens,
+            page_tokens=size,
+            quantum_tokens=self.quantum_tokens,
             whole_nodes=self.whole_nodes,
         )
         return tokens // size

@@ -11,17 +11,21 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from sglang_canopy.records import Leaf
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, EDGES, age_bin
 
-_SLACK = 32
+_DEAD_SLACK = 32
 """Dead entries allowed, beyond one per live entry, before a compaction."""
 
 HeapEntry = list[Any]
 """``[time_s, -offset, number, sequence, leaf]``; ``leaf`` is ``None`` once removed."""
+TIME_S, LEAF = 0, -1
+"""Indexes into a ``HeapEntry``."""
+_ENTRY: Final = -1
+"""Index of the entry in a tuple of ``EndQueue._high``."""
 
 
 class EndQueue:
@@ -37,17 +41,16 @@ class EndQueue:
     of ``push`` decides only between leaves that are equal otherwise, and on disk have no number.
     """
 
-    __slots__ = ("_high", "_low", "_sequence", "live")
+    __slots__ = ("_high", "_low", "_sequence", "size")
 
     def __init__(self) -> None:
         self._low: list[HeapEntry] = []
         self._high: list[tuple[float, int, int, int, HeapEntry]] = []
         self._sequence = 0
-        self.live = 0
-        """Leaves in the queue."""
+        self.size = 0
 
     def __len__(self) -> int:
-        return self.live
+        return self.size
 
     def push(self, leaf: Leaf, time_s: float) -> HeapEntry:
         """Add ``leaf``; return its entry for ``remove``."""
@@ -56,70 +59,76 @@ class EndQueue:
         entry: HeapEntry = [time_s, depth, number, sequence, leaf]
         heapq.heappush(self._low, entry)
         heapq.heappush(self._high, (-time_s, depth, number, sequence, entry))
-        self.live += 1
+        self.size += 1
         return entry
 
     def remove(self, entry: HeapEntry) -> None:
         """Remove an entry, at most once."""
-        assert entry[-1] is not None, "entry already removed"
-        entry[-1] = None
-        self.live -= 1
-        limit = 2 * self.live + _SLACK
+        assert entry[LEAF] is not None, "entry already removed"
+        entry[LEAF] = None
+        self.size -= 1
+        limit = 2 * self.size + _DEAD_SLACK
         if len(self._low) > limit:
-            self._low = [e for e in self._low if e[-1] is not None]
+            self._low = [e for e in self._low if e[LEAF] is not None]
             heapq.heapify(self._low)
         if len(self._high) > limit:
-            self._high = [e for e in self._high if e[-1][-1] is not None]
+            self._high = [e for e in self._high if e[_ENTRY][LEAF] is not None]
             heapq.heapify(self._high)
 
     def oldest(self) -> HeapEntry | None:
         """Return the entry with the least time, the deepest of equals; ``None`` if empty."""
         low = self._low
-        while low and low[0][-1] is None:
+        while low and low[0][LEAF] is None:
             heapq.heappop(low)
         return low[0] if low else None
 
     def youngest(self) -> HeapEntry | None:
         """Return the entry with the greatest time, the deepest of equals; ``None`` if empty."""
         high = self._high
-        while high and high[0][-1][-1] is None:
+        while high and high[0][_ENTRY][LEAF] is None:
             heapq.heappop(high)
-        return high[0][-1] if high else None
+        return high[0][_ENTRY] if high else None
 
     def __iter__(self) -> Iterator[Leaf]:
-        return (e[-1] for e in self._low if e[-1] is not None)
+        return (e[LEAF] for e in self._low if e[LEAF] is not None)
+
+
+class _Overdue(NamedTuple):
+    """An entry of a ``ReturnQueue`` and the time from which it is overdue; ``push`` breaks ties."""
+
+    overdue_at: float
+    push: int
+    entry: HeapEntry
 
 
 class ReturnQueue(EndQueue):
-    """Leaves by hinted return, each protected until its own time.
+    """Leaves by hinted return, each protected until its own time. ``key``: key of the hint records of
+    all leaves in the queue."""
 
-    ``key``: key of the hint records of all leaves in the queue.
-    """
-
-    __slots__ = ("_ends", "key")
+    __slots__ = ("_overdue", "key")
 
     def __init__(self, key: Hashable) -> None:
         super().__init__()
         self.key = key
-        self._ends: list[tuple[float, int, HeapEntry]] = []
+        self._overdue: list[_Overdue] = []
 
-    def push_until(self, leaf: Leaf, time_s: float, until: float) -> HeapEntry:
-        """Add a leaf that returns at ``time_s`` and is overdue from ``until`` on."""
+    def push_until(self, leaf: Leaf, time_s: float, overdue_at: float) -> HeapEntry:
+        """Add a leaf that returns at ``time_s`` and is overdue from ``overdue_at`` on."""
         entry = self.push(leaf, time_s)
-        heapq.heappush(self._ends, (until, self._sequence, entry))
-        if len(self._ends) > 2 * self.live + _SLACK:
-            self._ends = [e for e in self._ends if e[2][-1] is not None]
-            heapq.heapify(self._ends)
+        heapq.heappush(self._overdue, _Overdue(overdue_at, self._sequence, entry))
+        if len(self._overdue) > 2 * self.size + _DEAD_SLACK:
+            self._overdue = [o for o in self._overdue if o.entry[LEAF] is not None]
+            heapq.heapify(self._overdue)
         return entry
 
-    def overdue(self, now: float) -> Leaf | None:
+    def longest_overdue(self, now: float) -> Leaf | None:
         """Return the leaf that is overdue the longest, or ``None``."""
-        ends = self._ends
-        while ends and (ends[0][2][-1] is None or ends[0][0] <= now):
-            leaf = ends[0][2][-1]
+        heap = self._overdue
+        while heap and (heap[0].entry[LEAF] is None or heap[0].overdue_at <= now):
+            leaf = heap[0].entry[LEAF]
             if leaf is not None:
                 return leaf
-            heapq.heappop(ends)
+            heapq.heappop(heap)
         return None
 
 
@@ -129,7 +138,7 @@ _NEVER = math.inf
 class Cell(EndQueue):
     """Leaves of one category and bucket, by last access."""
 
-    __slots__ = ("category", "key", "version", "wakes", "weight")
+    __slots__ = ("category", "key", "version", "wakes_at", "weight")
 
     def __init__(self, key: Hashable, category: Category, weight: float) -> None:
         super().__init__()
@@ -138,8 +147,20 @@ class Cell(EndQueue):
         self.weight = weight
         self.version = 0
         """Candidates with an older version are stale."""
-        self.wakes = _NEVER
+        self.wakes_at = _NEVER
         """Time of its next ranking, if it does not change earlier."""
+
+
+class Candidate(NamedTuple):
+    """The least end of a cell, as of the cell's ``version``."""
+
+    order: tuple[float, ...]
+    """``(rank, time_s, -offset, number)``, or ``(rank, -offset, time_s, number)`` for a fitted
+    exponential."""
+    push: int
+    entry: HeapEntry
+    version: int
+    cell: Cell
 
 
 class Cells:
@@ -155,107 +176,105 @@ class Cells:
         self._order = self._exponential_order if exponential else self._survival_order
         """Function: an entry's order of eviction, and the time until which it holds."""
         self._cells: dict[Hashable, Cell] = {}
-        self._changed: dict[Cell, None] = {}
+        self._changed_cells: dict[Cell, None] = {}
         """Cells to rank again, by first change."""
-        self._heap: list[tuple[Any, ...]] = []
-        self._edges: list[tuple[float, int, Cell]] = []
-        """Times at which cells are ranked again; all entries except a cell's ``wakes``
-        are stale."""
-        self._count = 0
+        self._candidates: list[Candidate] = []
+        self._wake_times: list[tuple[float, int, Cell]] = []
+        """Heap of times at which cells are ranked again; all entries except a cell's
+        ``wakes_at`` are stale."""
+        self._pushes = 0
 
-    def push(self, key: Hashable, leaf: Leaf, make: Callable[[], tuple[Category, float]]) -> None:
-        """Add ``leaf`` to cell ``key``; ``make`` returns the category and weight of a new cell."""
+    def push(
+        self, key: Hashable, leaf: Leaf, read_category: Callable[[], tuple[Category, float]]
+    ) -> None:
+        """Add ``leaf`` to cell ``key``; ``read_category`` returns the category and weight of a new cell."""
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = Cell(key, *make())
+            cell = self._cells[key] = Cell(key, *read_category())
         leaf.rank_state = (cell, cell.push(leaf, leaf.last_access))
-        self._changed[cell] = None
+        self._changed_cells[cell] = None
 
     def put_back(self, cell: Cell, leaf: Leaf) -> None:
         """Add a removed leaf to the same cell again."""
         cell = self._cells.setdefault(cell.key, cell)
         leaf.rank_state = (cell, cell.push(leaf, leaf.last_access))
-        self._changed[cell] = None
+        self._changed_cells[cell] = None
 
     def remove(self, leaf: Leaf) -> None:
-        """Remove an admitted leaf."""
         cell, entry = leaf.rank_state
         leaf.rank_state = None
         cell.remove(entry)
-        self._changed[cell] = None
+        self._changed_cells[cell] = None
 
-    def reweigh(self, weight: Callable[[Cell], float] | None = None) -> None:
-        """Rank every cell again after a fit, with new weights if ``weight`` is given."""
+    def reweigh(self, weigh: Callable[[Cell], float] | None = None) -> None:
+        """Rank every cell again after a fit, with new weights if ``weigh`` is given."""
         for cell in self._cells.values():
-            if weight is not None:
-                cell.weight = weight(cell)
-            self._changed[cell] = None
+            if weigh is not None:
+                cell.weight = weigh(cell)
+            self._changed_cells[cell] = None
 
-    def least(self, now: float) -> tuple[tuple[float, ...], Leaf] | None:
-        """Return the least leaf of all cell ends at ``now``, with its order: ``(rank, time_s, -offset,
-        number)``, or ``(rank, -offset, time_s, number)`` for a fitted exponential."""
-        while self._edges and self._edges[0][0] <= now:
-            time, _, cell = heapq.heappop(self._edges)
-            if time == cell.wakes:
-                cell.wakes = _NEVER
-                self._changed[cell] = None
-        for cell in self._changed:
+    def least(self, now: float) -> Candidate | None:
+        while self._wake_times and self._wake_times[0][0] <= now:
+            wakes_at, _, cell = heapq.heappop(self._wake_times)
+            if wakes_at == cell.wakes_at:
+                cell.wakes_at = _NEVER
+                self._changed_cells[cell] = None
+        for cell in self._changed_cells:
             self._rank(cell, now)
-        self._changed.clear()
-        heap = self._heap
-        while heap and heap[0][-2] != heap[0][-1].version:
+        self._changed_cells.clear()
+        heap = self._candidates
+        while heap and heap[0].version != heap[0].cell.version:
             heapq.heappop(heap)
         if len(heap) > 4 * len(self._cells) + 64:
-            self._heap = heap = [c for c in heap if c[-2] == c[-1].version]
+            self._candidates = heap = [c for c in heap if c.version == c.cell.version]
             heapq.heapify(heap)
-        if not heap:
-            return None
-        return heap[0][0], heap[0][2][-1]
+        return heap[0] if heap else None
 
     def _rank(self, cell: Cell, now: float) -> None:
         cell.version += 1
-        old = cell.oldest()
-        if old is None:
+        oldest = cell.oldest()
+        if oldest is None:
             del self._cells[cell.key]
-            cell.wakes = _NEVER
+            cell.wakes_at = _NEVER
             return
-        order, until = self._order(cell, old, now)
-        entry = old
+        order, until = self._order(cell, oldest, now)
+        entry = oldest
         # The exact rank falls with age, so the oldest leaf is the least.
-        young = old if self._exponential or cell.live == 1 else cell.youngest()
-        if young is not old and young is not None:
-            young_order, young_until = self._order(cell, young, now)
+        youngest = oldest if self._exponential or cell.size == 1 else cell.youngest()
+        if youngest is not oldest and youngest is not None:
+            young_order, young_until = self._order(cell, youngest, now)
             if young_until < until:
                 until = young_until
             if young_order < order:
-                entry, order = young, young_order
-        self._count += 1
-        heapq.heappush(self._heap, (order, self._count, entry, cell.version, cell))
-        if until < cell.wakes:  # a cell that wakes earlier is also ranked in time
-            cell.wakes = until
-            heapq.heappush(self._edges, (until, self._count, cell))
-            if len(self._edges) > 4 * len(self._cells) + 64:
-                self._edges = [e for e in self._edges if e[0] == e[2].wakes]
-                heapq.heapify(self._edges)
+                entry, order = youngest, young_order
+        self._pushes += 1
+        candidate = Candidate(order, self._pushes, entry, cell.version, cell)
+        heapq.heappush(self._candidates, candidate)
+        if until < cell.wakes_at:  # a cell that wakes earlier is also ranked in time
+            cell.wakes_at = until
+            heapq.heappush(self._wake_times, (until, self._pushes, cell))
+            if len(self._wake_times) > 4 * len(self._cells) + 64:
+                self._wake_times = [e for e in self._wake_times if e[0] == e[2].wakes_at]
+                heapq.heapify(self._wake_times)
 
     @staticmethod
     def _exponential_order(
         cell: Cell, entry: HeapEntry, now: float
     ) -> tuple[tuple[float, ...], float]:
-        time_s, depth = entry[0], entry[1]
-        fitted = cell.category.exponential
-        rank = cell.weight * fitted.rank(now - time_s)
-        ties = (depth, time_s) if fitted.mean_gap_s > 0.0 else (time_s, depth)
-        return (rank, *ties, entry[2]), math.nextafter(now, _NEVER)
+        time_s, depth, number, _, _ = entry
+        exponential = cell.category.exponential
+        rank = cell.weight * exponential.rank(now - time_s)
+        ties = (depth, time_s) if exponential.mean_gap_s > 0.0 else (time_s, depth)
+        return (rank, *ties, number), math.nextafter(now, _NEVER)
 
     @staticmethod
     def _survival_order(
         cell: Cell, entry: HeapEntry, now: float
     ) -> tuple[tuple[float, ...], float]:
-        time_s, depth = entry[0], entry[1]
+        time_s, depth, number, _, _ = entry
         age = age_bin(now - time_s)
         until = time_s + EDGES[age + 1] if age + 1 < BINS else _NEVER
-        return (cell.weight * cell.category.rank[age], time_s, depth, entry[2]), until
+        return (cell.weight * cell.category.rank[age], time_s, depth, number), until
 
     def rank(self, category: Category, time_s: float, now: float) -> float:
         """Return the unweighted rank of a leaf of ``category`` last used at ``time_s``."""

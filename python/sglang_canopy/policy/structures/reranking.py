@@ -13,8 +13,7 @@ SLICE_LEAVES = 4096
 
 
 class Reranking:
-    """Reranks all leaves at once if one slice holds them, else a slice at each new time of the
-    requests.
+    """Reranks all leaves at once if one slice holds them, else a slice at each new time of the requests.
 
     Until its turn a leaf keeps its rank of the previous fit. Slices follow the order of creation
     (``Leaf.number``), so that equal requests give equal slices; leaves put back come first.
@@ -22,7 +21,7 @@ class Reranking:
 
     def __init__(self) -> None:
         self._pending: dict[Leaf, None] = {}
-        self._last = -math.inf
+        self._sliced_at = -math.inf
 
     def __bool__(self) -> bool:
         return bool(self._pending)
@@ -30,14 +29,14 @@ class Reranking:
     def begin(self, leaves: Iterable[Leaf]) -> None:
         """Start to rerank all of ``leaves``."""
         self._pending = dict.fromkeys(sorted(leaves, key=attrgetter("number"), reverse=True))
-        self._last = -math.inf
+        self._sliced_at = -math.inf
 
     def due_leaves(self, now: float) -> list[Leaf]:
         """Return the leaves to rerank at ``now``, each once."""
         pending = self._pending
-        if now <= self._last:
+        if now <= self._sliced_at:
             return []
-        self._last = now
+        self._sliced_at = now
         return [pending.popitem()[0] for _ in range(min(SLICE_LEAVES, len(pending)))]
 
     def discard(self, leaf: Leaf) -> None:

@@ -14,31 +14,31 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.access import Refused
 from sglang_canopy.request.prompt import BODY_CHECKS
-from sglang_canopy.request.sent import body_of, dropped_params, request_path
+from sglang_canopy.request.sent import body_of, read_dropped_params, request_path
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.messages import parse_kind
 
-STATE, OLLAMA = "/set_internal_state", ("/api/chat", "/api/generate")
-LATE = ("/generate", "/v1/responses", *OLLAMA)
+STATE_ROUTE, OLLAMA_ROUTES = "/set_internal_state", ("/api/chat", "/api/generate")
+LATE_ROUTES = ("/generate", "/v1/responses", *OLLAMA_ROUTES)
 """Path suffixes of the routes that report errors too late, some in streams only."""
-_STREAMS = (b'"stream"', b'"background"')
+_STREAM_FIELDS = (b'"stream"', b'"background"')
 
 
-def add(app: Any) -> None:
-    """Add the step to an application, behind its checks of keys."""
+def add_middleware(app: Any) -> None:
+    """Add ``EarlyChecks`` to an application, behind its checks of keys."""
     from starlette.middleware import Middleware
 
     app.user_middleware.append(Middleware(EarlyChecks))
 
 
 class EarlyChecks:
-    """ASGI middleware. It reads the body of the routes above, and passes it on."""
+    """ASGI middleware. Checks the bodies of the routes above, and passes them on."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"].endswith((STATE, *LATE)):
+        if scope["type"] == "http" and scope["path"].endswith((STATE_ROUTE, *LATE_ROUTES)):
             from starlette.requests import ClientDisconnect, Request
             from starlette.responses import JSONResponse
 
@@ -46,11 +46,11 @@ class EarlyChecks:
             try:
                 body = await request.body()
                 receive = _replay_body(body, receive)
-                _check(request, body)
+                _check_body(request, body)
             except ClientDisconnect:
                 return
             except CanopyError as error:
-                content = _content(request_path(request), str(error))
+                content = _format_error(request_path(request), str(error))
                 status = error.status if isinstance(error, Refused) else 400
                 await JSONResponse(content, status)(scope, receive, send)
                 return
@@ -67,29 +67,29 @@ def _replay_body(body: bytes, receive: Any) -> Any:
     return receive_first
 
 
-def _content(path: str, message: str) -> dict[str, Any]:
+def _format_error(path: str, message: str) -> dict[str, Any]:
     """Return an error as SGLang's route writes it."""
-    if path.endswith(OLLAMA):
+    if path.endswith(OLLAMA_ROUTES):
         return {"error": message}
     if path.endswith("/v1/responses"):
         return {"object": "error", "message": message, "type": "BadRequestError", "code": 400}
     return {"error": {"message": message}}
 
 
-def _check(request: Any, raw: bytes) -> None:
+def _check_body(request: Any, raw: bytes) -> None:
     """Raise ``CanopyError`` for a wrong tenant, wrong fields of documents, or a command of Canopy's."""
     path = request_path(request)
-    if path.endswith(STATE):
+    if path.endswith(STATE_ROUTE):
         _check_state(body_of(request))
         return
-    if not path.endswith(OLLAMA) and not any(field in raw for field in _STREAMS):
+    if not path.endswith(OLLAMA_ROUTES) and not any(field in raw for field in _STREAM_FIELDS):
         return  # not parsed twice
     body = body_of(request)
     tenant = {field: body.get(field) for field in ("extra_key", "cache_salt")}
     params = body.get("sampling_params") if path.endswith("/generate") else None
     request_fields = SimpleNamespace(sampling_params=params, **tenant)
     entry.write_tenant(request_fields, request)
-    dropped_params(path, body)
+    read_dropped_params(path, body)
     for check in BODY_CHECKS.values():
         check(body, request_fields)
 

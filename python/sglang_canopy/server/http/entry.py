@@ -16,23 +16,23 @@ from typing import Any
 from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import kv_hints, prompt, sent
-from sglang_canopy.request.client_hints import ClientHints, rule_of
-from sglang_canopy.request.identity import stamp_fields
-from sglang_canopy.request.infer import infer, infer_from_chat
+from sglang_canopy.request.client_hints import HintRule, rule_of
+from sglang_canopy.request.identity import find_conversation
+from sglang_canopy.request.infer import infer_from_chat, infer_from_route
 from sglang_canopy.request.sent import (
     RequireTenant,
     body_of,
-    by_name,
-    dropped_params,
     headers_of,
-    metadata_fields,
+    index_headers,
+    read_dropped_params,
+    read_metadata,
     request_path,
     set_tenant,
 )
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.http.clock_ticker import start_ticker
 from sglang_canopy.telemetry.metrics import Metrics
-from sglang_canopy.telemetry.series import IGNORED
+from sglang_canopy.telemetry.series import IGNORED_METRICS
 from sglang_canopy.telemetry.window import TtftHour
 from sglang_canopy.wire.stamp import (
     ADDED,
@@ -56,10 +56,10 @@ class HttpOptions:
     def __init__(
         self,
         options: RequestOptions,
-        hint_rule: ClientHints | None = None,
+        hint_rule: HintRule | None = None,
         metric_labels: Mapping[str, str] | None = None,
     ) -> None:
-        self.hint_rule = hint_rule or ClientHints(options.client_hints)
+        self.hint_rule = hint_rule or HintRule(options.client_hints)
         self.require_tenant = RequireTenant(options.require_tenant)
         self.carriers = options.carriers
         self.ignored: Counter[str] = Counter()
@@ -80,23 +80,20 @@ class HttpOptions:
         if self._metric_labels is None:
             return
         if self._metrics is None:  # SGLang has set the folder of the series by now
-            self._metrics = Metrics(0, self._metric_labels, metrics=IGNORED)
-        self._metrics.show({"ignored_fields": dict(self.ignored)})
+            self._metrics = Metrics(0, self._metric_labels, metrics=IGNORED_METRICS)
+        self._metrics.export_status({"ignored_fields": dict(self.ignored)})
 
 
 KV_HINTS, OTHER = "kv_hints", "other"
 
 current = HttpOptions(RequestOptions())
-"""Entry of this process; ``set_up`` replaces it by one with the server's options. It reads no
-environment: an error here would keep SGLang from loading the plugin."""
+"""Options of this process: defaults until ``set_options`` replaces them by the server's. The defaults do
+not depend on the environment: an error here would keep SGLang from loading the plugin."""
 
 
-def set_up(server_args: Any) -> HttpOptions:
-    """Apply the server's options, before it serves.
-
-    Raises ``CanopyError`` for an invalid secret, and for the hint mode ``trusted`` without a key or
-    secret.
-    """
+def set_options(server_args: Any) -> HttpOptions:
+    """Apply the server's options, before it serves. Raises ``CanopyError`` for an invalid secret, and
+    for the hint mode ``trusted`` without a key or secret."""
     global current
     options = options_of(server_args).requests
     labels = None
@@ -111,15 +108,15 @@ def stamp_chat(
 ) -> None:
     """Hook after ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    calls = tool_parser(self.tool_call_parser, request.tools, request.tool_choice)
+    calls = tool_parser_field(self.tool_call_parser, request.tools, request.tool_choice)
     stamp(adapted, infer_from_chat(request) | calls, raw_request)
 
 
 def drop_billing_line(serving: Any, request: Any, *_: Any, **__: Any) -> None:
     """Hook before ``AnthropicServing._convert_to_chat_completion_request``."""
     server_args = serving.openai_serving_chat.tokenizer_manager.server_args
-    is_on = options_of(server_args).requests.strip_billing_line == "on"
-    if is_on and server_args.radix_eviction_policy in live_names():
+    is_stripped = options_of(server_args).requests.strip_billing_line == "on"
+    if is_stripped and server_args.radix_eviction_policy in live_names():
         prompt.strip_billing_line(request)
 
 
@@ -131,10 +128,10 @@ def stamp_generation(
         prompt.check_sizes(obj)
         if not hasattr(obj, "canopy"):
             path, body = request_path(request), body_of(request)
-            inferred = infer(path, body)
+            inferred = infer_from_route(path, body)
             if path.endswith("/v1/responses"):
                 parser = self.config_value("tool_call_parser")
-                inferred |= tool_parser(parser, body.get("tools"), body.get("tool_choice"))
+                inferred |= tool_parser_field(parser, body.get("tools"), body.get("tool_choice"))
             stamp(obj, inferred, request)
     options = options_of(self.server_args)
     if options.gate is not None:
@@ -142,12 +139,12 @@ def stamp_generation(
     return original(self, obj, request, *args, **kwargs)
 
 
-def _releases(obj: Any) -> list[dict[str, Any]]:
+def _read_releases(obj: Any) -> list[dict[str, Any]]:
     """Return the fields that the ``kv_hints`` of a request, or of each in a batch, set."""
     envelopes = getattr(obj, "kv_hints", None)
     fields: list[dict[str, Any]] = []
     for envelope in envelopes if isinstance(envelopes, list) else [envelopes]:
-        released, ignored = kv_hints.read(envelope)
+        released, ignored = kv_hints.read_envelope(envelope)
         if ignored:
             current.ignore(KV_HINTS, "the known action is kv.release, version 1.0", ignored)
         fields.append({"over": True} if released else {})
@@ -165,21 +162,18 @@ def write_tenant(obj: Any, request: Any) -> None:
 
 
 def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
-    """Validate and stamp the sampling parameters of a request or batch.
-
-    ``request``: its HTTP request, if any. Requests stamped by their route are left unchanged. Hints that
-    the headers do not authorise are dropped. The parameters are copied, because the caller may reuse
-    them.
-    """
+    """Validate and stamp the sampling parameters of a request or batch. ``request``: its HTTP request,
+    if any. Requests stamped by their route are left unchanged. Hints that the headers do not authorise
+    are dropped. The parameters are copied, because the caller may reuse them."""
     if hasattr(obj, "canopy"):
         return
     obj.canopy = inferred
     params = obj.sampling_params = _copy_params(obj.sampling_params)
     write_tenant(obj, request)
-    body, headers = body_of(request), by_name(headers_of(request))
-    metadata = metadata_fields(body) if current.carriers == sent.IN_METADATA else {}
-    metadata |= dropped_params(request_path(request), body)
-    released = _releases(obj)
+    body, headers = body_of(request), index_headers(headers_of(request))
+    metadata = read_metadata(body) if current.carriers == sent.IN_METADATA else {}
+    metadata |= read_dropped_params(request_path(request), body)
+    released = _read_releases(obj)
     if len(released) > 1 and isinstance(params, dict):  # each prompt has its own hints
         params = obj.sampling_params = [dict(params) for _ in released]
     if isinstance(params, list):
@@ -189,16 +183,15 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
                 _write_stamp(prompt_params, metadata, inferred, {}, headers, fields)
     elif isinstance(params, dict):
         object_fields = {name: getattr(obj, name, None) for name in ("session_id", "rid")}
-        conversation_fields = stamp_fields(
-            {**object_fields, **body}, headers or {}
-        )  # calls without a body have the former
+        # Calls that do not come from an HTTP route have no body.
+        conversation_fields = find_conversation({**object_fields, **body}, headers or {})
         _write_stamp(params, metadata, inferred, conversation_fields, headers, released[0])
 
 
 def _is_sglangs_own(request: Any) -> bool:
-    """Whether a health check sent the request, or the server is not ready yet: SGLang's warm-up is a
+    """Return whether a health check sent the request, or the server is not ready yet: SGLang's warm-up is a
     request over HTTP."""
-    if request_path(request).endswith(_HEALTH):
+    if request_path(request).endswith(_HEALTH_PATHS):
         return True
     from sglang.srt.entrypoints.http_server import get_global_state
     from sglang.srt.managers.tokenizer_manager import ServerStatus
@@ -207,7 +200,7 @@ def _is_sglangs_own(request: Any) -> bool:
     return state is not None and state.tokenizer_manager.server_status is ServerStatus.Starting
 
 
-_HEALTH = ("/health", "/health_generate")
+_HEALTH_PATHS = ("/health", "/health_generate")
 
 
 def _copy_params(params: Any) -> Any:
@@ -224,16 +217,14 @@ def _write_stamp(
     headers: Mapping[str, str] | None,
     released: Mapping[str, Any],
 ) -> None:
-    """Read the ``custom_params`` of ``params``, and add the stamp.
-
-    ``metadata``: Canopy's keys from other parts of the body; ``custom_params`` overrides them.
-    ``conversation_fields``: conversation from other fields, used if Canopy's fields lack it. ``released``: from
-    ``kv_hints``, used likewise.
-    """
+    """Read the ``custom_params`` of ``params``, and add the stamp. ``metadata``: Canopy's keys from
+    other parts of the body; ``custom_params`` overrides them. ``conversation_fields``: conversation
+    from other fields, used if Canopy's fields lack it. ``released``: from ``kv_hints``, used
+    likewise."""
     custom_params = params.get("custom_params")
-    custom = {**metadata, **(custom_params if isinstance(custom_params, Mapping) else {})}
-    fields, wrong = client_fields(custom)
-    for key, error in wrong.items():
+    all_params = {**metadata, **(custom_params if isinstance(custom_params, Mapping) else {})}
+    fields, errors = client_fields(all_params)
+    for key, error in errors.items():
         current.ignore(key, error)
     if "conversation" not in fields:
         fields = {**conversation_fields, **fields}
@@ -244,37 +235,32 @@ def _write_stamp(
         stamp["samples"] = samples
     if custom_params is None:
         stamp[ADDED] = True
-    line = current.ttft_fit.line()
-    if line is not None:
-        stamp["alpha"], stamp["beta"] = line
+    coefficients = current.ttft_fit.coefficients()
+    if coefficients is not None:
+        stamp["alpha"], stamp["beta"] = coefficients
     # SGLang may refuse to pass on a wrong value: too large a number, or nested objects.
-    sound = {key: value for key, value in custom.items() if key not in wrong}
-    params["custom_params"] = {**sound, STAMP_KEY: stamp}
+    valid_params = {key: value for key, value in all_params.items() if key not in errors}
+    params["custom_params"] = {**valid_params, STAMP_KEY: stamp}
 
 
-def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
-    """Hook after ``TokenizerManager._get_scheduler_first_token_time``, once per request.
-
-    Adds the prefill time in the scheduler, without queueing, to the TTFT fit, and the client's
-    wait, with queueing, to the last hour's times. ``result``: time of the token, if it is in the
-    past.
-    """
+def record_first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
+    """Hook after ``TokenizerManager._get_scheduler_first_token_time``, once per request. Adds the
+    prefill time in the scheduler, without queueing, to the TTFT fit, and the client's wait, with
+    queueing, to the last hour's times. ``result``: time of the token, if it is in the past."""
     created = state.time_stats.created_time
     if created > 0.0:
         current.ttft_hour.add((result or time.perf_counter()) - created)
     if recv_obj.time_stats is None:
         return
     times = recv_obj.time_stats[i]
-    seconds = times.prefill_finished_time - times.forward_entry_time
-    if times.forward_entry_time > 0.0 and seconds > 0.0:
-        current.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
+    prefill_s = times.prefill_finished_time - times.forward_entry_time
+    if times.forward_entry_time > 0.0 and prefill_s > 0.0:
+        current.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], prefill_s)
 
 
-def tool_parser(parser: str | None, tools: Any, choice: Any) -> dict[str, str]:
-    """Return the stamp's field for a chat or a response that may call tools.
-
-    ``parser``: the server's ``--tool-call-parser``.
-    """
+def tool_parser_field(parser: str | None, tools: Any, choice: Any) -> dict[str, str]:
+    """Return the stamp's field for a chat or a response that may call tools. ``parser``: the server's
+    ``--tool-call-parser``."""
     if not tools or choice == "none":
         return {}
     if choice not in (None, "auto"):

@@ -17,31 +17,31 @@ from sglang_canopy.wire import status_file
 from sglang_canopy.wire.hints import TenantRate
 from sglang_canopy.wire.stamp import FIELDS
 
-EVERY_S = 0.5
+MIN_INTERVAL_S = 0.5
 """Minimum seconds between answers to users: each reads the eviction order."""
 
-Send = Callable[[str], Awaitable[list[Any]]]
+SendMessage = Callable[[str], Awaitable[list[Any]]]
 
 
-class Explaining:
+class ExplainRoute:
     """Handler of the route. ``send`` sends one message to every scheduler."""
 
-    def __init__(self, send: Send, admin_api_key: str | None) -> None:
+    def __init__(self, send: SendMessage, admin_api_key: str | None) -> None:
         self._send = send
         self._admin_api_key = admin_api_key
-        self._users = TenantRate(1.0 / EVERY_S, burst=1)
+        self._user_rate = TenantRate(1.0 / MIN_INTERVAL_S, burst=1)
 
     async def __call__(self, request: Any) -> dict[str, Any]:
         """Explain a conversation of the request's tenant; for an administrator without a tenant, of any
         tenant. Raises ``Refused`` or ``CanopyError``."""
         tenant = tenant_fields(request)
         body: dict[str, Any] = {"conversation": _conversation(request)}
-        admin = access.has_admin_key(request.headers, self._admin_api_key)
-        if not admin or any(tenant.values()):
+        is_admin = access.has_admin_key(request.headers, self._admin_api_key)
+        if not is_admin or any(tenant.values()):
             body["tenant"] = tenant_of(tenant["extra_key"], tenant["cache_salt"])
-        if not admin and not self._users.take(None, time.monotonic()):
+        if not is_admin and not self._user_rate.take(None, time.monotonic()):
             raise access.Refused(
-                429, f"one answer every {EVERY_S:g} s; try again then", retry_after_s=1
+                429, f"one answer every {MIN_INTERVAL_S:g} s; try again then", retry_after_s=1
             )
         if not status_file.read_all():
             raise access.Refused(

@@ -18,13 +18,13 @@ from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.sent import tenant_fields
 from sglang_canopy.server.http import early_checks, entry
-from sglang_canopy.server.http.explaining import Explaining
-from sglang_canopy.telemetry.static_files import FILES, HEADERS, file
+from sglang_canopy.server.http.explaining import ExplainRoute
+from sglang_canopy.telemetry.static_files import FILES, HEADERS, read_file
 from sglang_canopy.tenant import new_shown_key
 from sglang_canopy.whatif.meter import LRU
-from sglang_canopy.whatif.total import added_up, describe_total, next_step
+from sglang_canopy.whatif.total import combine_meters, describe_total, next_step
 from sglang_canopy.wire import status_file
-from sglang_canopy.wire.hints import EVERY_S, TooManyHints, WaitingHints, deliver
+from sglang_canopy.wire.hints import SEND_INTERVAL_S, TooManyHints, WaitingHints, deliver
 from sglang_canopy.wire.messages import EXPLAIN, HINTS, MessageKind, send
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MAX_HINT_BYTES = 4096
 APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 """SGLang's variable with the HTTP application of several tokenizer workers."""
-_PATH = 2
+_PATH_INDEX = 2
 """Index of the path and query in the arguments of uvicorn's access records."""
 
 hints = WaitingHints()
@@ -50,107 +50,107 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     _status_folder = status_file.make_folder()
     new_shown_key()
     use_our_application(server_args)
-    _add(server_args)
+    _add_all(server_args)
 
 
 def use_our_application(server_args: Any) -> None:
     """Let several tokenizer workers import ``http_worker``, unless the operator has set an application."""
-    workers, (theirs, ours) = getattr(server_args, "tokenizer_worker_num", None) or 1, HTTP_APPS
-    if workers > 1 and os.environ.get(APP_VARIABLE) in (None, "", theirs):
-        os.environ[APP_VARIABLE] = ours
+    workers = getattr(server_args, "tokenizer_worker_num", None) or 1
+    sglangs_app, canopys_app = HTTP_APPS
+    if workers > 1 and os.environ.get(APP_VARIABLE) in (None, "", sglangs_app):
+        os.environ[APP_VARIABLE] = canopys_app
 
 
 def add_worker_routes(server_args: Any) -> None:
     """Add the routes in a tokenizer worker, which inherits the status folder and the key of shown
-    tenants.
-
-    SGLang checks no keys in its workers. Its check of the administrator's key is added here,
-    because Canopy's routes would otherwise be open to all.
-    """
+    tenants. SGLang checks no keys in its workers. Its check of the administrator's key is added here,
+    because Canopy's routes would otherwise be open to all."""
     from sglang.srt.entrypoints.http_server import app
 
     if server_args.admin_api_key:
         from sglang.srt.utils.auth import add_api_key_middleware
 
         add_api_key_middleware(app, api_key=None, admin_api_key=server_args.admin_api_key)
-    _add(server_args)
+    _add_all(server_args)
 
 
-def _add(server_args: Any) -> None:
+def _add_all(server_args: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
     _hide_queries()
-    early_checks.add(app)
-    entered = entry.set_up(server_args)
-    started = time.monotonic()
-
-    async def status(_request: Any) -> dict[str, Any]:
-        ranks = status_file.read_all()
-        watched = status_file.read_all(status_file.OBSERVED)
-        meters = [rank["whatif"] for rank in (*ranks, *watched) if rank.get("whatif")]
-        whatif = added_up(meters)
-        policy = ranks[0]["running"] if ranks else _sglangs_policy(server_args)
-        auto = ranks[0].get("auto") if ranks else None
-        floors = [meter for meter in meters if meter["floor"]]
-        switches = None if auto is None else (POLICY, LRU) if floors else ()
-        return {
-            "version": __version__,
-            "off": releases.SWITCHED_OFF | (ranks[0].get("off", {}) if ranks else {}),
-            "next_step": next_step(whatif, policy, is_canopy=policy in live_names(), auto=switches),
-            "policy": policy,
-            "policy_config": ranks[0]["running_config"] if ranks else {},
-            "ttft_model": entered.ttft_fit.stats(),
-            "ttft_hour": entered.ttft_hour.points(),
-            "client_hints": entered.hint_rule.mode,
-            "hints_waiting": len(hints),
-            "ignored_fields": dict(entered.ignored),
-            "refused_requests": _refusals([*ranks, *watched]),
-            "uptime_s": time.monotonic() - started,
-            "process": os.getpid(),
-            "auto": auto,
-            "auto_parts": ranks[0].get("auto_parts") if ranks else None,
-            "whatif": whatif,
-            "whatif_in_words": None if whatif is None else describe_total(whatif),
-            **{
-                kind: next(iter(status_file.read_all(kind)), None) for kind in status_file.ADDITIONS
-            },
-            "ranks": ranks,
-        }
-
-    access.add_change_route(app, "POST", "/canopy/hint", _hint, entered.hint_rule.from_gateway)
+    early_checks.add_middleware(app)
+    http_options = entry.set_options(server_args)
+    is_from_gateway = http_options.hint_rule.is_from_gateway
+    access.add_change_route(app, "POST", "/canopy/hint", _queue_hint, is_from_gateway)
     for path, name in {"ui": FILES[0], **{name: name for name in FILES[1:]}}.items():
-        handler = partial(_file, name)
+        handler = partial(_serve_file, name)
         access.add_read_route(app, "GET", f"/canopy/{path}", handler, server_args.admin_api_key)
-    explaining = Explaining(partial(_send, EXPLAIN), server_args.admin_api_key)
-    access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
+    explain = ExplainRoute(partial(_send, EXPLAIN), server_args.admin_api_key)
+    access.add_read_route(app, "GET", "/canopy/explain", explain, server_args.admin_api_key)
+    status = partial(_report_status, server_args, http_options, time.monotonic())
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
 
 
-class WithoutQuery(logging.Filter):
+async def _report_status(
+    server_args: Any, http_options: entry.HttpOptions, started_at: float, _request: Any
+) -> dict[str, Any]:
+    """``GET /canopy/status``. ``started_at``: on the monotonic clock."""
+    ranks = status_file.read_all()
+    observed_ranks = status_file.read_all(status_file.OBSERVED)
+    meters = [rank["whatif"] for rank in (*ranks, *observed_ranks) if rank.get("whatif")]
+    whatif = combine_meters(meters)
+    policy = ranks[0]["running"] if ranks else _sglangs_policy(server_args)
+    auto = ranks[0].get("auto") if ranks else None
+    floors = [meter for meter in meters if meter["floor"]]
+    switches = None if auto is None else (POLICY, LRU) if floors else ()
+    return {
+        "version": __version__,
+        "off": releases.SWITCHED_OFF | (ranks[0].get("off", {}) if ranks else {}),
+        "next_step": next_step(whatif, policy, is_canopy=policy in live_names(), auto=switches),
+        "policy": policy,
+        "policy_config": ranks[0]["running_config"] if ranks else {},
+        "ttft_model": http_options.ttft_fit.stats(),
+        "ttft_hour": http_options.ttft_hour.points(),
+        "client_hints": http_options.hint_rule.mode,
+        "hints_waiting": len(hints),
+        "ignored_fields": dict(http_options.ignored),
+        "refused_requests": _refusals([*ranks, *observed_ranks]),
+        "uptime_s": time.monotonic() - started_at,
+        "process": os.getpid(),
+        "auto": auto,
+        "auto_parts": ranks[0].get("auto_parts") if ranks else None,
+        "whatif": whatif,
+        "whatif_in_words": None if whatif is None else describe_total(whatif),
+        **{kind: next(iter(status_file.read_all(kind)), None) for kind in status_file.ADDITIONS},
+        "ranks": ranks,
+    }
+
+
+class QueryFilter(logging.Filter):
     """Remove the queries of Canopy's routes, which contain tenants, from uvicorn's access log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args
-        if isinstance(arguments, tuple) and len(arguments) > _PATH:
-            path, _, query = str(arguments[_PATH]).partition("?")
+        if isinstance(arguments, tuple) and len(arguments) > _PATH_INDEX:
+            path, _, query = str(arguments[_PATH_INDEX]).partition("?")
             if query and "/canopy/" in path:
-                record.args = (*arguments[:_PATH], path, *arguments[_PATH + 1 :])
+                record.args = (*arguments[:_PATH_INDEX], path, *arguments[_PATH_INDEX + 1 :])
         return True
 
 
 def _hide_queries() -> None:
     """Install the filter in this process. Uvicorn's logging set-up keeps it."""
     log = logging.getLogger("uvicorn.access")
-    if not any(isinstance(present, WithoutQuery) for present in log.filters):
-        log.addFilter(WithoutQuery())
+    if not any(isinstance(log_filter, QueryFilter) for log_filter in log.filters):
+        log.addFilter(QueryFilter())
 
 
-async def _file(name: str, _request: Any) -> Any:
+async def _serve_file(name: str, _request: Any) -> Any:
     """``GET /canopy/ui`` and the page's files, protected by the same key as its data."""
     from starlette.responses import Response
 
-    content, kind = file(name)
-    return Response(content, media_type=kind, headers=HEADERS)
+    content, media_type = read_file(name)
+    return Response(content, media_type=media_type, headers=HEADERS)
 
 
 def _refusals(ranks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -177,7 +177,7 @@ async def _send(kind: MessageKind, text: str) -> list[Any]:
     return await send(manager, kind, text)
 
 
-async def _hint(request: Any) -> dict[str, Any]:
+async def _queue_hint(request: Any) -> dict[str, Any]:
     """``POST /canopy/hint``: queue one hint and start its delivery."""
     rule = entry.current.hint_rule
     if not rule.accepts(request.headers):
@@ -212,6 +212,6 @@ def _start_delivery() -> None:
 
 async def _deliver() -> None:
     try:
-        await deliver(hints, partial(_send, HINTS), lambda: asyncio.sleep(EVERY_S))
+        await deliver(hints, partial(_send, HINTS), lambda: asyncio.sleep(SEND_INTERVAL_S))
     except Exception:
         logger.exception("canopy: hints could not be sent; they are sent with the next one")

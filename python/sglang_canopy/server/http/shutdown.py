@@ -14,7 +14,7 @@ from sglang_canopy.wire.messages import DRAIN, send
 
 logger = logging.getLogger(__name__)
 
-RELEASE_S = 15.0
+SGLANG_EXIT_S = 15.0
 """Seconds that SGLang gives a scheduler to end, without a drain."""
 _announcement: asyncio.Task[None] | None = None
 
@@ -30,7 +30,7 @@ def extend_shutdown(handler: Any, *_: Any, **__: Any) -> None:
         return
     from sglang.srt.managers import tokenizer_manager
 
-    tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS = RELEASE_S + budget_s
+    tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS = SGLANG_EXIT_S + budget_s
     _announcement = asyncio.get_running_loop().create_task(_announce_drain(manager))
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import releases
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.radix.live_request import State
-from sglang_canopy.server.scheduler import observer
+from sglang_canopy.radix.live_request import RequestPhase
+from sglang_canopy.server.scheduler.observer import observer_of
 
 if TYPE_CHECKING:
     from sglang_canopy.server.scheduler.live_order import LiveOrder
@@ -33,11 +33,11 @@ class Admission:
         """Requests in SGLang's queue; not tracked without a gate."""
         self._candidates: list[Any] | None = None
         """The whole queue, while SGLang chooses from a part of it."""
-        self._held: list[Any] = []
+        self._held_requests: list[Any] = []
         """Requests left out of that part because they are held."""
-        self._later: list[Any] = []
+        self._over_budget: list[Any] = []
         """Requests left out because they would overdraw an older request's budget."""
-        self._chunked: Any = None
+        self._chunked_req: Any = None
         """The chunked prefill in progress, while SGLang chooses."""
 
     def enqueue(self, scheduler: Any, req: Any) -> None:
@@ -62,7 +62,7 @@ class Admission:
         self._waiting.discard(req)
         if self.gate is not None:
             request = req.canopy.request
-            if request.state is State.DONE:
+            if request.phase is RequestPhase.DONE:
                 self.gate.finish(req, request)
             else:
                 self.gate.leave(req)
@@ -78,81 +78,81 @@ class Admission:
                 if req.finished():
                     self.forget(req)
 
-    def set_time(self, scheduler: Any, time: float) -> None:
+    def set_time(self, scheduler: Any, now: float) -> None:
         """Advance the gate to the time sent by the HTTP process."""
-        if self.gate is not None and math.isfinite(time):
+        if self.gate is not None and math.isfinite(now):
             self._forget_departed(scheduler)
-            self.gate.advance(time)
+            self.gate.advance(now)
 
-    def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
-        """Let SGLang choose a batch among the requests that may be admitted.
-
-        ``running``: the batch that decodes.
-        """
+    def choose(self, scheduler: Any, running: Any, choose_by_sglang: Callable[[], Any]) -> Any:
+        """Let SGLang choose a batch among the requests that may be admitted. ``running``: the batch
+        that decodes."""
         gate, order = self.gate, self.order
         if gate is None and not order.is_on:
-            return choose()
+            return choose_by_sglang()
         self._forget_departed(scheduler, running)
-        holds = gate is not None and bool(gate.waiting)
-        may_hold = gate is not None and (holds or gate.activation.active)
+        is_holding = gate is not None and bool(gate.waiting)
+        may_hold = gate is not None and (is_holding or gate.activation.active)
         if not may_hold and not order.is_on:
-            return self._admit(choose())
+            return self._admit(choose_by_sglang())
         candidates = self._candidates = scheduler.waiting_queue
-        self._chunked = scheduler.chunked_req
+        self._chunked_req = scheduler.chunked_req
         if gate is not None:
             gate.advance(gate.now)
         scheduler.waiting_queue = [*candidates]
-        if holds:  # the oldest session first
+        if is_holding:  # the oldest session first
             self._leave_out_held(scheduler.waiting_queue)
             scheduler.waiting_queue.sort(key=lambda req: req.canopy.request.seniority)
         try:
-            return self._admit(choose())
+            return self._admit(choose_by_sglang())
         finally:
-            if self._held or self._later:
-                waiting = {*scheduler.waiting_queue, *self._held, *self._later}
+            if self._held_requests or self._over_budget:
+                waiting = {*scheduler.waiting_queue, *self._held_requests, *self._over_budget}
                 scheduler.waiting_queue = [req for req in candidates if req in waiting]
-            self._candidates, self._chunked, self._held, self._later = None, None, [], []
+            self._candidates, self._chunked_req = None, None
+            self._held_requests, self._over_budget = [], []
 
-    def arrange(self, queue: list[Any], priority_sign: int, by_sglang: Callable[[], None]) -> None:
+    def arrange(
+        self, queue: list[Any], priority_sign: int, sort_by_sglang: Callable[[], None]
+    ) -> None:
         """Sort SGLang's ``queue``. While it chooses, leave out what would overdraw an older request's
         budget, and held requests that have joined meanwhile.
 
         ``priority_sign``: SGLang's, 1 if lower priorities are more urgent, else -1; 0 without priorities.
         """
-        order, chooses = self.order, self._candidates is not None
-        if chooses and self.gate is not None and self.gate.waiting:
+        order, is_choosing = self.order, self._candidates is not None
+        if is_choosing and self.gate is not None and self.gate.waiting:
             self._leave_out_held(queue)
         if order.is_on:
             order.priority_sign = priority_sign
-            queue[:] = order.arranged.arrange(queue, self._chunked)
+            queue[:] = order.arranged.arrange(queue, self._chunked_req)
         else:
-            by_sglang()
+            sort_by_sglang()
         order.protect(queue)
-        if order.is_on and chooses:
-            self._show_without(order.arranged.over_budget(), queue)
+        if order.is_on and is_choosing:
+            self._leave_out(order.arranged.over_budget(), queue)
 
-    def share_step(self, chunked: Any, queue: list[Any], step_tokens: int, page: int) -> int | None:
-        """Return the tokens that ``chunked`` may take of the next step; ``None`` for no limit.
-
-        Moves the requests that share the step to the head of ``queue``; without any there is no limit.
-        """
-        shared = self.order.share_step(chunked, step_tokens, page)
+    def share_step(
+        self, chunked: Any, queue: list[Any], step_tokens: int, page_tokens: int
+    ) -> int | None:
+        """Return the tokens that ``chunked`` may take of the next step; ``None`` for no limit. Moves
+        the requests that share the step to the head of ``queue``; without any there is no limit."""
+        shared = self.order.share_step(chunked, step_tokens, page_tokens)
         if shared is None:
             return None
-        later, limit = shared
-        self._show_without(later, queue)
-        return limit
+        left_out, limit_tokens = shared
+        self._leave_out(left_out, queue)
+        return limit_tokens
 
-    def _show_without(self, later: list[Any], queue: list[Any]) -> None:
-        """Set ``queue`` to the current order without ``later``."""
-        self._later, left_out = later, set(later)
-        queue[:] = [req for req in self.order.arranged.current() if req not in left_out]
+    def _leave_out(self, left_out: list[Any], queue: list[Any]) -> None:
+        """Set ``queue`` to the current order without ``left_out``."""
+        self._over_budget, excluded = left_out, set(left_out)
+        queue[:] = [req for req in self.order.arranged.current() if req not in excluded]
 
     def _leave_out_held(self, queue: list[Any]) -> None:
-        """Remove held requests from ``queue``."""
         assert self.gate is not None
         held = {req: None for req in queue if self.gate.holds(req)}
-        self._held += held
+        self._held_requests += held
         queue[:] = [req for req in queue if req not in held]
 
     def _admit(self, chosen: Any) -> Any:
@@ -167,14 +167,14 @@ class Admission:
 
     def _forget_departed(self, scheduler: Any, *batches: Any) -> None:
         """Forget requests that left SGLang's queue without a call, as all do before 0.5.23.
-
-        ``batches``: in progress, and not referenced by the scheduler yet.
-        """
+        ``batches``: in progress, and not referenced by the scheduler yet."""
         queue, gate, arranged = scheduler.waiting_queue, self.gate, self.order.arranged
         if self._candidates is not None:
             return
-        complete = len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
-        if complete and (not batches or releases.reports_aborts(scheduler)):
+        is_unchanged = (
+            len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
+        )
+        if is_unchanged and (not batches or releases.reports_aborts(scheduler)):
             return
         present = {*queue, scheduler.chunked_req}
         for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
@@ -199,7 +199,7 @@ def admission_of(owner: Any) -> Admission | None:
     return getattr(owner.tree_cache, "admission", None)
 
 
-def take_time(scheduler: Any, times: Iterable[str]) -> bool:
+def take_times(scheduler: Any, times: Iterable[str]) -> bool:
     """Pass the times in messages to the gate; ignore a text that is not a number."""
     if (admission := admission_of(scheduler)) is not None:
         for time in times:
@@ -211,11 +211,9 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
 # ---- hooks ----
 
 
-def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
-    """Hook around ``Scheduler._abort_on_queued_limit``: register a request that is not refused.
-
-    Returns whether SGLang refuses it.
-    """
+def enqueue_unrefused(original: Any, scheduler: Any, req: Any) -> bool:
+    """Hook around ``Scheduler._abort_on_queued_limit``: register a request that is not refused. Returns
+    whether SGLang refuses it."""
     if original(scheduler, req):
         return True
     if (admission := admission_of(scheduler)) is not None:
@@ -223,7 +221,7 @@ def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
     return False
 
 
-def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+def choose_prefill(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around ``Scheduler._get_new_batch_prefill_raw``."""
     admission = admission_of(scheduler)
     if admission is None:
@@ -232,20 +230,20 @@ def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> 
     return admission.choose(scheduler, running, lambda: original(scheduler, *args, **kwargs))
 
 
-def priorities_calculated(
+def arrange_queue(
     original: Any, policy: Any, waiting_queue: list[Any], *args: Any, **kwargs: Any
 ) -> None:
     """Hook around ``SchedulePolicy.calc_priority``, once per scheduling pass."""
     admission = admission_of(policy)
-    by_sglang = functools.partial(original, policy, waiting_queue, *args, **kwargs)
+    sort_by_sglang = functools.partial(original, policy, waiting_queue, *args, **kwargs)
     if admission is None:
-        by_sglang()
+        sort_by_sglang()
     else:
         sign = policy.priority_sign if policy.enable_priority_scheduling else 0
-        admission.arrange(waiting_queue, sign, by_sglang)
+        admission.arrange(waiting_queue, sign, sort_by_sglang)
 
 
-def chunk_limited(
+def limit_chunk(
     original: Any,
     policy: Any,
     chunked_req: Any,
@@ -260,29 +258,27 @@ def chunk_limited(
     return admission.share_step(chunked_req, waiting_queue, budget, page_size)
 
 
-def admission_selected(
+def refuse_second_chunk(
     original: Any, adder: Any, req: Any, *args: Any, has_chunked_req: bool = False, **kwargs: Any
 ) -> Any:
-    """Hook around ``PrefillAdder._select_prefill_admission``: refuse a second unfinished prompt.
-
-    SGLang tracks one unfinished prompt, the last of a batch. An earlier unfinished prompt would
-    count as complete, and be answered from a part of it. SGLang prevents this because the remaining
-    room is less than a page; sharing steps and reusing documents leave more.
-    """
+    """Hook around ``PrefillAdder._select_prefill_admission``: refuse a second unfinished prompt. SGLang
+    tracks one unfinished prompt, the last of a batch. An earlier unfinished prompt would count as
+    complete, and be answered from a part of it. SGLang prevents this because the remaining room is less
+    than a page; sharing steps and reusing documents leave more."""
     selected = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
-    unfinished = has_chunked_req or adder.new_chunked_req is not None
-    if not unfinished or not getattr(selected, "is_chunked", False):
+    has_unfinished = has_chunked_req or adder.new_chunked_req is not None
+    if not has_unfinished or not getattr(selected, "is_chunked", False):
         return selected
     from sglang.srt.managers.schedule_policy import AddReqResult
 
     return AddReqResult.OTHER
 
 
-def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+def record_batch_result(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler.process_batch_result``."""
     admission = admission_of(scheduler)
     if admission is not None:
         admission.record_batch(batch)
-    observed = observer.observer_of(scheduler)
-    if observed is not None:
-        observed.record_batch(batch)
+    observer = observer_of(scheduler)
+    if observer is not None:
+        observer.record_batch(batch)

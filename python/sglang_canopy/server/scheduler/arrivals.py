@@ -10,12 +10,12 @@ from typing import Any
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.records import LateHint
-from sglang_canopy.server.scheduler import observer
-from sglang_canopy.server.scheduler.admission import admission_of, take_time
+from sglang_canopy.server.scheduler.admission import admission_of, take_times
+from sglang_canopy.server.scheduler.observer import observer_of
 from sglang_canopy.tenant import is_documents_key, isolate_adapter_keys, unreserved_key
 from sglang_canopy.wire import messages
-from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.hints import unpack
+from sglang_canopy.wire.request_state import state_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,46 +24,44 @@ _on_queued: list[Callable[[Any, Any], object]] = []
 
 
 def attach(created: Callable[[Any, Any], bool], queued: Callable[[Any, Any], object]) -> None:
-    """Call another plugin's functions with the scheduler and each request.
-
-    ``created`` returns whether the request is late, that is, registered only when it is queued.
-    """
+    """Call another plugin's functions with the scheduler and each request. ``created`` returns whether
+    the request is late, that is, registered only when it is queued."""
     if created not in _on_created:
         _on_created.append(created)
         _on_queued.append(queued)
 
 
-def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
+def register_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._create_generation_req``, on every server with the plugin."""
-    attached(req)
+    state_of(req)
     if req.extra_key and is_documents_key(req.extra_key):
         req.extra_key = unreserved_key(req.extra_key)
     if scheduler.enable_lora and _core(scheduler) is not None:
         isolate_adapter_keys(req)
-    late = [created(scheduler, req) for created in _on_created]
+    are_late = [call(scheduler, req) for call in _on_created]
     # Images get their own tokens later; until then all images look alike. A late request gets its
     # extra key when it is queued.
-    if recv_req is not None and recv_req.mm_inputs is None and not any(late):
-        _receive(scheduler, req)
+    if recv_req is not None and recv_req.mm_inputs is None and not any(are_late):
+        _register(scheduler, req)
 
 
-def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
+def register_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook before ``Scheduler._add_request_to_queue``."""
-    # SGLang announces no request for an embedding, and before 0.5.23 none at all.
+    # SGLang calls no hook for an embedding's request, and before 0.5.23 for none at all.
     if not hasattr(req, "canopy"):
-        request_created(req, scheduler, None)
-    for queued in _on_queued:
-        queued(scheduler, req)
-    _receive(scheduler, req)
+        register_created(req, scheduler, None)
+    for call in _on_queued:
+        call(scheduler, req)
+    _register(scheduler, req)
     admission = admission_of(scheduler)
     # SGLang matches a request that waits alone, as it admits it.
     if admission is not None and scheduler.waiting_queue:
         admission.order.look_up(req)
     if is_refused(req):  # SGLang queues an invalid request with its reason
-        _refuse(scheduler, req, INVALID)
+        _count_refusal(scheduler, req, INVALID)
 
 
-def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
+def admit_batch(batch: Any, *_: Any, **__: Any) -> None:
     """Hook before ``ScheduleBatch.prepare_for_extend``: admit the requests of ``batch``."""
     core = _core(batch)
     if core is not None:
@@ -71,27 +69,29 @@ def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
             core.requests.admit(req)
 
 
-def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **__: Any) -> None:
+def end_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler.send_abort_output``: count a request that was not admitted, and end
     another."""
     reason = abort.finished_reason or {}
     status = reason.get("status_code")
-    disabled = "priority is disabled" in reason.get("message", "")  # with a full queue's status
-    if status == HTTPStatus.SERVICE_UNAVAILABLE and not disabled:
-        kind = QUEUE
+    is_priority_error = "priority is disabled" in reason.get(
+        "message", ""
+    )  # with a full queue's status
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and not is_priority_error:
+        refusal = QUEUE
     else:
-        kind = GIVEN_UP if status is None else INVALID
-    _refuse(scheduler, req, kind)
+        refusal = GIVEN_UP if status is None else INVALID
+    _count_refusal(scheduler, req, refusal)
     if (admission := admission_of(scheduler)) is not None:
         admission.forget(req)
     if (core := _core(scheduler)) is not None:
         core.requests.cut_off(req.canopy.request)
 
 
-def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Around ``Scheduler.set_internal_state``: handle Canopy's messages, or call SGLang's function. One
+def receive_messages(original: Any, scheduler: Any, recv_req: Any) -> Any:
+    """Hook around ``Scheduler.set_internal_state``: handle Canopy's messages, or call SGLang's function. One
     hook for all kinds, since SGLang warns of two around one function."""
-    updated = messages.receive(scheduler, recv_req.server_args)
+    updated = messages.handle_messages(scheduler, recv_req.server_args)
     if updated is None:
         return original(scheduler, recv_req)
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
@@ -119,7 +119,7 @@ def _explain(scheduler: Any, texts: list[str]) -> bool:
         return False
     name, body = question
     try:
-        reporter.answer(name, explain(core, body))
+        reporter.write_answer(name, explain(core, body))
     except OSError:
         logger.warning("canopy: no answer could be written", exc_info=True)
         return False
@@ -134,26 +134,26 @@ def _begin_drain(scheduler: Any, _texts: list[str]) -> bool:
     return True
 
 
-messages.register(messages.TIME, take_time)
-messages.register(messages.DRAIN, _begin_drain)
-messages.register(messages.EXPLAIN, _explain)
-messages.register(messages.HINTS, _apply_hints)
+messages.register_handler(messages.TIME, take_times)
+messages.register_handler(messages.DRAIN, _begin_drain)
+messages.register_handler(messages.EXPLAIN, _explain)
+messages.register_handler(messages.HINTS, _apply_hints)
 
 
-def _receive(scheduler: Any, req: Any) -> None:
+def _register(scheduler: Any, req: Any) -> None:
     core = _core(scheduler)
     if core is not None:
         core.requests.register(req)
 
 
-def _refuse(scheduler: Any, req: Any, reason: int) -> None:
+def _count_refusal(scheduler: Any, req: Any, reason: int) -> None:
     core = _core(scheduler)
     if core is not None:
         core.requests.refuse(core.requests.register(req), reason)
         return
-    observed = observer.observer_of(scheduler)
-    if observed is not None:
-        observed.refuse(req, reason)
+    observer = observer_of(scheduler)
+    if observer is not None:
+        observer.refuse(req, reason)
 
 
 def _core(owner: Any) -> Any:

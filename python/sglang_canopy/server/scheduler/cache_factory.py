@@ -28,15 +28,15 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix import self_test, tier_self_test
 from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
-from sglang_canopy.radix.live import live_cache
+from sglang_canopy.radix.live import make_policies
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.recorder import Recorder
-from sglang_canopy.radix.saved_profile import Profile, from_first_rank
-from sglang_canopy.ranks import groups_of, true_in_groups
+from sglang_canopy.radix.saved_profile import Profile, read_on_first_rank
+from sglang_canopy.ranks import all_over_groups, groups_of
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
-from sglang_canopy.server.scheduler.observer import has_floor, memory_of, meter_of
+from sglang_canopy.server.scheduler.observer import has_floor, meter_of, tier_tokens_of
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.storage.page_self_test import check_page
 from sglang_canopy.storage.settings import BACKEND as OUR_BACKEND
@@ -51,12 +51,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LEARNT = "learnt.json"
+LEARNT_FILE = "learnt.json"
 """File with the learnt state, in the folder of the first rank's pages."""
 
 
-OURS = (OffsetWalkCore, CanopyTreeCore, Recorder, CanopyRadixCache, CanopyFullComponent)
-"""Classes that override methods of SGLang's."""
+OVERRIDING_CLASSES = (
+    OffsetWalkCore,
+    CanopyTreeCore,
+    Recorder,
+    CanopyRadixCache,
+    CanopyFullComponent,
+)
+"""Classes that override methods of SGLang's classes."""
 
 
 def install_core() -> None:
@@ -65,14 +71,12 @@ def install_core() -> None:
         register_tree_core_backend(BACKEND, CanopyTreeCore)
 
 
-def prepare(
+def prepare_params(
     params: CacheInitParams, tiers: TierOptions | None = None, floor: bool = False
 ) -> CacheInitParams:
-    """Point SGLang's construction parameters at Canopy's core and component, in place.
-
-    ``floor``: LRU ranks while the policy is behind it.
-    """
-    params.canopy = live_cache(params.eviction_policy, params.eviction_policy_config, tiers)
+    """Point SGLang's construction parameters at Canopy's core and component, in place. ``floor``: LRU
+    ranks while the policy is behind it."""
+    params.canopy = make_policies(params.eviction_policy, params.eviction_policy_config, tiers)
     if floor:
         params.canopy.add_floor()
     params.canopy.make_disk_tier = DiskLink
@@ -90,10 +94,10 @@ def prepare(
 def new_cache(params: CacheInitParams) -> CanopyRadixCache:
     """Return a cache without a server, for the test of SGLang's tree."""
     install_core()
-    return CanopyRadixCache(prepare(params))
+    return CanopyRadixCache(prepare_params(params))
 
 
-def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
+def build_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     """Return the cache of one scheduler. Raises ``CanopyError`` for an unsupported set-up."""
     refusal = unsupported_reason(POLICIES, ctx.server_args, ctx) or _unsupported_tiers(ctx)
     if refusal:
@@ -106,43 +110,40 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         )
     options = options_of(ctx.server_args)
     refuse_unsupported(options.queue, ctx.server_args, ctx)
-    check_overrides(*OURS)
+    check_overrides(*OVERRIDING_CLASSES)
     check_tree(ctx.params.page_size)
     install_core()
-    floor = has_floor(ctx.server_args)
-    prepare(ctx.params, options.tiers, floor)
+    prepare_params(ctx.params, options.tiers, has_floor(ctx.server_args))
     live = ctx.params.canopy
     if ctx.server_args.hicache_storage_backend == "mooncake":
         from sglang_canopy.storage import mooncake
 
-        mooncake.install(live.tiers.ttl)
+        mooncake.install_backend(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
     check_tiers(cache, ctx.server_args)
-    restore_learnt(cache, _world())
-    step = ctx.server_args.chunked_prefill_size or 0
-    step = step if step > 0 else ctx.server_args.max_prefill_tokens
-    order = LiveOrder(cache, options.queue, step)
-    cache.admission = Admission(order, session_gate(ctx.server_args, cache))
+    restore_learnt(cache, _world_groups())
+    step_tokens = ctx.server_args.chunked_prefill_size or 0
+    step_tokens = step_tokens if step_tokens > 0 else ctx.server_args.max_prefill_tokens
+    order = LiveOrder(cache, options.queue, step_tokens)
+    cache.admission = Admission(order, make_session_gate(ctx.server_args, cache))
     live.meter = meter_of(ctx.server_args, cache, live.ranking_policy_name, live.device_policy)
-    line = None
+    auto_line = None
     if options.auto is not None:
-        parts = [part.to_json() for part in auto.state(ctx.server_args, options, ctx)]
-        line = AutoLine(parts, ctx.server_args.tool_call_parser)
-    reporter.start(cache, ctx.params.enable_metrics, line)
+        parts = [part.to_json() for part in auto.part_states(ctx.server_args, options, ctx)]
+        auto_line = AutoLine(parts, ctx.server_args.tool_call_parser)
+    reporter.start_reporter(cache, ctx.params.enable_metrics, auto_line)
     return cache
 
 
 def check_tree(page_size: int) -> None:
-    """Test SGLang's tree; without the walk by offsets if only that walk differs from SGLang's.
-
-    Raises ``CanopyError`` with the step that differs without it too.
-    """
-    OffsetWalkCore.by_offsets = True
+    """Test SGLang's tree. If only the walk by offsets differs, switch it off. Raises ``CanopyError``
+    with the step that differs without it, too."""
+    OffsetWalkCore.walks_by_offsets = True
     try:
-        self_test.run(new_cache, page_size)
+        self_test.check_device_tier(new_cache, page_size)
     except CanopyError as error:
-        OffsetWalkCore.by_offsets = False
-        self_test.run(new_cache, page_size)
+        OffsetWalkCore.walks_by_offsets = False
+        self_test.check_device_tier(new_cache, page_size)
         releases.switch_off("walk by offsets", f"{error}; SGLang's own walk is used")
 
 
@@ -151,7 +152,7 @@ def check_tiers(cache: CanopyRadixCache, server_args: Any) -> None:
     if cache.cache_controller is None or cache.host_memory_mode == "buffer_only":
         return
     device = cache.token_to_kv_pool_allocator.device
-    tier_self_test.run_host(new_cache, cache.page_size, server_args, device)
+    tier_self_test.check_host_tier(new_cache, cache.page_size, server_args, device)
     disk = cache.tree_core.disk
     if isinstance(disk, DiskLink) and disk.store is not None:
         check_page(cache.cache_controller.storage_backend.mem_pool_host)
@@ -169,34 +170,34 @@ def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
     return unsupported_reason(DISK, ctx)  # limits of the model, with any storage
 
 
-def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:
+def make_session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:
     """Return the gate for a scheduler with this cache, if its server has one."""
     settings = options_of(server_args).gate
     return (
-        None if settings is None else SessionGate(settings, memory_of(server_args, cache).total())
+        None
+        if settings is None
+        else SessionGate(settings, tier_tokens_of(server_args, cache).total())
     )
 
 
 def restore_learnt(cache: CanopyRadixCache, groups: Sequence[Any]) -> None:
-    """Restore the learnt state of the last server with this disk tier, and save it there from now
-    on.
+    """Restore the learnt state of the last server with this disk tier, and save it there from now on.
 
-    The file is in the first rank's namespace, so each model, set of weights and layout has a
-    separate file. While another server still has the folder, as in a rolling update, this is done once
-    the folder is available, except with pipeline stages, which cannot agree. Collective over ``groups``,
-    for CPU tensors.
+    The file is in the first rank's namespace, so each model, set of weights and layout has a separate file.
+    While another server still has the folder, as in a rolling update, this is done once the folder is
+    available, except with pipeline stages, which cannot agree. Collective over ``groups``, for CPU tensors.
     """
     live, disk = cache.tree_core.live, cache.tree_core.disk
     if not isinstance(disk, DiskLink) or (store := disk.store) is None or not live.learners:
         return
-    if not true_in_groups(groups, store.unavailable is None):
+    if not all_over_groups(groups, store.unavailable is None):
         if cache.pp_size == 1:
-            disk.next_round = lambda: restore_learnt(cache, groups_of(cache))
+            disk.on_next_round = lambda: restore_learnt(cache, groups_of(cache))
         return
-    first = all(torch.distributed.get_rank(group=group) == 0 for group in groups)
-    path = str(store.path / LEARNT) if first else None
+    is_first_rank = all(torch.distributed.get_rank(group=group) == 0 for group in groups)
+    path = str(store.path / LEARNT_FILE) if is_first_rank else None
     try:
-        saved = from_first_rank(path if path and os.path.exists(path) else None, groups)
+        saved = read_on_first_rank(path if path and os.path.exists(path) else None, groups)
         for policy in (*live.learners, store.policy) if saved else ():
             policy.restore(saved)
     except CanopyError as error:
@@ -205,7 +206,7 @@ def restore_learnt(cache: CanopyRadixCache, groups: Sequence[Any]) -> None:
         live.profile = Profile(path)
 
 
-def _world() -> list[Any]:
+def _world_groups() -> list[Any]:
     """Return the group of all of this scheduler's ranks, for CPU tensors; empty for one rank."""
     world = get_parallel().world_group
     return [] if world is None else [world.cpu_group]

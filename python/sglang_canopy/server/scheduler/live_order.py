@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
-from sglang_canopy.ranks import from_first, groups_of
+from sglang_canopy.ranks import broadcast_from_first, groups_of
 from sglang_canopy.records import GATEWAY
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
@@ -28,7 +28,7 @@ from sglang_canopy.schedule.cost import (
     ServerCost,
 )
 from sglang_canopy.tenant import ChargedTenants
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
@@ -87,42 +87,44 @@ class LiveOrder:
         """Record the time of ``batch`` since the previous one, and periodically agree on the cost
         model. Call it for every batch. Collective every ``REFIT_BATCHES`` prefill batches."""
         # A batch may be launched while the previous one still runs.
-        now, since = time.monotonic(), max(self.batch_ended_at, batch.launch_ts or 0.0)
+        now, batch_began_at = time.monotonic(), max(self.batch_ended_at, batch.launch_ts or 0.0)
         self.batch_ended_at = now
         if batch.forward_mode.is_decode():
-            self.answer_cost.record_step(now - since)
+            self.answer_cost.record_step(now - batch_began_at)
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
             return
-        parts = zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False)
-        self.cost.add(
-            (Prefill(new, cached, _loaded(req, cached)) for req, new, cached in parts), now - since
-        )
+        lengths = zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False)
+        prefills = (Prefill(new, old, _loaded_tokens(req, old)) for req, new, old in lengths)
+        self.cost.add(prefills, now - batch_began_at)
         self.prefills += 1
         if self.prefills % REFIT_BATCHES == 0:
             self._agree()
 
     def _agree(self) -> None:
         """Adopt the first rank's fit and decode step. Collective."""
-        measured = self.cost.fit(), self.answer_cost.median_step_s()
-        coefficients, step_s = from_first(groups_of(self._cache), measured)
+        fit_and_step_s = self.cost.fit(), self.answer_cost.median_step_s()
+        coefficients, step_s = broadcast_from_first(groups_of(self._cache), fit_and_step_s)
         self.cost.adopt(coefficients)
         self.answer_cost.adopt(step_s)
         self.bounded_queue.reprice()
 
     # ---- the order of requests ----
 
-    def share_step(self, chunked: Any, step_tokens: int, page: int) -> tuple[list[Any], int] | None:
+    def share_step(
+        self, chunked: Any, step_tokens: int, page_tokens: int
+    ) -> tuple[list[Any], int] | None:
         """Let requests share the next step with ``chunked``, within the memory that it leaves; see
         ``Arranged.share_step``."""
-        rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
-        free = self._cache.token_to_kv_pool_allocator.available_size()
-        free += self._cache.evictable_size() - rest - _reserved(chunked, len(chunked.output_ids))
-        return self.arranged.share_step(rest, step_tokens, page, free)
+        remaining_tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
+        free_tokens = self._cache.token_to_kv_pool_allocator.available_size()
+        free_tokens += self._cache.evictable_size() - remaining_tokens
+        free_tokens -= _reserved_tokens(chunked, len(chunked.output_ids))
+        return self.arranged.share_step(remaining_tokens, step_tokens, page_tokens, free_tokens)
 
     def forget(self, req: Any) -> None:
         """Forget ``req``, which was answered or left."""
         if self.arranged.forget(req):
-            self.answer_cost.record_answer(_reserved(req, 0), len(req.output_ids))
+            self.answer_cost.record_answer(_reserved_tokens(req, 0), len(req.output_ids))
 
     # ---- protection ----
 
@@ -151,7 +153,7 @@ class LiveOrder:
         return -self.priority_sign * (req.priority or 0)
 
     def match(self, req: Any) -> None:
-        if attached(req).matched_version is None:
+        if state_of(req).matched_version is None:
             self.look_up(req)
 
     def prefill(self, req: Any, look_up: bool) -> Prefill:
@@ -162,7 +164,7 @@ class LiveOrder:
         loaded = max(cached - req.prefix_len, 0)
         if not look_up:  # SGLang has loaded and counted them, if it admits the request
             loaded = max(loaded, min(req.host_loaded_length, cached))
-        return Prefill(tokens - cached, cached, loaded, _reserved(req, len(req.output_ids)))
+        return Prefill(tokens - cached, cached, loaded, _reserved_tokens(req, len(req.output_ids)))
 
     def unlocked_tokens(self, req: Any) -> int:
         node, tokens = self._core.node_by_id(req.best_match_node), 0
@@ -181,13 +183,13 @@ class LiveOrder:
         return self._core.clock.now
 
 
-def _reserved(req: Any, generated: int) -> int:
-    """Return the tokens that SGLang reserves for the rest of an answer of ``generated`` tokens."""
-    return min(max(req.sampling_params.max_new_tokens - generated, 0), CLIP_MAX_NEW_TOKENS)
+def _reserved_tokens(req: Any, generated_tokens: int) -> int:
+    """Return the tokens that SGLang reserves for the rest of an answer of ``generated_tokens``."""
+    return min(max(req.sampling_params.max_new_tokens - generated_tokens, 0), CLIP_MAX_NEW_TOKENS)
 
 
-def _loaded(req: Any, cached: int) -> int:
+def _loaded_tokens(req: Any, cached_tokens: int) -> int:
     """Return the tokens of ``req`` that were loaded from the host for this batch."""
     # Later chunks of a prompt begin beyond the matched prefix.
-    is_first_chunk = cached <= req.num_matched_prefix_tokens
-    return min(req.host_loaded_length, cached) if is_first_chunk else 0
+    is_first_chunk = cached_tokens <= req.num_matched_prefix_tokens
+    return min(req.host_loaded_length, cached_tokens) if is_first_chunk else 0

@@ -12,12 +12,12 @@ from typing import Any
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy import registry
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.floored import Floored
+from sglang_canopy.policy.floored import FlooredPolicy
 from sglang_canopy.radix.counters import REFUSALS
-from sglang_canopy.radix.live_request import complete, is_refused, live_request
+from sglang_canopy.radix.live_request import complete_request, is_refused, make_live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
-from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.request_state import state_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ def meter_of(
         options.policies,
         options.capacity,
         configs={} if policy is None else {running: registry.config_of(policy)},
-        floor=isinstance(policy, Floored),
+        floor=isinstance(policy, FlooredPolicy),
     )
-    return Meter(setup, memory_of(server_args, cache), running)
+    return Meter(setup, tier_tokens_of(server_args, cache), running)
 
 
-def memory_of(server_args: Any, cache: Any) -> TierTokens:
-    """Return the memory tiers of a scheduler's cache."""
+def tier_tokens_of(server_args: Any, cache: Any) -> TierTokens:
+    """Return the capacities of a scheduler's memory tiers."""
     pool = getattr(getattr(cache, "cache_controller", None), "mem_pool_host", None)
     return TierTokens(
         int(cache.token_to_kv_pool_allocator.size),
@@ -62,10 +62,10 @@ class Observer:
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.refused = [0] * len(REFUSALS)
+        self.refusal_counts = [0] * len(REFUSALS)
         """Requests that ended without having been admitted, by reason."""
         self._now = 0.0
-        self._failed = False
+        self._has_failed = False
         self._samples = ParallelSamples()
         logger.info(
             "canopy: observing %s, without changing it; see 'canopy page' or /canopy/ui",
@@ -75,12 +75,12 @@ class Observer:
     def record_batch(self, batch: Any) -> None:
         """Record the requests of a computed batch that have ended."""
         for req in batch.reqs:
-            if req.finished() and _is_first_event(req):
+            if req.finished() and _mark_observed(req):
                 self._try(self._record_end, req)
 
     def refuse(self, req: Any, reason: int) -> None:
         """Count ``req``, which ended for a reason of ``counters.REFUSALS``, unless it was admitted."""
-        if not req.output_ids and not req.retraction_count and _is_first_event(req):
+        if not req.output_ids and not req.retraction_count and _mark_observed(req):
             self._try(self._count_refusal, req, reason)
 
     def _try(self, step: Callable[..., None], *args: Any) -> None:
@@ -88,21 +88,21 @@ class Observer:
         try:
             step(*args)
         except Exception:
-            if not self._failed:
-                self._failed = True
+            if not self._has_failed:
+                self._has_failed = True
                 logger.exception("canopy: cannot observe; later errors are not logged")
 
     def _count_refusal(self, req: Any, reason: int) -> None:
-        request = live_request(req, self._now, BLOCK_TOKENS)
+        request = make_live_request(req, self._now, BLOCK_TOKENS)
         self._samples.register_sample(request)
         if request.warm_up is None:
-            self.refused[reason] += 1
+            self.refusal_counts[reason] += 1
 
     def _record_end(self, req: Any) -> None:
         if is_refused(req) and not req.output_ids:
             return
-        request = live_request(req, self._now, BLOCK_TOKENS)
-        complete(request, req)
+        request = make_live_request(req, self._now, BLOCK_TOKENS)
+        complete_request(request, req)
         self._now = max(self._now, request.time)
         self._samples.register_sample(request)
         if request.warm_up is not None:
@@ -111,9 +111,9 @@ class Observer:
         self.meter.record_request(request, req.cached_tokens_device + req.cached_tokens_host)
 
 
-def _is_first_event(req: Any) -> bool:
-    """Return whether ``req`` was not seen before, and mark it as seen."""
-    state = attached(req)
+def _mark_observed(req: Any) -> bool:
+    """Mark ``req`` as observed; return whether it was not before."""
+    state = state_of(req)
     is_first, state.observed = not state.observed, True
     return is_first
 
@@ -131,7 +131,7 @@ def observer_of(scheduler: Any) -> Observer | None:
             meter = meter_of(args, scheduler.tree_cache, running)
             assert meter is not None
             observer = Observer(meter)
-            enabled = bool(getattr(args, "enable_metrics", False))
-            reporter.start_watching(meter, observer.refused, enabled)
+            has_metrics = bool(getattr(args, "enable_metrics", False))
+            reporter.start_observer_reporter(meter, observer.refusal_counts, has_metrics)
         scheduler.canopy = observer
     return observer

@@ -17,14 +17,16 @@ from sglang_canopy.request.client_hints import rule_of
 from sglang_canopy.wire.stamp import ADDED, STAMP_KEY, client_fields, make_stamp
 
 
-def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
+def stamp_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
     """Hook after ``SchedulerRequestReceiver._pull_raw_reqs``: stamp requests without a stamp."""
     if not result:
         return
     server_args = receiver.server_args
     # If clients can reach the scheduler without our entry, a stamp may be a client's forgery.
-    forged = bool(server_args.grpc_mode or server_args.smg_grpc_mode)
-    unstamped = [params for params in _sampling(result) if forged or not _is_stamped(params)]
+    may_be_forged = bool(server_args.grpc_mode or server_args.smg_grpc_mode)
+    unstamped = [
+        params for params in _sampling_params(result) if may_be_forged or not _is_add_stamp(params)
+    ]
     if not unstamped or server_args.radix_eviction_policy not in live_names():
         return
     from sglang.srt.runtime_context import get_parallel
@@ -32,15 +34,15 @@ def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
     if get_parallel().pp_rank:
         return  # stamped by the first stage
     for params in unstamped:
-        params.custom_params = _stamped(params.custom_params, server_args)
+        params.custom_params = _add_stamp(params.custom_params, server_args)
 
 
-def _is_stamped(params: Any) -> bool:
-    custom = params.custom_params
-    return isinstance(custom, dict) and STAMP_KEY in custom
+def _is_add_stamp(params: Any) -> bool:
+    custom_params = params.custom_params
+    return isinstance(custom_params, dict) and STAMP_KEY in custom_params
 
 
-def _sampling(received: list[Any]) -> Iterator[Any]:
+def _sampling_params(received: list[Any]) -> Iterator[Any]:
     """Yield the sampling parameters of every text request."""
     from sglang.srt.managers.io_struct import (
         BatchTokenizedGenerateReqInput,
@@ -51,18 +53,22 @@ def _sampling(received: list[Any]) -> Iterator[Any]:
         if isinstance(request, TokenizedGenerateReqInput):
             yield request.sampling_params
         elif isinstance(request, BatchTokenizedGenerateReqInput):
-            yield from (each.sampling_params for each in request)
+            yield from (part.sampling_params for part in request)
 
 
-def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
-    """Return a client's ``custom`` with a stamp."""
-    fields_sent = {key: _restore_integer(value) for key, value in custom.items()} if custom else {}
+def _add_stamp(custom_params: Any, server_args: Any) -> dict[str, Any]:
+    """Return a client's ``custom_params`` with a stamp."""
+    fields_sent = (
+        {key: _restore_integer(value) for key, value in custom_params.items()}
+        if custom_params
+        else {}
+    )
     fields_sent.pop(STAMP_KEY, None)
     fields, _ = client_fields(fields_sent)
     requests = options_of(server_args).requests
     rule = rule_of(requests.client_hints, server_args.admin_api_key)
     stamp = make_stamp({"category": "generate"}, rule.authorise(fields, None), time.monotonic())
-    if custom is None:
+    if custom_params is None:
         stamp[ADDED] = True
     return {**fields_sent, STAMP_KEY: stamp}
 

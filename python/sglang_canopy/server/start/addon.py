@@ -28,24 +28,25 @@ _SERVER_ARGS = "sglang.srt.server_args.ServerArgs."
 class Addon:
     """A further plugin.
 
-    ``flags``: a class of declared options; the first is the flag. ``keep``: checks the parsed
-    arguments, stores options on the ``ServerArgs``, and returns whether the server has the feature.
-    ``hooks``: imports and returns the other hooks.
+    ``flags``: a class of declared options; the first is the flag. ``accept_options``:
+    checks the parsed arguments, stores options on the ``ServerArgs``, and returns whether the server has
+    the feature. ``load_feature_hooks``: imports and returns the other hooks.
     """
 
     def __init__(
         self,
         name: str,
         flags: type,
-        keep: Callable[[Any, Any], bool],
-        hooks: Callable[[], tuple[Hook, ...]],
+        accept_options: Callable[[Any, Any], bool],
+        load_feature_hooks: Callable[[], tuple[Hook, ...]],
     ) -> None:
-        self.name, self.flags, self._keep, self._hooks = name, flags, keep, hooks
+        self.name, self.flags = name, flags
+        self._accept_options, self._load_feature_hooks = accept_options, load_feature_hooks
         _, option = next(declared.declared_fields(flags))
         self._flag = option.flag or ""
         self.variable = f"CANOPY_INSTALL_{name.upper()}"
         """Environment variable that is set for the children of a server with the feature."""
-        self.hooks = (
+        self.flag_hooks = (
             Hook(
                 _SERVER_ARGS + "add_cli_args",
                 "after",
@@ -56,23 +57,25 @@ class Addon:
             Hook(
                 _SERVER_ARGS + "from_cli_args",
                 "after",
-                self._keep_options,
+                self._install_if_on,
                 ("cls", "args"),
                 f"check `{self._flag}`, and install its hooks if it is given",
             ),
         )
         """Hooks on every server with this plugin."""
-        self._loaded = False
+        self._is_loaded = False
 
     def load(self) -> None:
         """Register the flag's hooks, or all in a child of a server with the feature (entry point
         ``sglang.srt.plugins``). Idempotent."""
-        if self._loaded:
+        if self._is_loaded:
             return
-        self._loaded = True
+        self._is_loaded = True
         plugin.load()  # Canopy's own hooks come first, inside these
         try:
-            for hook in (*self.hooks, *(self._hooks() if os.environ.get(self.variable) else ())):
+            is_on = os.environ.get(self.variable)
+            feature_hooks = self._load_feature_hooks() if is_on else ()
+            for hook in (*self.flag_hooks, *feature_hooks):
                 check_signature(hook)
                 hook.register()
         except Exception as error:
@@ -92,14 +95,14 @@ class Addon:
         if self._flag not in parser._option_string_actions:
             declared.add_flags(parser.add_argument_group(f"canopy {self.name}"), self.flags)
 
-    def _keep_options(self, server_args: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
+    def _install_if_on(self, server_args: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
         """Hook after ``ServerArgs.from_cli_args``."""
-        check_in_place(self.hooks)
-        if not self._keep(server_args, args):
+        check_in_place(self.flag_hooks)
+        if not self._accept_options(server_args, args):
             os.environ.pop(self.variable, None)
             return
         os.environ[self.variable] = "1"
-        _install(self._hooks(), f"canopy_{self.name}")
+        _install(self._load_feature_hooks(), f"canopy_{self.name}")
 
 
 def _install(hooks: tuple[Hook, ...], name: str) -> None:

@@ -27,11 +27,11 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
     """Hook after ``ServerArgs.add_cli_args``: add Canopy's flags once, and to SGLang's parser only."""
     options = {name: action for action in parser._actions for name in action.option_strings}
     policy = options.get("--radix-eviction-policy")
-    if policy is None or flags.SHORT in options:
+    if policy is None or flags.SHORT_FLAG in options:
         return
     group = parser.add_argument_group("canopy", HELP)
     group.add_argument(
-        flags.SHORT,
+        flags.SHORT_FLAG,
         dest="radix_eviction_policy",
         default=argparse.SUPPRESS,
         choices=policy.choices,
@@ -40,18 +40,17 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
     flags.add_flags(group, options)
 
 
-def expand(argv: list[str]) -> Any:
-    """Hook before ``prepare_server_args``: expand ``--radix-eviction`` and ``auto``.
-
-    ``--radix-eviction X`` becomes the long form. The file of ``--config`` is read as SGLang does, since
-    it may name a policy; arguments on the command line override it.
-    """
-    short, long = flags.SHORT, "--radix-eviction-policy"
+def expand_arguments(argv: list[str]) -> Any:
+    """Hook before ``prepare_server_args``: expand ``--radix-eviction`` and ``auto``. ``--radix-eviction
+    X`` becomes the long form. The file of ``--config`` is read as SGLang does, since it may name a
+    policy; arguments on the command line override it."""
+    short, long = flags.SHORT_FLAG, "--radix-eviction-policy"
     merged = _with_config(argv)
-    spelt = [
-        long + a[len(short) :] if a == short or a.startswith(short + "=") else a for a in merged
+    long_form = [
+        long + arg[len(short) :] if arg == short or arg.startswith(short + "=") else arg
+        for arg in merged
     ]
-    return (spelt + auto.arguments(spelt),), {}
+    return (long_form + auto.added_arguments(long_form),), {}
 
 
 def _with_config(argv: list[str]) -> list[str]:
@@ -67,14 +66,14 @@ def _with_config(argv: list[str]) -> list[str]:
     return merged
 
 
-def check(server_args: Any, args: Any) -> None:
+def check_arguments(server_args: Any, args: Any) -> None:
     """Hook after ``ServerArgs.from_cli_args``: check Canopy's flags and store them on ``server_args``."""
     try:
         is_auto = server_args.radix_eviction_policy == AUTO
         if is_auto:
             server_args.radix_eviction_policy = auto.POLICY
         is_canopy = server_args.radix_eviction_policy in live_names()
-        if is_canopy or flags.any_typed(server_args, args):
+        if is_canopy or flags.has_canopy_flags(server_args, args):
             check_complete()
         requests = RequestOptions(**from_args(RequestOptions, args))
         _check_requests(server_args, requests)
@@ -83,22 +82,22 @@ def check(server_args: Any, args: Any) -> None:
         options = ServerOptions(
             requests=requests,
             tiers=flags.resolve_tiers(server_args, args, is_canopy),
-            queue=queue.checked_flags(
-                server_args, args, is_canopy, auto.queue(server_args) if is_auto else {}
+            queue=queue.check_flags(
+                server_args, args, is_canopy, auto.queue_defaults(server_args) if is_auto else {}
             ),
-            meter=_meter(args, is_canopy, is_auto),
+            meter=_meter_options(args, is_canopy, is_auto),
         )
         if is_auto:
-            options = dataclasses.replace(options, auto=auto.state(server_args, options))
+            options = dataclasses.replace(options, auto=auto.part_states(server_args, options))
         _check_gate(server_args, options.gate, is_canopy)
     except CanopyError as error:
         stop(str(error))
     setattr(server_args, ATTRIBUTE, options)
 
 
-def _meter(args: Any, is_canopy: bool, by_auto: bool) -> MeterOptions | None:
+def _meter_options(args: Any, is_canopy: bool, is_auto: bool) -> MeterOptions | None:
     options = meter_options(declared.read(WhatifFlags, args), is_canopy)
-    return MeterOptions() if options is None and by_auto else options
+    return MeterOptions() if options is None and is_auto else options
 
 
 def _check_requests(server_args: Any, requests: RequestOptions) -> None:
@@ -110,7 +109,7 @@ def _check_gate(server_args: Any, gate: GateSettings | None, is_canopy: bool) ->
         return
     if not is_canopy:
         raise CanopyError(
-            f"{GATE_FLAG} needs {flags.SHORT} with a Canopy policy, such as canopy-lru"
+            f"{GATE_FLAG} needs {flags.SHORT_FLAG} with a Canopy policy, such as canopy-lru"
         )
     refusal = unsupported_reason(GATE, server_args)
     if refusal:
@@ -121,10 +120,10 @@ def _check_policy(server_args: Any) -> None:
     name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
     refusal = unsupported_reason(POLICIES, server_args)
     if refusal:
-        raise CanopyError(f"{flags.SHORT} {name}: {refusal}")
-    from sglang_canopy.radix.live import live_cache
+        raise CanopyError(f"{flags.SHORT_FLAG} {name}: {refusal}")
+    from sglang_canopy.radix.live import make_policies
 
     try:
-        live_cache(name, config)
+        make_policies(name, config)
     except CanopyError as error:
         raise CanopyError(f"--radix-eviction-policy-config: {error}") from None

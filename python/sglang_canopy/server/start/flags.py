@@ -18,7 +18,7 @@ from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.config.setups import DISK
 from sglang_canopy.config.tiers import (
-    OTHERS,
+    OTHER_TENANTS,
     PolicyChoice,
     TierFlags,
     TierOptions,
@@ -34,41 +34,39 @@ from sglang_canopy.tenant import tenant_digest
 
 logger = logging.getLogger(__name__)
 
+_NEEDS_HOST_TIER = ("host_eviction", "host_ttl", "drain_s")
+_NEEDS_OUR_DISK = ("disk_eviction", "disk", "drain_s")
+"""Fields of ``TierFlags`` that need the tier."""
 
-_IN_MEMORY = ("host_eviction", "host_ttl", "drain_s")
-_ON_DISK = ("disk_eviction", "disk", "drain_s")
-
-SHORT = "--radix-eviction"
-KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
+SHORT_FLAG = "--radix-eviction"
+FLAG_CLASSES = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
 """Classes of flags; those shown by ``--help`` come first."""
 
 
 def short_help() -> str:
     names = ", ".join(live_names())
-    return f"Short for {SHORT}-policy. Canopy adds {names}, and auto, which is wa and more."
+    return f"Short for {SHORT_FLAG}-policy. Canopy adds {names}, and auto, which is wa and more."
 
 
 def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:
     """Add Canopy's flags to SGLang's parser, and the backend to its choices."""
-    for kind in KINDS:
-        declared.add_flags(group, kind)
+    for flag_class in FLAG_CLASSES:
+        declared.add_flags(group, flag_class)
     backend = options.get("--hicache-storage-backend")
     if backend is not None and backend.choices is not None and BACKEND not in backend.choices:
         backend.choices = [*backend.choices, BACKEND]
 
 
-def any_typed(server_args: Any, args: Any) -> bool:
-    """Return whether a command line has a flag, or the storage backend, of Canopy."""
+def has_canopy_flags(server_args: Any, args: Any) -> bool:
+    """Return whether a command line has one of Canopy's flags, or its storage backend."""
     return server_args.hicache_storage_backend == BACKEND or any(
-        from_args(kind, args) for kind in KINDS
+        from_args(flag_class, args) for flag_class in FLAG_CLASSES
     )
 
 
 def resolve_tiers(server_args: Any, args: Any, is_canopy: bool) -> TierOptions:
     """Check the tiers' options against the command line, and write them to ``server_args``.
-
-    ``is_canopy``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
-    """
+    ``is_canopy``: whether the device's policy is one of Canopy's. Raises ``CanopyError``."""
     typed_flags = from_args(TierFlags, args)
     block_tokens = 64
     if is_canopy:
@@ -78,7 +76,7 @@ def resolve_tiers(server_args: Any, args: Any, is_canopy: bool) -> TierOptions:
         block_tokens = settings.block_tokens
     tiers = tier_options(TierFlags(**typed_flags), block_tokens)
     uses_our_disk = server_args.hicache_storage_backend == BACKEND
-    _check(server_args, typed_flags, tiers, is_canopy, uses_our_disk)
+    _check_tiers(server_args, typed_flags, tiers, is_canopy, uses_our_disk)
     if tiers.host_bytes and not (server_args.hicache_size or server_args.hicache_ratio):
         # SGLang's flag accepts whole gigabytes only, but its pools accept fractions.
         server_args.hicache_size = tiers.host_bytes / 1e9
@@ -92,7 +90,7 @@ def resolve_tiers(server_args: Any, args: Any, is_canopy: bool) -> TierOptions:
     return tiers
 
 
-def _check(
+def _check_tiers(
     server_args: Any,
     typed_flags: Mapping[str, Any],
     tiers: TierOptions,
@@ -101,11 +99,11 @@ def _check(
 ) -> None:
     for field in typed_flags:
         flag = option_of(TierFlags, field).flag
-        if field in _IN_MEMORY and not is_canopy:
+        if field in _NEEDS_HOST_TIER and not is_canopy:
             raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
-        if field in _IN_MEMORY and not server_args.enable_hierarchical_cache:
+        if field in _NEEDS_HOST_TIER and not server_args.enable_hierarchical_cache:
             raise CanopyError(f"{flag} needs a host tier; add --enable-hierarchical-cache")
-        if field in _ON_DISK and not uses_our_disk:
+        if field in _NEEDS_OUR_DISK and not uses_our_disk:
             raise CanopyError(
                 f"{flag} needs our disk tier; add --enable-hierarchical-cache "
                 "--hicache-storage-backend canopy"
@@ -119,28 +117,26 @@ def _check(
         if refusal:
             raise CanopyError(f"--hicache-storage-backend canopy: {refusal}")
     # Pages of other backends have no TTL. A dynamic one may be Canopy's.
-    with_ttl = (BACKEND, "dynamic", "mooncake")
-    if tiers.ttl is not None and server_args.hicache_storage_backend not in with_ttl:
+    ttl_backends = (BACKEND, "dynamic", "mooncake")
+    if tiers.ttl is not None and server_args.hicache_storage_backend not in ttl_backends:
         logger.warning("--canopy-ttl acts on a tier that this server lacks")
 
 
 def extra_config(
     server_args: Any, tiers: TierOptions, is_canopy: bool, config_text: str | None
 ) -> dict[str, Any]:
-    """Complete the extra configuration ``config_text`` with Canopy's options, and validate it.
-
-    Raises ``CanopyError``, before the model is loaded.
-    """
+    """Complete the extra configuration ``config_text`` with Canopy's options, and validate it. Raises
+    ``CanopyError``, before the model is loaded."""
     extra = parse_extra_config(config_text)
-    choice = tiers.disk
-    if choice is None and is_canopy:
+    disk_choice = tiers.disk
+    if disk_choice is None and is_canopy:
         name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
         _, options = split_config(name, config)
-        choice = PolicyChoice(name, options)
-    if choice is not None:
+        disk_choice = PolicyChoice(name, options)
+    if disk_choice is not None:
         if "policy" not in extra:
-            extra["policy_config"] = extra.get("policy_config", dict(choice.config))
-        extra.setdefault("policy", choice.name)
+            extra["policy_config"] = extra.get("policy_config", dict(disk_choice.config))
+        extra.setdefault("policy", disk_choice.name)
     if tiers.ttl is not None:
         extra.setdefault("ttl", tiers.ttl.to_json())
     if tiers.quotas:
@@ -155,14 +151,11 @@ def extra_config(
 
 
 def _hide_tenant(tenant: str) -> str:
-    return tenant if tenant == OTHERS or tenant.startswith("#") else tenant_digest(tenant)
+    return tenant if tenant == OTHER_TENANTS or tenant.startswith("#") else tenant_digest(tenant)
 
 
 def parse_extra_config(text: str | None) -> dict[str, Any]:
-    """Parse SGLang's extra configuration of the storage, JSON or ``@FILE.json``.
-
-    Raises ``CanopyError``.
-    """
+    """Parse SGLang's extra configuration of the storage, JSON or ``@FILE.json``. Raises ``CanopyError``."""
     flag = "--hicache-storage-backend-extra-config"
     if not text:
         return {}

@@ -23,10 +23,9 @@ class Hook:
     parameters: tuple[str, ...]
     """Leading parameters that the original must have."""
     purpose: str = ""
-    """Purpose, in one phrase."""
-    without: str = ""
+    fallback: str = ""
     """What a server does if the function is missing or differs; empty if it does not start."""
-    first: bool = False
+    is_on_first_request: bool = False
     """Whether each scheduler's first request passes it."""
 
     def register(self) -> None:
@@ -36,13 +35,13 @@ class Hook:
         if self.target in releases.SWITCHED_OFF:
             return
         hook = self.function
-        if self.first:
-            releases.UNCALLED_HOOKS.add(self.target)
-            hook = self._expect_hook()
+        if self.is_on_first_request:
+            hook = self._record_first_call()
         HookRegistry.register(self.target, hook, HookType(self.kind))
 
-    def _expect_hook(self) -> Callable[..., Any]:
-        """Return the hook, which is expected until SGLang calls it."""
+    def _record_first_call(self) -> Callable[..., Any]:
+        """Count the hook as uncalled until SGLang calls it; return the function to install."""
+        releases.UNCALLED_HOOKS.add(self.target)
 
         @functools.wraps(self.function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -52,10 +51,10 @@ class Hook:
         return call
 
     def is_in_place(self) -> bool:
-        """Whether the hook is in SGLang's chain of wrappers of the target, unless it is off."""
+        """Return whether the hook is in SGLang's chain of wrappers of the target, unless it is off."""
         if self.target in releases.SWITCHED_OFF:
             return True
-        function = inspect.getattr_static(*_owner(self.target))
+        function = inspect.getattr_static(*_find_owner(self.target))
         function = getattr(function, "__func__", function)
         while function is not None:
             for cell in getattr(function, "__closure__", None) or ():
@@ -67,12 +66,12 @@ class Hook:
 
     def sglang_parameters(self) -> tuple[str, ...]:
         """Return the parameters of SGLang's function. Raises ImportError or AttributeError."""
-        owner, name = _owner(self.target)
+        owner, name = _find_owner(self.target)
         function = getattr(owner, name)
         function = inspect.unwrap(getattr(function, "__func__", function))
         return tuple(inspect.signature(function).parameters)
 
 
-def _owner(target: str) -> tuple[Any, str]:
+def _find_owner(target: str) -> tuple[Any, str]:
     path, name = target.rsplit(".", 1)
     return pkgutil.resolve_name(path), name

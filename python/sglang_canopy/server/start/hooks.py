@@ -19,7 +19,7 @@ _SRT = "sglang.srt."
 
 def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
     check_in_place(HOOKS)
-    arguments.check(result, args)
+    arguments.check_arguments(result, args)
 
 
 def _build_cache(original: Any, ctx: Any) -> Any:
@@ -32,10 +32,10 @@ def _build_cache(original: Any, ctx: Any) -> Any:
     if ctx.params.eviction_policy not in live_names():
         return original(ctx)
     check_complete()
-    from sglang_canopy.server.scheduler.cache_factory import build
+    from sglang_canopy.server.scheduler.cache_factory import build_cache
 
     try:
-        return build(ctx)
+        return build_cache(ctx)
     except CanopyError as error:
         stop(str(error))
 
@@ -51,7 +51,7 @@ HOOKS = (
     Hook(
         _SRT + "server_args.prepare_server_args",
         "before",
-        arguments.expand,
+        arguments.expand_arguments,
         ("argv",),
         "expand `--radix-eviction` and plan files",
     ),
@@ -80,23 +80,23 @@ HOOKS = (
         _SRT
         + "managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
         "after",
-        received.requests_received,
+        received.stamp_received,
         ("self",),
         "stamp requests that bypassed the HTTP entry, on the rank that receives them",
     ),
     Hook(
         _SRT + "managers.scheduler.Scheduler._create_generation_req",
         "after",
-        arrivals.request_created,
+        arrivals.register_created,
         ("self", "recv_req"),
         "register a request, in order of arrival",
         "requests are registered when they are queued",
-        first=True,
+        is_on_first_request=True,
     ),
     Hook(
         _SRT + "managers.scheduler.Scheduler.send_abort_output",
         "after",
-        arrivals.request_aborted,
+        arrivals.end_aborted,
         ("self", "abort_req", "req"),
         "count a request that ends before admission as refused",
         "requests that leave the queue are not counted",
@@ -104,40 +104,40 @@ HOOKS = (
     Hook(
         _SRT + "managers.schedule_batch.ScheduleBatch.prepare_for_extend",
         "before",
-        arrivals.batch_formed,
+        arrivals.admit_batch,
         ("self",),
         "announce admitted requests to the policies",
-        first=True,
+        is_on_first_request=True,
     ),
     Hook(
         _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
         "before",
-        arrivals.request_queued,
+        arrivals.register_queued,
         ("self", "req"),
         "count an invalid request as refused; register a request with images, once they have tokens, "
         "and one with documents, once it has its extra key; protect the cached prefix of a request that "
         "will wait",
-        first=True,
+        is_on_first_request=True,
     ),
     Hook(
         _SRT + "managers.schedule_policy.SchedulePolicy.calc_priority",
         "around",
-        admission.priorities_calculated,
+        admission.arrange_queue,
         ("self", "waiting_queue", "running_batch", "processed_tokens"),
         "`--canopy-queue-order`: sort the queue; renew the protection of its prefixes",
-        first=True,
+        is_on_first_request=True,
     ),
     Hook(
         _SRT + "managers.schedule_policy.SchedulePolicy.shortest_prefill_chunk_limit",
         "around",
-        admission.chunk_limited,
+        admission.limit_chunk,
         ("self", "chunked_req", "waiting_queue", "budget", "page_size"),
         "`--canopy-queue-order`: shorter requests share the steps of a long prompt",
     ),
     Hook(
         _SRT + "managers.schedule_policy.PrefillAdder._select_prefill_admission",
         "around",
-        admission.admission_selected,
+        admission.refuse_second_chunk,
         (
             "self",
             "req",
@@ -152,25 +152,25 @@ HOOKS = (
     Hook(
         _SRT + "managers.scheduler.Scheduler.process_batch_result",
         "after",
-        admission.batch_computed,
+        admission.record_batch_result,
         ("self", "batch", "result"),
         "record prefill costs for the queue's order, and ended requests for `--canopy-observe`",
-        first=True,
+        is_on_first_request=True,
     ),
     Hook(
         _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
         "around",
-        admission.queue_limited,
+        admission.enqueue_unrefused,
         ("self", "recv_req"),
         "`--canopy-session-gate`: pass a request that SGLang does not refuse to the gate",
     ),
     Hook(
         _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
         "around",
-        admission.prefill_chosen,
+        admission.choose_prefill,
         ("self", "prefill_delayer_single_pass", "running_batch"),
         "`--canopy-session-gate`: choose batches among the requests that the gate admits",
-        first=True,
+        is_on_first_request=True,
     ),
     Hook(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
@@ -211,7 +211,7 @@ HOOKS = (
     Hook(
         _SRT + "managers.tokenizer_manager.TokenizerManager._get_scheduler_first_token_time",
         "after",
-        entry.first_token,
+        entry.record_first_token,
         ("state", "recv_obj", "i"),
         "fit TTFT as a line over uncached tokens",
         "the status has no TTFT line, and policies use no measured prefill time",
@@ -219,7 +219,7 @@ HOOKS = (
     Hook(
         _SRT + "managers.scheduler.Scheduler.set_internal_state",
         "around",
-        arrivals.internal_state_set,
+        arrivals.receive_messages,
         ("self", "recv_req"),
         "pass the messages of Canopy's routes to every scheduler",
     ),

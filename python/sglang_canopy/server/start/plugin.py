@@ -41,11 +41,9 @@ def load() -> None:
 
 
 def load_for_help() -> None:
-    """Add Canopy's options to ``sglang serve --help`` (entry point ``sglang.srt.platforms``).
-
-    That command resolves the platform before it prints its help, but loads general plugins later. This
-    function registers no platform, and does nothing without ``--help``.
-    """
+    """Add Canopy's options to ``sglang serve --help`` (entry point ``sglang.srt.platforms``). That
+    command resolves the platform before it prints its help, but loads general plugins later. This
+    function registers no platform, and does nothing without ``--help``."""
     if add_to_help(add_flags):
         _register_policies()
 

@@ -28,7 +28,7 @@ def stop(reason: str) -> NoReturn:
 def check_version() -> None:
     """Warn of a release that Canopy is not tested with. The other checks decide whether it starts."""
     installed = importlib.metadata.version("sglang")
-    if installed not in releases.TESTED:
+    if installed not in releases.TESTED_RELEASES:
         logger.warning(
             "sglang-canopy is tested with sglang %s, and %s is installed. The checks at start decide "
             "whether it is used; python -m sglang.launch_server without Canopy's flags is plain SGLang.",
@@ -38,17 +38,15 @@ def check_version() -> None:
 
 
 def check_signature(hook: Hook) -> None:
-    """Check that SGLang has the function, with the parameters that the hook expects.
-
-    If not, the hook is switched off. If Canopy cannot do without it, ``check_complete`` stops.
-    """
-    reason = _difference(hook)
+    """Check that SGLang has the function, with the parameters that the hook expects. If not, the hook
+    is switched off. If Canopy cannot do without it, ``check_complete`` stops."""
+    reason = _find_difference(hook)
     if reason is None:
         return
-    if not hook.without:
+    if not hook.fallback:
         releases.START_REFUSALS.append(reason)
-    without = hook.without or "a server with flags of Canopy does not start"
-    releases.switch_off(hook.target, f"{reason}; {without}")
+    consequence = hook.fallback or "a server with flags of Canopy does not start"
+    releases.switch_off(hook.target, f"{reason}; {consequence}")
 
 
 def check_complete() -> None:
@@ -59,7 +57,7 @@ def check_complete() -> None:
         )
 
 
-def _difference(hook: Hook) -> str | None:
+def _find_difference(hook: Hook) -> str | None:
     try:
         parameters = hook.sglang_parameters()
     except (ImportError, AttributeError) as error:

@@ -14,7 +14,7 @@ _REQUEST = "__req__"
 
 
 @dataclass(slots=True, eq=False)
-class Attached:
+class RequestState:
     """State of one request in a scheduler."""
 
     params: Mapping[str, Any]
@@ -29,26 +29,25 @@ class Attached:
     """Whether ``--canopy-observe`` has counted it."""
 
 
-def attached(req: Any) -> Attached:
-    """Return the state of SGLang's ``req``.
-
-    The first call removes Canopy's keys from a copy of ``req.sampling_params``: a client's custom logit
-    processor may fail on keys that it does not define, and pipeline stages forward the original.
-    """
-    state: Attached | None = getattr(req, "canopy", None)
+def state_of(req: Any) -> RequestState:
+    """Return the state of SGLang's ``req``. The first call removes Canopy's keys from a copy of
+    ``req.sampling_params``: a client's custom logit processor may fail on keys that it does not define,
+    and pipeline stages forward the original."""
+    state: RequestState | None = getattr(req, "canopy", None)
     if state is None:
-        state = req.canopy = Attached(_take(req))
+        state = req.canopy = RequestState(_take_params(req))
     return state
 
 
-def _take(req: Any) -> dict[str, Any]:
+def _take_params(req: Any) -> dict[str, Any]:
+    """Move Canopy's keys out of the custom parameters of ``req``, and return them."""
     params = getattr(req, "sampling_params", None)
-    custom = getattr(params, "custom_params", None)
+    custom_params = getattr(params, "custom_params", None)
     canopy_params: dict[str, Any] = {}
-    if not isinstance(custom, dict):
+    if not isinstance(custom_params, dict):
         return canopy_params
     other_params: dict[str, Any] = {}
-    for key, value in custom.items():
+    for key, value in custom_params.items():
         target = canopy_params if isinstance(key, str) and key.startswith(PREFIX) else other_params
         target[key] = value
     if canopy_params:
