@@ -24,8 +24,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Files of over twenty seconds; at the end of a run one of them would delay a single worker.
-FIRST = {"test_ranks", "test_fuzz", "test_scenarios"}
-FIRST |= {"test_plan_command", "test_real_traces"}
+EARLY_FILES = {"test_ranks", "test_fuzz", "test_scenarios"}
+EARLY_FILES |= {"test_plan_command", "test_real_traces"}
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run servers first, then ranks and long files; the others go to the first idle worker. A file
     stays with one worker. Files marked with the same `xdist_group` do, one after the other."""
-    order = {item: (_late(item), *_group(item)) for item in items}
+    order = {item: (_start_class(item), *_group(item)) for item in items}
     items.sort(key=order.__getitem__)
     if not config.getoption("--all"):
         skip = pytest.mark.skip(reason="long: ./scripts/test.sh --all runs it")
@@ -53,11 +53,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
-def _late(item: pytest.Item) -> int:
-    """Return 0 for servers, 1 for ranks and the files of `FIRST`, 2 for others."""
+def _start_class(item: pytest.Item) -> int:
+    """Return 0 for servers, 1 for ranks and the files of `EARLY_FILES`, 2 for others."""
     if "served" in item.path.parts:
         return 0
-    return 1 if item.path.stem in FIRST or item.get_closest_marker("xdist_group") else 2
+    return 1 if item.path.stem in EARLY_FILES or item.get_closest_marker("xdist_group") else 2
 
 
 def _group(item: pytest.Item) -> tuple[bool, str]:
@@ -70,7 +70,7 @@ def _group(item: pytest.Item) -> tuple[bool, str]:
 
 
 @pytest.fixture(autouse=True)
-def environment_of_canopy() -> Iterator[None]:
+def restore_canopy_variables() -> Iterator[None]:
     """Restore the variables that Canopy's start sets for child processes."""
     variables = {name: value for name, value in os.environ.items() if name.startswith("CANOPY_")}
     yield
@@ -100,9 +100,7 @@ def smollm2() -> Path:
     """The prepared SmolLM2 directory (scripts/test.sh prepares it)."""
     model = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
     if not (model / "config.json").exists():
-        pytest.skip(
-            "SmolLM2 is not prepared: run ./scripts/test.sh, or see docs/guide/quickstart.md"
-        )
+        pytest.skip("SmolLM2 is absent: run ./scripts/test.sh, or see docs/guide/quickstart.md")
     return model
 
 

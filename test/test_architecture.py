@@ -23,7 +23,7 @@ MODULES = {
 
 @cache
 def names_in(path: Path) -> frozenset[str]:
-    """Every dotted name that ``path`` imports, in functions and for type checks too."""
+    """Return the dotted names that ``path`` imports, in functions and for type checks too."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -55,17 +55,16 @@ def test_a_folder_imports_only_allowed_folders(folder: str) -> None:
     for path in source_files():
         if folder_of(path) != folder:
             continue
-        used = {folder_of(MODULES[m]) for m in modules_in(path)} - layout.OPEN_FILES - {folder}
-        assert used <= layout.ALLOWED_IMPORTS[folder], (
-            f"{path.relative_to(PYTHON)} imports {used - layout.ALLOWED_IMPORTS[folder]}"
-        )
+        imported = {folder_of(MODULES[m]) for m in modules_in(path)} - layout.OPEN_FILES - {folder}
+        forbidden = imported - layout.ALLOWED_IMPORTS[folder]
+        assert not forbidden, f"{path.relative_to(PYTHON)} imports {forbidden}"
 
 
 def test_open_files_import_only_each_other() -> None:
     for path in source_files():
         if folder_of(path) in layout.OPEN_FILES:
-            used = {folder_of(MODULES[name]) for name in modules_in(path)}
-            assert used <= layout.OPEN_FILES, f"{path.name} imports {used - layout.OPEN_FILES}"
+            imported = {folder_of(MODULES[name]) for name in modules_in(path)}
+            assert imported <= layout.OPEN_FILES, f"{path.name} imports {imported - layout.OPEN_FILES}"
 
 
 def test_no_two_folders_import_each_other() -> None:
@@ -78,7 +77,7 @@ def test_no_file_imports_itself_through_others() -> None:
 
 def nodes_on_cycles(graph: Mapping[str, set[str]]) -> list[str]:
     """Return the nodes that can be reached from themselves."""
-    starts = []
+    cyclic_nodes = []
     for start in graph:
         reached: set[str] = set()
         stack = list(graph[start])
@@ -88,8 +87,8 @@ def nodes_on_cycles(graph: Mapping[str, set[str]]) -> list[str]:
                 reached.add(node)
                 stack += graph.get(node, ())
         if start in reached:
-            starts.append(start)
-    return starts
+            cyclic_nodes.append(start)
+    return cyclic_nodes
 
 
 @pytest.mark.parametrize("folder", layout.PLAIN_FOLDERS)
@@ -97,23 +96,23 @@ def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(folder: str)
     for path in source_files():
         if folder_of(path) != folder:
             continue
-        top = ast.parse(path.read_text(encoding="utf-8")).body
-        names = {a.name for n in top if isinstance(n, ast.Import) for a in n.names}
-        names |= {n.module or "" for n in top if isinstance(n, ast.ImportFrom)}
+        statements = ast.parse(path.read_text(encoding="utf-8")).body
+        names = {a.name for node in statements if isinstance(node, ast.Import) for a in node.names}
+        names |= {node.module or "" for node in statements if isinstance(node, ast.ImportFrom)}
         packages = {name.split(".")[0] for name in names}
         assert not packages & {"torch", "sglang", "transformers"}, path
 
 
 def test_only_the_server_facing_folders_import_sglang() -> None:
-    touching = {
+    importing_folders = {
         folder_of(path)
         for path in source_files()
         if any(name == "sglang" or name.startswith("sglang.") for name in names_in(path))
     }
-    assert touching <= layout.SGLANG_FOLDERS
+    assert importing_folders <= layout.SGLANG_FOLDERS
 
 
-def test_one_file_knows_what_differs_between_releases_of_sglang() -> None:
+def test_one_file_has_what_differs_between_releases_of_sglang() -> None:
     versions = re.compile(
         r"SGLANG_VERSION|releases\.TESTED|hasattr\((MatchResult|scheduler, \"(_|send))"
     )
@@ -123,26 +122,26 @@ def test_one_file_knows_what_differs_between_releases_of_sglang() -> None:
         if versions.search(path.read_text(encoding="utf-8")) and "__init__" not in path.name
     }
     # The others show the version, or warn of an untested one.
-    exempt = {"doctor/command_line.py", "doctor/machine.py", "server/start/self_check.py"}
-    exempt = {f"sglang_canopy/{name}" for name in exempt} | {"canopy_lab/live/replay/replay_run.py"}
+    exempt_names = {"doctor/command_line.py", "doctor/machine.py", "server/start/self_check.py"}
+    exempt = {f"sglang_canopy/{name}" for name in exempt_names}
+    exempt |= {"canopy_lab/live/replay/replay_run.py"}
     assert matching - exempt == {"sglang_canopy/releases.py"}
 
 
 def test_no_file_is_too_long() -> None:
-    long = {}
+    lines_by_file = {}
     for path in source_files():
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines >= MAX_LINES:
-            long[str(path.relative_to(PYTHON))] = lines
-    assert long == {}
+            lines_by_file[str(path.relative_to(PYTHON))] = lines
+    assert lines_by_file == {}
 
 
 def test_the_command_line_starts_without_torch() -> None:
     code = "import sys, canopy_lab.cli.main as m; m.main(['--version'])"
     probe = f"try:\n    {code}\nexcept SystemExit:\n    print('torch' in sys.modules)"
-    process = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{probe}"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", f"import sys\n{probe}"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.stdout.strip().endswith("False"), process.stdout + process.stderr
 
 

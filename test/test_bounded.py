@@ -17,7 +17,7 @@ class BoundedMachine(RuleBasedStateMachine):
         self.bounded = BoundedByTenant[int, int](MAX_SIZE, MAX_TENANT_SIZE)
         self.entries: list[tuple[Entry[int, int], int]] = []
         """Entries with their sizes, oldest first."""
-        self.turns: list[str | None] = []
+        self.tenant_order: list[str | None] = []
         self.value = 0
 
     def size(self, tenant: str | None) -> int:
@@ -27,9 +27,9 @@ class BoundedMachine(RuleBasedStateMachine):
         return next(entry for entry, _ in self.entries if entry.tenant == tenant)
 
     def remove(self, *removed: Entry[int, int]) -> None:
-        self.entries = [pair for pair in self.entries if pair[0] not in removed]
+        self.entries = [(entry, size) for entry, size in self.entries if entry not in removed]
         tenants = {entry.tenant for entry, _ in self.entries}
-        self.turns = [tenant for tenant in self.turns if tenant in tenants]
+        self.tenant_order = [tenant for tenant in self.tenant_order if tenant in tenants]
 
     def find(self, tenant: str | None, key: int) -> Entry[int, int] | None:
         return next((e for e, _ in self.entries if (e.tenant, e.key) == (tenant, key)), None)
@@ -42,12 +42,12 @@ class BoundedMachine(RuleBasedStateMachine):
         if replaced is not None:
             self.remove(replaced)
         self.entries.append((Entry(tenant, key, self.value), size))
-        if tenant not in self.turns:
-            self.turns.append(tenant)
+        if tenant not in self.tenant_order:
+            self.tenant_order.append(tenant)
         for entry in evicted:
             if self.size(tenant) <= MAX_TENANT_SIZE:
                 assert sum(size for _, size in self.entries) > MAX_SIZE
-                assert self.size(entry.tenant) == max(map(self.size, self.turns))
+                assert self.size(entry.tenant) == max(map(self.size, self.tenant_order))
             assert entry == self.oldest(entry.tenant)
             self.remove(entry)
 
@@ -60,17 +60,17 @@ class BoundedMachine(RuleBasedStateMachine):
     @rule()
     def take_turns(self) -> None:
         entry = self.bounded.pop_next()
-        if not self.turns:
+        if not self.tenant_order:
             assert entry is None
             return
-        tenant = self.turns.pop(0)
+        tenant = self.tenant_order.pop(0)
         assert entry == self.oldest(tenant)
-        self.turns.append(tenant)
+        self.tenant_order.append(tenant)
         self.remove(entry)
 
     @rule(tenant=TENANTS)
     def forget(self, tenant: str | None) -> None:
-        assert self.bounded.forget(tenant) == (tenant in self.turns)
+        assert self.bounded.forget(tenant) == (tenant in self.tenant_order)
         self.remove(*(entry for entry, _ in self.entries if entry.tenant == tenant))
 
     @invariant()
@@ -79,7 +79,7 @@ class BoundedMachine(RuleBasedStateMachine):
         assert self.bounded.size == sum(size for _, size in self.entries) <= MAX_SIZE
         assert len(self.bounded) == len(self.entries)
         by_size = {name: size for size, names in self.bounded._by_size.items() for name in names}
-        assert by_size == {tenant: self.size(tenant) for tenant in self.turns}
+        assert by_size == {tenant: self.size(tenant) for tenant in self.tenant_order}
         for tenant in (None, "a"):
             assert self.bounded.size_of(tenant) == self.size(tenant) <= MAX_TENANT_SIZE
             entry = self.find(tenant, 3)

@@ -17,29 +17,29 @@ VERDICTS = (
 )
 
 
-def numbered(kind: str, last: int, first: int = 1) -> list[str]:
+def items_of(kind: str, last: int, first: int = 1) -> list[str]:
     return [f"{kind} {number}" for number in range(first, last + 1)]
 
 
 PAPERS: dict[str, list[str]] = {
-    "wa": [*numbered("Figure", 29), *numbered("Table", 2)],
+    "wa": [*items_of("Figure", 29), *items_of("Table", 2)],
     "tail": [
-        *(*numbered("Figure", 7), *numbered("Table", 6), *numbered("Theorem", 2), "Lemma 1"),
-        *("Algorithm 1", *numbered("Equation", 8, first=4), "Equation 11"),
+        *(*items_of("Figure", 7), *items_of("Table", 6), *items_of("Theorem", 2), "Lemma 1"),
+        *("Algorithm 1", *items_of("Equation", 8, first=4), "Equation 11"),
     ],
     "cachetune": [
-        *(*numbered("Figure", 11), *numbered("Table", 2), *numbered("Equation", 13)),
+        *(*items_of("Figure", 11), *items_of("Table", 2), *items_of("Equation", 13)),
         "Algorithm 1",
     ],
     "kareto": [
-        *(*numbered("Figure", 17), *numbered("Table", 1), *numbered("Equation", 3)),
-        *(*numbered("Algorithm", 2), *numbered("Observation", 6)),
+        *(*items_of("Figure", 17), *items_of("Table", 1), *items_of("Equation", 3)),
+        *(*items_of("Algorithm", 2), *items_of("Observation", 6)),
     ],
 }
 """Numbered items of each paper, counted in its text."""
 
 
-def rows(paper: str) -> dict[str, list[str]]:
+def rows_of(paper: str) -> dict[str, list[str]]:
     """Return rows `| Figure 5 | contents | result | verdict | place |`, by the first cell."""
     table = {}
     for line in (PAGES / f"{paper}.md").read_text(encoding="utf-8").splitlines():
@@ -52,7 +52,7 @@ def rows(paper: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("paper", sorted(PAPERS))
 def test_every_numbered_item_of_a_paper_has_a_row_with_its_result(paper: str) -> None:
-    table = rows(paper)
+    table = rows_of(paper)
     assert sorted(set(PAPERS[paper]) - set(table)) == []
     for name, cells in table.items():
         assert len(cells) == 4, f"{paper}, {name}: {len(cells)} cells, not 4"
@@ -66,7 +66,7 @@ def test_every_numbered_item_of_a_paper_has_a_row_with_its_result(paper: str) ->
 @pytest.mark.parametrize("paper", sorted(PAPERS))
 def test_the_target_of_a_row_exists(paper: str) -> None:
     results = {path.stem for path in (PAGES / paper).glob("*.json")}
-    for name, cells in rows(paper).items():
+    for name, cells in rows_of(paper).items():
         for code in re.findall(r"`([^`]+)`", cells[3]):
-            exists = code in results or (ROOT / code).exists()
-            assert exists, f"{paper}, {name}: {code} is no result and no file"
+            is_found = code in results or (ROOT / code).exists()
+            assert is_found, f"{paper}, {name}: {code} is no result and no file"

@@ -6,25 +6,25 @@ from sglang_canopy.disk.page import FIELDS, ColumnType, PageMeta
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
 from support.disk_pages import chain, content, store_at
 
-VALUE_OF_KIND = {
+VALUE_BY_TYPE = {
     ColumnType.FLAG: True,
     ColumnType.WHOLE: 7,
     ColumnType.SECONDS: 900.5,
     ColumnType.OPTIONAL: 1100.5,
 }
-OTHER_VALUES = {name: VALUE_OF_KIND.get(kind, f"another {name}") for name, kind in FIELDS.items()}
+OTHER_VALUES = {name: VALUE_BY_TYPE.get(type_, f"another {name}") for name, type_ in FIELDS.items()}
 OTHER_VALUES |= {"source": GATEWAY, "group": -1}
 """A value for each field that differs from its default; groups belong to a TTL table."""
 
 
 def test_a_split_leaf_keeps_every_field() -> None:
-    old, new = Leaf(), Leaf()
+    leaf, split_leaf = Leaf(), Leaf()
     for name in (*RECORD_FIELDS, "awaited_until"):
-        setattr(old, name, OTHER_VALUES.get(name, 5.0))
-    new.inherit(old)
-    assert (new.offset, new.length, new.rank_state) == (0, 0, None)
+        setattr(leaf, name, OTHER_VALUES.get(name, 5.0))
+    split_leaf.inherit(leaf)
+    assert (split_leaf.offset, split_leaf.length, split_leaf.rank_state) == (0, 0, None)
     for name in (*RECORD_FIELDS[2:], "awaited_until"):
-        assert getattr(new, name) == getattr(old, name), name
+        assert getattr(split_leaf, name) == getattr(leaf, name), name
 
 
 def test_every_field_of_a_page_survives_a_restart(tmp_path) -> None:
@@ -39,8 +39,8 @@ def test_a_page_takes_every_field_of_its_leaf() -> None:
     leaf = Leaf()
     for name in RECORD_FIELDS:
         setattr(leaf, name, OTHER_VALUES[name])
-    meta = PageMeta.from_leaf(leaf, ttl_s=OTHER_VALUES["ttl_s"])
-    assert meta == PageMeta(**OTHER_VALUES)
+    page_meta = PageMeta.from_leaf(leaf, ttl_s=OTHER_VALUES["ttl_s"])
+    assert page_meta == PageMeta(**OTHER_VALUES)
 
 
 def test_a_copy_of_a_request_equals_it_except_for_the_changes() -> None:
@@ -48,5 +48,6 @@ def test_a_copy_of_a_request_equals_it_except_for_the_changes() -> None:
     for field in fields(Request):
         setattr(request, field.name, f"another {field.name}")
     copy = request.copy(path=(), keep_until=None)
-    differ = {f.name for f in fields(Request) if getattr(copy, f.name) != getattr(request, f.name)}
-    assert differ == {"path", "keep_until"}
+    names = [field.name for field in fields(Request)]
+    changed_names = {name for name in names if getattr(copy, name) != getattr(request, name)}
+    assert changed_names == {"path", "keep_until"}

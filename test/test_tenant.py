@@ -25,9 +25,9 @@ def test_names_are_readable() -> None:
 
 @given(texts, texts, texts, texts)
 def test_two_pairs_never_share_a_name_or_a_namespace(key, salt, other_key, other_salt):
-    same = (key or "", salt or "") == (other_key or "", other_salt or "")
-    assert (tenant_of(key, salt) == tenant_of(other_key, other_salt)) == same
-    assert (tenant_namespace(key, salt) == tenant_namespace(other_key, other_salt)) == same
+    is_same = (key or "", salt or "") == (other_key or "", other_salt or "")
+    assert (tenant_of(key, salt) == tenant_of(other_key, other_salt)) == is_same
+    assert (tenant_namespace(key, salt) == tenant_namespace(other_key, other_salt)) == is_same
 
 
 def test_a_long_salt_is_named_by_its_digest() -> None:
@@ -39,11 +39,11 @@ def test_a_long_salt_is_named_by_its_digest() -> None:
 
 
 def test_requests_of_several_adapters_belong_to_one_tenant() -> None:
-    plain = SimpleNamespace(extra_key="eu", cache_salt="s", lora_id=None)
-    adapted = SimpleNamespace(extra_key="eu9f3c", cache_salt="s", lora_id="9f3c")
-    only_adapted = SimpleNamespace(extra_key="9f3c", cache_salt=None, lora_id="9f3c")
-    assert tenant_of_req(plain) == tenant_of_req(adapted) == "eu/s"
-    assert tenant_of_req(only_adapted) is None
+    without_adapter = SimpleNamespace(extra_key="eu", cache_salt="s", lora_id=None)
+    with_adapter = SimpleNamespace(extra_key="eu9f3c", cache_salt="s", lora_id="9f3c")
+    adapter_alone = SimpleNamespace(extra_key="9f3c", cache_salt=None, lora_id="9f3c")
+    assert tenant_of_req(without_adapter) == tenant_of_req(with_adapter) == "eu/s"
+    assert tenant_of_req(adapter_alone) is None
 
 
 def test_a_batch_has_the_tenants_of_its_prompts() -> None:

@@ -56,22 +56,22 @@ class Client:
 
 
 def gate_that_thrashes(
-    stop: str = "tool", pause: float = 1.0, category: str = "default", **settings: object
+    stop: str = "tool", pause_s: float = 1.0, category: str = "default", **settings: object
 ) -> tuple[SessionGate, list[Client]]:
     """A gate of 100 tokens whose clients thrash."""
     gate = SessionGate(GateSettings(**settings), CAPACITY_TOKENS)  # type: ignore[arg-type]
-    return gate, thrash(gate, stop, pause, category)
+    return gate, thrash(gate, stop, pause_s, category)
 
 
 def thrash(
-    gate: SessionGate, stop: str = "tool", pause: float = 1.0, category: str = "default"
+    gate: SessionGate, stop: str = "tool", pause_s: float = 1.0, category: str = "default"
 ) -> list[Client]:
     """Three sessions of 40 tokens in 100, which recompute them for 20 times as long as they pause."""
     clients = [Client(gate, name, stop=stop, category=category) for name in "abc"]
     for _ in range(8):
         for client in clients:
-            client.send(gate.now + pause if client is clients[0] else gate.now)
-        gate.advance(gate.now + 20.0 * pause)
+            client.send(gate.now + pause_s if client is clients[0] else gate.now)
+        gate.advance(gate.now + 20.0 * pause_s)
         for client in reversed(clients):
             client.end(cached_share=0.0)
         if gate.activation.active:
@@ -95,26 +95,26 @@ def test_thrashing_agents_are_delayed_and_the_youngest_is_paused() -> None:
     assert young.is_delayed
     for client in (old, middle):
         client.turn(gate.now + 1.0)
-    new = Client(gate, "new")
-    new.send(gate.now + 1.0)
-    assert new.is_delayed
+    newcomer = Client(gate, "new")
+    newcomer.send(gate.now + 1.0)
+    assert newcomer.is_delayed
     gate.hint_over(None, "a")
     gate.advance(gate.now + 1.0)
-    assert (young.is_delayed, new.is_delayed) == (False, True), "the paused session is first"
+    assert (young.is_delayed, newcomer.is_delayed) == (False, True), "the paused session is first"
 
 
 def test_equal_losses_of_chats_delay_no_session() -> None:
-    gate, clients = gate_that_thrashes(stop="end", pause=30.0)
+    gate, clients = gate_that_thrashes(stop="end", pause_s=30.0)
     for client in clients * 5:
         client.turn(gate.now + 10.0, cached_share=0.0)
     assert gate.stats()["times_activated"] == 0
 
 
 @pytest.mark.parametrize(
-    ("pause", "category"), [(1.0, "chat"), (15.0, "generate"), (100.0, "chat-tools-after-tool")]
+    ("pause_s", "category"), [(1.0, "chat"), (15.0, "generate"), (100.0, "chat-tools-after-tool")]
 )
-def test_agents_are_recognised_without_a_parser_and_labels(pause: float, category: str) -> None:
-    gate, (_, _, young) = gate_that_thrashes(stop="end", pause=pause, category=category)
+def test_agents_are_recognised_without_a_parser_and_labels(pause_s: float, category: str) -> None:
+    gate, (_, _, young) = gate_that_thrashes(stop="end", pause_s=pause_s, category=category)
     assert gate.stats()["active"]
     young.send(gate.now + 1.0)
     assert young.is_delayed
@@ -125,9 +125,9 @@ def test_a_paused_sessions_recomputation_is_no_loss() -> None:
     gate, (old, _, young) = gate_that_thrashes()
     gate.hint_over(None, old.name)
     gate.advance(gate.now + 1.0)
-    lost = gate.activation.thrash.lost_tokens
+    lost_before = gate.activation.thrash.lost_tokens
     young.turn(gate.now, cached_share=0.0)
-    assert gate.activation.thrash.lost_tokens == lost
+    assert gate.activation.thrash.lost_tokens == lost_before
 
 
 def test_a_return_is_learnt_when_it_arrives() -> None:
@@ -161,13 +161,11 @@ def test_a_tenants_answers_classify_its_new_sessions() -> None:
             agents.judge_answer(session, Request(0.0, stop=stop, tenant=tenant))
             agents.judge_silence(session, 30.0)
     for tenant, expected in (("people", False), ("robots", True)):
-        new = Session(99, tenant, None, 0.0, category)
-        assert agents.recognise(new, Request(0.0, tenant=tenant)) is expected
+        newcomer = Session(99, tenant, None, 0.0, category)
+        assert agents.recognise(newcomer, Request(0.0, tenant=tenant)) is expected
 
 
-@pytest.mark.parametrize(
-    ("pause_s", "stop"), [(5.0, "tool"), (5.0, "end"), (60.0, "tool"), (60.0, "end")]
-)
+@pytest.mark.parametrize(("pause_s", "stop"), [(5, "tool"), (5, "end"), (60, "tool"), (60, "end")])
 def test_an_answer_is_recognised_once(pause_s: float, stop: str) -> None:
     """By its tool call, or by the tool's result; also if the tool was slow."""
     agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY_TOKENS)
@@ -188,14 +186,14 @@ def test_one_swift_reply_makes_no_agent_and_keeps_no_place() -> None:
         for person in persons:
             person.turn(time)
     persons[0].turn(125.0)
-    new = Client(gate, "new person", stop="end")
-    new.turn(125.0)
-    new.turn(130.0)
+    newcomer = Client(gate, "new person", stop="end")
+    newcomer.turn(125.0)
+    newcomer.turn(130.0)
     assert not any(session.is_agent for session in gate.places.active_sessions.values())
     gate._refresh()
     assert 0 < gate.stats()["footprint_tokens"] <= 40, "of the new one, not yet known as a person"
-    new.turn(135.0)
-    assert gate.session_index.by_conversation[None, new.name].is_agent
+    newcomer.turn(135.0)
+    assert gate.session_index.by_conversation[None, newcomer.name].is_agent
 
 
 def test_category_records_are_bounded() -> None:
@@ -204,8 +202,8 @@ def test_category_records_are_bounded() -> None:
         session = Session(number, f"t{number}", None, 0.0, gate.model.categories.root)
         agents.judge_answer(session, Request(0.0, stop="tool", tenant=f"t{number}"))
     assert len(agents._shares) == 1024
-    new = Session(9999, "other", None, 0.0, gate.model.categories.root)
-    assert agents.recognise(new, Request(0.0, tenant="other")), "the record of all tenants is kept"
+    newcomer = Session(9999, "other", None, 0.0, gate.model.categories.root)
+    assert agents.recognise(newcomer, Request(0.0, tenant="other"))  # by all tenants' record
 
 
 @pytest.mark.parametrize(("names", "options"), [("ab", {"cached_share": 0.0}), ("abcd", {})])
@@ -223,12 +221,12 @@ def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
     young.send(gate.now + 1.0)
     gate.leave(young.ticket)
     assert gate.stats()["paused_sessions"] == 1
-    new = Client(gate, "new")
-    new.send(gate.now + 1.0)
+    newcomer = Client(gate, "new")
+    newcomer.send(gate.now + 1.0)
     young.send(gate.now + 1.0)
     gate.hint_over(None, old.name)
     gate.advance(gate.now + 1.0)
-    assert (young.is_delayed, new.is_delayed) == (False, True)
+    assert (young.is_delayed, newcomer.is_delayed) == (False, True)
 
 
 def test_a_deactivated_gate_admits_a_few_waiting_sessions_at_each_call(monkeypatch):
@@ -245,9 +243,9 @@ def test_a_deactivated_gate_admits_a_few_waiting_sessions_at_each_call(monkeypat
     assert not gate.stats()["active"]
     names = [client.name for client in waiting]
     assert delayed_names == [names[3:], names[6:], names[9:], [], []]
-    late = Client(gate, "late")
-    late.send(gate.now + 1.0)
-    assert not late.is_delayed
+    late_client = Client(gate, "late")
+    late_client.send(gate.now + 1.0)
+    assert not late_client.is_delayed
 
 
 def test_the_gate_deactivates_after_a_while_without_waiting() -> None:
@@ -265,18 +263,18 @@ def end_turn(
     activation.record_turn(100, exceeds_capacity)
 
 
-def activation_of(rate: float, pause: float, share: float = 0.9) -> Activation:
-    """Agents' turns end at ``rate`` without a gate; ``share`` of the computed tokens were lost."""
+def activation_of(turns_per_s: float, pause_s: float, lost_share: float = 0.9) -> Activation:
+    """Agents' turns end at ``turns_per_s`` without a gate; ``lost_share`` of the computed tokens were lost."""
     activation = Activation(CAPACITY_TOKENS, quiet_s=120.0)
     for _ in range(40):
-        activation.record_pause(pause)
-        activation.thrash.record_prompt(round(share * CAPACITY_TOKENS), CAPACITY_TOKENS)
-        end_turn(activation, 1.0 / rate)
+        activation.record_pause(pause_s)
+        activation.thrash.record_prompt(round(lost_share * CAPACITY_TOKENS), CAPACITY_TOKENS)
+        end_turn(activation, 1.0 / turns_per_s)
     return activation
 
 
 @pytest.mark.parametrize(
-    ("rate", "pause", "share", "activates"),
+    ("turns_per_s", "pause_s", "lost_share", "activates"),
     [
         (0.1, 10.0, 0.9, True),
         (0.1, 100.0, 0.9, False),
@@ -287,10 +285,10 @@ def activation_of(rate: float, pause: float, share: float = 0.9) -> Activation:
     ],
 )
 def test_it_activates_only_if_few_sessions_without_recomputation_are_faster(
-    rate, pause, share, activates
+    turns_per_s, pause_s, lost_share, activates
 ) -> None:
     """Eight sessions that fit end 8 / pause turns a second at most."""
-    assert activation_of(rate, pause, share).may_activate(500.0, 8.0) is activates
+    assert activation_of(turns_per_s, pause_s, lost_share).may_activate(500.0, 8.0) is activates
 
 
 def test_idle_time_does_not_count_as_slow_service() -> None:
@@ -301,14 +299,14 @@ def test_idle_time_does_not_count_as_slow_service() -> None:
     assert not activation.may_activate(activation._now, 8.0)
 
 
-def run_trial(activation: Activation, rate: float, turns: int) -> float:
-    """Sessions wait, and turns end at ``rate``; return the seconds until it becomes inactive."""
+def run_trial(activation: Activation, turns_per_s: float, turns: int) -> float:
+    """Sessions wait, and turns end at ``turns_per_s``; return the seconds until it becomes inactive."""
     activation.activate()
     began_s = activation._now
     for _ in range(turns):
         if not activation.active:
             break
-        end_turn(activation, 1.0 / rate, waiting=True, exceeds_capacity=False)
+        end_turn(activation, 1.0 / turns_per_s, waiting=True, exceeds_capacity=False)
     return activation._now - began_s
 
 
@@ -317,10 +315,10 @@ def test_turns_per_second_decide_whether_it_stays_active() -> None:
     assert activation.may_activate(500.0, 8.0)
     run_trial(activation, 0.2, 500)
     assert activation.active
-    for rate in (0.02, 0.09, 0.11):  # equal within the uncertainty is no gain
+    for turns_per_s in (0.02, 0.09, 0.11):  # equal within the uncertainty is no gain
         activation = activation_of(0.1, 1.0)
         assert activation.may_activate(500.0, 8.0)
-        trial_s = run_trial(activation, rate, 500)
+        trial_s = run_trial(activation, turns_per_s, 500)
         assert activation.ineffective_activations == 1
         assert trial_s < 500.0, "32 turns took 320 s without the gate"
         end_s = activation._now
@@ -357,7 +355,7 @@ def test_time_in_which_no_session_waits_is_no_part_of_the_trial() -> None:
 def test_paused_and_remembered_sessions_are_bounded_by_tenant() -> None:
     gate, _ = gate_that_thrashes(max_paused=4)
     for number in range(50):
-        client = Client(gate, f"x{number}", tenant="flood")
+        client = Client(gate, f"x{number}", tenant="busy")
         client.send(gate.now + 1.0)
         if not client.is_delayed:
             client.end(cached_share=0.0)

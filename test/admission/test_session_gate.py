@@ -33,8 +33,8 @@ class Agent:
         self._extend()
 
     def _extend(self) -> None:
-        missing = self.tokens // BLOCK_TOKENS - len(self.path)
-        self.path += itertools.islice(_blocks, max(0, missing))
+        missing_blocks = self.tokens // BLOCK_TOKENS - len(self.path)
+        self.path += itertools.islice(_blocks, max(0, missing_blocks))
 
     def request(self, time: float) -> Request:
         self.turns += 1
@@ -54,8 +54,8 @@ class Agent:
         self._extend()
 
 
-def gate_of(capacity: int, **settings: float) -> SessionGate:
-    return SessionGate(GateSettings(always=True, **settings), capacity)  # type: ignore[arg-type]
+def gate_of(capacity: int, **options: float) -> SessionGate:
+    return SessionGate(GateSettings(always=True, **options), capacity)  # type: ignore[arg-type]
 
 
 def arrive(gate: SessionGate, agent: Agent, time: float) -> tuple[str, Request]:
@@ -239,40 +239,40 @@ def test_a_session_larger_than_the_memory_is_admitted_alone(gate) -> None:
 
 def admissions_in_order(gate: SessionGate, tickets: list[str]) -> Iterator[str]:
     """End one session after the other; yield each that gets in."""
-    admitted = [t for t in tickets if not gate.holds(t)]
+    active = [t for t in tickets if not gate.holds(t)]
     waiting = [t for t in tickets if gate.holds(t)]
     while waiting:
-        gate.leave(admitted.pop(0))
+        gate.leave(active.pop(0))
         gate.advance(gate.now)
         for ticket in [t for t in waiting if not gate.holds(t)]:
             waiting.remove(ticket)
-            admitted.append(ticket)
+            active.append(ticket)
             yield ticket
 
 
-def test_a_flood_of_sessions_delays_its_own_tenant(gate) -> None:
-    first, _ = arrive(gate, Agent("first", 25, tenant="honest"), 0.0)
-    flood = [arrive(gate, Agent(f"f{i}", 25, tenant="flood"), 0.1)[0] for i in range(50)]
-    second, _ = arrive(gate, Agent("second", 25, tenant="honest"), 0.2)
-    order = list(admissions_in_order(gate, [*flood, second]))
-    assert order.index(second) <= 1
-    assert not gate.holds(first)
+def test_many_sessions_of_a_tenant_delay_that_tenant(gate) -> None:
+    first_ticket, _ = arrive(gate, Agent("first", 25, tenant="steady"), 0.0)
+    busy_tickets = [arrive(gate, Agent(f"f{i}", 25, tenant="busy"), 0.1)[0] for i in range(50)]
+    second_ticket, _ = arrive(gate, Agent("second", 25, tenant="steady"), 0.2)
+    order = list(admissions_in_order(gate, [*busy_tickets, second_ticket]))
+    assert order.index(second_ticket) <= 1
+    assert not gate.holds(first_ticket)
 
 
-def test_a_flood_of_invented_tenants_shares_one_turn(gate) -> None:
-    arrive(gate, Agent("first", 25, tenant="honest"), 0.0)
-    flood = [arrive(gate, Agent("x", 25, tenant=f"t{i}"), 0.1)[0] for i in range(50)]
-    honest = [arrive(gate, Agent(f"m{i}", 25, tenant="honest"), 0.2)[0] for i in range(5)]
-    order = list(admissions_in_order(gate, [*flood, *honest]))
-    assert max(order.index(ticket) for ticket in honest) <= 2 * len(honest)
+def test_invented_tenants_have_one_share_together(gate) -> None:
+    arrive(gate, Agent("first", 25, tenant="steady"), 0.0)
+    invented_tickets = [arrive(gate, Agent("x", 25, tenant=f"t{i}"), 0.1)[0] for i in range(50)]
+    steady_tickets = [arrive(gate, Agent(f"m{i}", 25, tenant="steady"), 0.2)[0] for i in range(5)]
+    order = list(admissions_in_order(gate, [*invented_tickets, *steady_tickets]))
+    assert max(order.index(ticket) for ticket in steady_tickets) <= 2 * len(steady_tickets)
 
 
 def test_a_tenant_above_its_share_makes_room_for_an_aged_session_of_another() -> None:
     gate = gate_of(100, age_s=10.0)
-    large_sessions = [Agent(f"h{i}", 20, tenant="hog") for i in range(5)]
+    large_sessions = [Agent(f"h{i}", 20, tenant="large") for i in range(5)]
     for agent in large_sessions:
         assert serve_turn(gate, agent, 0.0)
-    ticket, _ = arrive(gate, Agent("honest", 20, tenant="honest"), 1.0)
+    ticket, _ = arrive(gate, Agent("steady", 20, tenant="steady"), 1.0)
     time = 1.0
     while gate.holds(ticket) and time < 100.0:
         time += 1.0
@@ -307,13 +307,13 @@ def test_a_conversation_that_ends_during_its_request_leaves_with_the_answer(gate
 
 def test_session_records_are_bounded() -> None:
     gate = gate_of(10_000, max_sessions=50)
-    assert serve_turn(gate, Agent("honest", 10, tenant="honest"), 0.0)
+    assert serve_turn(gate, Agent("steady", 10, tenant="steady"), 0.0)
     for i in range(300):
-        assert serve_turn(gate, Agent(f"x{i}", 10, tenant="flood"), 0.1)
+        assert serve_turn(gate, Agent(f"x{i}", 10, tenant="busy"), 0.1)
     stats = gate.stats()
     assert stats["active_sessions"] == 50
     assert stats["forgotten_sessions"] == 251
-    assert ("honest", "honest") in gate.session_index.by_conversation
+    assert ("steady", "steady") in gate.session_index.by_conversation
 
 
 EVENTS = st.lists(
@@ -332,12 +332,10 @@ class RandomClients:
     """Clients and a server: the gate's events, and an independent count."""
 
     def __init__(self, always: bool = True) -> None:
-        settings = GateSettings(
-            always=always, age_s=20.0, overrun_interval_s=200.0, max_sessions=1000
-        )
+        settings = GateSettings(always=always, age_s=20, overrun_interval_s=200, max_sessions=1000)
         self.gate = SessionGate(settings, 200)
         self.agents: list[Agent] = []
-        self.open: dict[str, tuple[Agent, Request]] = {}
+        self.open_requests: dict[str, tuple[Agent, Request]] = {}
         self.time = 0.0
         self.log: list[tuple[str, bool]] = []
 
@@ -346,45 +344,45 @@ class RandomClients:
             old_counts = self.gate.counts.admitted_sessions, self.gate._last_overrun_s
             self.step(*event)
             self.gate.advance(self.time)
-            self.log += [(t, self.gate.holds(t)) for t in self.open]
+            self.log += [(t, self.gate.holds(t)) for t in self.open_requests]
             self.check(*old_counts)
 
-    def step(self, kind: str, pick: int, tokens: int, tenant: str | None, gap: float) -> None:
-        self.time += gap
-        tickets = list(self.open)
-        busy = {id(agent) for agent, _ in self.open.values()}
+    def step(self, event: str, choice: int, tokens: int, tenant: str | None, gap_s: float) -> None:
+        self.time += gap_s
+        tickets = list(self.open_requests)
+        busy = {id(agent) for agent, _ in self.open_requests.values()}
         idle = [a for a in self.agents if id(a) not in busy]
-        if kind == "new" or (kind == "return" and not idle):
+        if event == "new" or (event == "return" and not idle):
             agent = Agent(f"s{len(self.agents)}", tokens, growth=tokens // 4, tenant=tenant)
             self.agents.append(agent)
             self.send(agent)
-        elif kind == "return":
-            self.send(idle[pick % len(idle)])
-        elif kind == "over":
+        elif event == "return":
+            self.send(idle[choice % len(idle)])
+        elif event == "over":
             if self.agents:
-                agent = self.agents[pick % len(self.agents)]
+                agent = self.agents[choice % len(self.agents)]
                 self.gate.hint_over(agent.tenant, agent.name)
         elif tickets:
-            ticket = tickets[pick % len(tickets)]
+            ticket = tickets[choice % len(tickets)]
             is_delayed = self.gate.holds(ticket)
-            agent, request = self.open[ticket]
-            if kind == "finish" and not is_delayed:
-                request.cached_tokens = request.prompt_tokens * (pick % 4) // 4
+            agent, request = self.open_requests[ticket]
+            if event == "finish" and not is_delayed:
+                request.cached_tokens = request.prompt_tokens * (choice % 4) // 4
                 self.gate.finish(ticket, request)
                 agent.grow()
-            elif kind == "leave":
+            elif event == "leave":
                 self.gate.leave(ticket)
             else:
                 return
-            del self.open[ticket]
+            del self.open_requests[ticket]
 
     def send(self, agent: Agent) -> None:
         request = agent.request(self.time)
         ticket = f"{agent.name}/{agent.turns}"
         self.gate.arrive(ticket, request)
-        self.open[ticket] = agent, request
+        self.open_requests[ticket] = agent, request
 
-    def check(self, admitted: int, exceeded: float) -> None:
+    def check(self, admitted_before: int, overrun_before_s: float) -> None:
         gate = self.gate
         active = list(gate.places.active_sessions.values())
         charged = sum(s.charge_tokens for s in active)
@@ -400,7 +398,7 @@ class RandomClients:
         } == pytest.approx(charges)
         assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
         assert gate.places.count_by_tenant == Counter(s.tenant for s in active)
-        assert set(gate.by_ticket) == set(self.open)
+        assert set(gate.by_ticket) == set(self.open_requests)
         paused = gate.places.paused_sessions
         assert not {s.number for s in active} & {*gate.waiting.sessions, *paused}
         assert not set(gate.waiting.sessions) & set(paused)
@@ -410,8 +408,8 @@ class RandomClients:
         assert {*gate.session_index.by_conversation.values()} <= known_sessions
         if not gate.activation.active:
             assert not gate.waiting
-        must_fit = gate.settings.always and gate._last_overrun_s == exceeded
-        if must_fit and gate.counts.admitted_sessions > admitted and len(active) > 1:
+        must_fit = gate.settings.always and gate._last_overrun_s == overrun_before_s
+        if must_fit and gate.counts.admitted_sessions > admitted_before and len(active) > 1:
             assert gate.footprints.tokens <= gate.places.capacity_tokens + 1e-6
 
 
@@ -426,13 +424,13 @@ def test_no_session_is_delayed_longer_than_its_position_times_the_limit(events, 
     clients = RandomClients(always)
     clients.run_events(events)
     limit_s = clients.gate.settings.overrun_interval_s
-    delayed_count = sum(clients.gate.holds(t) for t in clients.open)
+    delayed_count = sum(clients.gate.holds(t) for t in clients.open_requests)
     began_s = clients.time
     step_s = 5.0
     while clients.time < began_s + (limit_s + 2 * step_s) * (delayed_count + 1):
         clients.time += step_s
         clients.gate.advance(clients.time)
-    assert not any(clients.gate.holds(t) for t in clients.open)
+    assert not any(clients.gate.holds(t) for t in clients.open_requests)
 
 
 @settings(max_examples=20)

@@ -14,17 +14,17 @@ from sglang_canopy.tenant import Vouched
 TENANTS = (None, "a", "b", "c")
 
 
-def defined_order(waiting: dict[int, Hashable], turns: dict[Hashable, int]) -> list[int]:
-    """Shares in turn, the oldest session of each first. ``waiting``: the share of each session: its
-    tenant if that had an active session as the wait began, else that of all newcomers."""
+def defined_order(share_of: dict[int, Hashable], last_served: dict[Hashable, int]) -> list[int]:
+    """Return the sessions' numbers, one of each share in turn, the oldest first. A session's share is its tenant
+    if that had an active session as the wait began, else that of all newcomers."""
     shares: dict[Hashable, list[int]] = {}
-    for number in sorted(waiting):
-        shares.setdefault(waiting[number], []).append(number)
-    order = sorted(shares, key=lambda share: (turns.get(share, 0), shares[share][0]))
-    rounds = max(map(len, shares.values()), default=0)
+    for number in sorted(share_of):
+        shares.setdefault(share_of[number], []).append(number)
+    order = sorted(shares, key=lambda share: (last_served.get(share, 0), shares[share][0]))
+    max_sessions = max(map(len, shares.values()), default=0)
     return [
         shares[share][position]
-        for position in range(rounds)
+        for position in range(max_sessions)
         for share in order
         if position < len(shares[share])
     ]
@@ -32,30 +32,30 @@ def defined_order(waiting: dict[int, Hashable], turns: dict[Hashable, int]) -> l
 
 @settings(max_examples=80)
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
-def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None:
+def test_any_sequence_of_calls_gives_the_defined_order(steps: int, rng) -> None:
     active = Counter[Hashable]()
     waiting_sessions = WaitingSessions(active)
     sessions = [
-        Session(number, tenant := draw.choice(TENANTS), None, 0.0, None, tenant)  # type: ignore[arg-type]
-        for number in range(40)
+        Session(n, tenant := rng.choice(TENANTS), None, 0.0, None, tenant)  # type: ignore[arg-type]
+        for n in range(40)
     ]
-    draw.shuffle(sessions)
+    rng.shuffle(sessions)
     waiting: list[Session] = []
     shares: dict[int, Hashable] = {}
     for _ in range(steps):
-        action = draw.randrange(4)
+        action = rng.randrange(4)
         if action < 2 and sessions:
             waiting.append(sessions.pop())
             waiting_sessions.add(waiting[-1])
             tenant = waiting[-1].tenant
             shares[waiting[-1].number] = tenant if active[tenant] else _NEWCOMERS
         elif action == 2 and waiting:
-            admitted = waiting.pop(draw.randrange(len(waiting)))
+            admitted = waiting.pop(rng.randrange(len(waiting)))
             del shares[admitted.number]
             waiting_sessions.admit(admitted)
             active[admitted.tenant] += 1
         else:
-            tenant = draw.choice(TENANTS)
+            tenant = rng.choice(TENANTS)
             if active[tenant]:
                 active[tenant] -= 1
                 if not active[tenant]:

@@ -18,7 +18,7 @@ from support.tiny_traces import request_of
 PROFILE = load_profile("llama-3.1-8b-h100")
 
 
-def scan_log(count: int, gap_s: float = 1.0, chats: int = 20, named: bool = False) -> LogSample:
+def scan_log(count: int, gap_s: float = 1.0, chats: int = 20, has_names: bool = False) -> LogSample:
     """Chats that return among scans that never do: LRU evicts them, ``wa`` need not."""
     rows = []
     for number in range(count):
@@ -26,20 +26,20 @@ def scan_log(count: int, gap_s: float = 1.0, chats: int = 20, named: bool = Fals
         blocks, kind = range(chat * 1000, chat * 1000 + 4 + turn), "chat"
         if number % 3:
             blocks, kind, turn = range(10**6 + number * 8, 10**6 + number * 8 + 8), "scan", 0
-        name = f"{kind} {number if number % 3 else chat}" if named else None
-        rows.append(request_of(number * gap_s, blocks, conversation=name, kind=kind, turn=turn + 1, block_tokens=64))  # fmt: skip
+        name = f"{kind} {number if number % 3 else chat}" if has_names else None
+        rows.append(request_of(number * gap_s, blocks, conversation=name, category=kind, turn=turn + 1, block_tokens=64))  # fmt: skip
     return sample_of(rows)
 
 
 @pytest.fixture(scope="module")
-def mixed() -> LogSample:
-    return scan_log(1500, chats=50, named=True)
+def mixed_sample() -> LogSample:
+    return scan_log(1500, chats=50, has_names=True)
 
 
 @pytest.fixture(scope="module")
-def advice(mixed):
+def advice(mixed_sample):
     return advise(
-        mixed, PROFILE, capacity_tokens=400 * 64, tiers=[LowerTier("host", 8.0), LowerTier("disk", 100.0, True)], jobs=1
+        mixed_sample, PROFILE, capacity_tokens=400 * 64, tiers=[LowerTier("host", 8.0), LowerTier("disk", 100.0, True)], jobs=1
     )  # fmt: skip
 
 
@@ -54,24 +54,24 @@ def test_wa_is_recommended_if_scans_evict_reused_prefixes(advice):
     assert rows["lru, as in SGLang"].gpu_s_saved_per_hour == 0
 
 
-def test_hit_ratios_are_those_of_the_simulator(advice, mixed):
-    lru = simulate(mixed.requests, make_policy("lru"), 400, whole_nodes=True)
+def test_hit_ratios_are_those_of_the_simulator(advice, mixed_sample):
+    lru = simulate(mixed_sample.requests, make_policy("lru"), 400, whole_nodes=True)
     assert advice.rows[0].gain.hit_ratio == pytest.approx(lru.token_hit_ratio)
-    endless = simulate(mixed.requests, make_policy("lru"), mixed.distinct_blocks)
+    endless = simulate(mixed_sample.requests, make_policy("lru"), mixed_sample.distinct_blocks)
     assert advice.repeats == pytest.approx(endless.token_hit_ratio)
     assert advice.lru.hit_ratio[-1] == pytest.approx(endless.token_hit_ratio)
 
 
 def test_more_memory_never_hits_less_under_lru(advice):
-    hits = [tier.lru.hit_ratio for tier in advice.tiers]
-    assert hits == sorted(hits)
+    hit_ratios = [tier.lru.hit_ratio for tier in advice.tiers]
+    assert hit_ratios == sorted(hit_ratios)
     for label in (SGLANG_LRU.label, CANOPY_LRU.label):
         assert list(advice.others[label].hit_ratio) == sorted(advice.others[label].hit_ratio)
 
 
-def test_the_same_call_gives_the_same_advice(mixed):
+def test_the_same_call_gives_the_same_advice(mixed_sample):
     sample, tiers = (
-        sample_of(mixed.requests[:300]),
+        sample_of(mixed_sample.requests[:300]),
         [LowerTier("host", 8.0), LowerTier("disk", 100.0, True)],
     )
     with_one_job, with_two_jobs = (
@@ -108,43 +108,40 @@ def test_costs_are_the_profiles():
 @pytest.mark.long
 def test_auto_is_advised_on_the_conversation_trace_and_on_its_sample(data_dir):
     path = data_dir / "mooncake" / "conversation_first60.jsonl"
-    whole = advise(read_sample(path, "mooncake"), PROFILE, capacity_tokens=1_000_000)
-    part = advise(read_sample(path, "mooncake", max_requests=3500), PROFILE, capacity_tokens=1_000_000)  # fmt: skip
-    assert whole.decision.flag == part.decision.flag == "auto"
-    assert part.sample["one_in"] > 1
-    for whole_row, part_row in zip(whole.rows, part.rows):
-        assert abs(whole_row.gain.hit_ratio - part_row.gain.hit_ratio) < 0.03
+    full_advice = advise(read_sample(path, "mooncake"), PROFILE, capacity_tokens=1_000_000)
+    sampled_advice = advise(read_sample(path, "mooncake", max_requests=3500), PROFILE, capacity_tokens=1_000_000)  # fmt: skip
+    assert full_advice.decision.flag == sampled_advice.decision.flag == "auto"
+    assert sampled_advice.sample["one_in"] > 1
+    for full_row, sampled_row in zip(full_advice.rows, sampled_advice.rows):
+        assert abs(full_row.gain.hit_ratio - sampled_row.gain.hit_ratio) < 0.03
 
 
 def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> None:
     """Six agents, of whose sessions two fit, beside a person who pauses for minutes."""
-    rows = [
+    trace = [
         request_of(10.0 * turn + agent, range(1000 * agent, 1000 * agent + 10 + turn), conversation=f"a{agent}", turn=turn + 1)
         for turn in range(10)
         for agent in range(6)
     ]  # fmt: skip
-    rows += [request_of(50.0 * turn + 0.5, range(9000, 9001 + turn), conversation="person") for turn in range(3)]  # fmt: skip
-    sample = sample_of(sorted(rows, key=lambda r: r.time_s))
+    trace += [request_of(50.0 * turn + 0.5, range(9000, 9001 + turn), conversation="person") for turn in range(3)]  # fmt: skip
+    sample = sample_of(sorted(trace, key=lambda r: r.time_s))
     advice = advise(sample, PROFILE, capacity_tokens=2 * 19 * 10, jobs=1)
     agents = advice.agents
     assert (agents.sessions, agents.tokens) == (6, 6 * 19 * 10)
-    hits = sum(10 + turn - 1 for turn in range(1, 10)) / sum(10 + turn for turn in range(10))
-    assert agents.hit_ratio_with == pytest.approx(hits)
-    assert agents.hit_ratio < hits / 2
+    hit_ratio = sum(10 + turn - 1 for turn in range(1, 10)) / sum(10 + turn for turn in range(10))
+    assert agents.hit_ratio_with == pytest.approx(hit_ratio)
+    assert agents.hit_ratio < hit_ratio / 2
     (line,) = describe_agents(advice)
     assert "up to 6 sessions at a time hold 1140 tokens" in line
-    assert f"hit {percent(hits)} of the agents' prompt tokens instead of" in line
-    (fits,) = describe_agents(advise(sample, PROFILE, capacity_tokens=1e6, jobs=1))
-    assert fits.endswith("for which the device has room.")
+    assert f"hit {percent(hit_ratio)} of the agents' prompt tokens instead of" in line
+    (line_for_large_device,) = describe_agents(advise(sample, PROFILE, capacity_tokens=1e6, jobs=1))
+    assert line_for_large_device.endswith("for which the device has room.")
     people = [r for r in sample.requests if r.conversation == "person"]
     assert describe_agents(advise(sample_of(people), PROFILE, capacity_tokens=100, jobs=1)) == []
 
 
-# ---- logs with little information ----
-
-
-def advise_alone(sample: LogSample, capacity_tokens: float = 150 * 64, *below: LowerTier) -> Advice:
-    return advise(sample, PROFILE, capacity_tokens=capacity_tokens, tiers=below, jobs=1)
+def advise_alone(sample: LogSample, capacity_tokens: float = 150 * 64, *tiers: LowerTier) -> Advice:
+    return advise(sample, PROFILE, capacity_tokens=capacity_tokens, tiers=tiers, jobs=1)
 
 
 def test_a_log_of_few_requests_is_too_short_for_advice() -> None:
@@ -174,15 +171,12 @@ def test_a_capacity_smaller_than_the_prompts_is_reported() -> None:
 
 def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
     rows = [request_of(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
-    tiers = (
-        LowerTier("40 GB of host memory", 40.0),
-        LowerTier("a disk of 100 GB", 100.0, is_disk=True),
-    )
+    tiers = (LowerTier("40 GB of host memory", 40.0), LowerTier("a disk of 100 GB", 100, is_disk=True))
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *tiers).decision.sentence
     assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
     small_tiers = (
         LowerTier("0.1 GB of host memory", 0.1),
-        LowerTier("a disk of 100 GB", 100.0, is_disk=True),
+        LowerTier("a disk of 100 GB", 100, is_disk=True),
     )
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *small_tiers).decision.sentence
     assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

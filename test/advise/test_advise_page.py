@@ -31,11 +31,11 @@ def advice():
 
 def test_the_page_answers_every_question_and_loads_nothing(advice):
     html = make_page(advice, "chats <1>.jsonl", ["plan <2>.json"]).html()
-    for words in ("How much of the traffic repeats", "What each policy, and hints", "host memory",
+    for phrase in ("How much of the traffic repeats", "What each policy, and hints", "host memory",
                   "hindsight bound", "random labels", "95 % interval", "GPU h saved/day", "prefill s",
                   "one conversation in 4", "4 bytes of UTF-8", "1.10 tokens",
                   "chats &lt;1&gt;.jsonl"):  # fmt: skip
-        assert words in html.replace("&nbsp;", " ")
+        assert phrase in html.replace("&nbsp;", " ")
     assert not re.search(r"(?:src|href|srcset)=\"?https?:|<link|@import|url\(|<script", html)
     assert html.count("data:image/png;base64,") == 2
 

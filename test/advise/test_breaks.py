@@ -18,9 +18,9 @@ from support import seeded_breaks as seeds
 
 
 def prose(count: int, words: int, seed: int) -> list[str]:
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     return [
-        " ".join(f"w{draw.randrange(3000):04d}" for _ in range(words)) + "." for _ in range(count)
+        " ".join(f"w{rng.randrange(3000):04d}" for _ in range(words)) + "." for _ in range(count)
     ]
 
 
@@ -34,17 +34,17 @@ def clean_log():
     return seeds.clean_log(runs, prose(600, 16, 4), 1, 18)
 
 
-def find_breaks(log, *, named=True, **limits):
+def find_breaks(log, *, with_names=True, **limits):
     finder = Finder(**limits)
     for number, row in enumerate(log):
-        for prompt in parse(seeds.without_labels(row, named=named), number):
+        for prompt in parse(seeds.without_labels(row, with_names=with_names), number):
             finder.add(prompt)
     return finder.breaks()
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_log_that_only_grows_has_no_findings(clean_log, named):
-    report = find_breaks(clean_log, named=named)
+@pytest.mark.parametrize("with_names", [True, False])
+def test_a_log_that_only_grows_has_no_findings(clean_log, with_names):
+    report = find_breaks(clean_log, with_names=with_names)
     assert report.requests == len(clean_log)
     assert report.applications == 3
     assert not report.findings
@@ -55,12 +55,12 @@ def test_a_log_that_only_grows_has_no_findings(clean_log, named):
 
 @pytest.mark.parametrize("name", seeds.BREAKS)
 def test_a_seeded_break_is_reported_with_its_place_and_kind(clean_log, name):
-    expected = seeds.BREAKS[name]
+    breakage = seeds.BREAKS[name]
     rate = 1.0 if name == "moving reminder" else 0.5
     report = find_breaks(seeds.with_break(clean_log, name, rate))
-    right = [f for f in report.findings if f.place == expected.part and f.kind in expected.names]
-    assert right, [(f.place, f.kind, f.tokens) for f in report.findings]
-    assert report.findings[0] in right
+    matching = [f for f in report.findings if f.place == breakage.part and f.kind in breakage.names]
+    assert matching, [(f.place, f.kind, f.tokens) for f in report.findings]
+    assert report.findings[0] in matching
 
 
 @pytest.mark.parametrize("name", ["time", "tool order", "picture"])
@@ -68,9 +68,9 @@ def test_the_tokens_are_those_that_an_endless_cache_misses_more(clean_log, name)
     unbroken = seeds.with_break(clean_log, name, 0.0)
     clean, broken = (find_breaks(unbroken), find_breaks(seeds.with_break(clean_log, name, 1.0)))
     missed_tokens = (broken.tokens - broken.cached_tokens) - (clean.tokens - clean.cached_tokens)
-    total = sum(f.tokens for f in broken.findings)
+    attributed_tokens = sum(f.tokens for f in broken.findings)
     assert missed_tokens > 0
-    assert total == pytest.approx(missed_tokens, rel=0.1)
+    assert attributed_tokens == pytest.approx(missed_tokens, rel=0.1)
 
 
 def test_a_value_that_changes_by_user_differs_from_one_by_request(clean_log, monkeypatch):
@@ -85,7 +85,7 @@ def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
     by_prompts = Finder(max_prompts=20)
     by_bytes = Finder(max_bytes=400_000)
     for number, row in enumerate(log):
-        for prompt in parse(seeds.without_labels(row, named=True), number):
+        for prompt in parse(seeds.without_labels(row, with_names=True), number):
             by_prompts.add(prompt)
             by_bytes.add(prompt)
             assert len(by_prompts.memory._prompts) <= 20
@@ -96,12 +96,12 @@ def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
 
 
 def test_a_key_in_use_outlives_unused_ones():
-    recent: RecentMap[int, int] = RecentMap(4)
+    recent_keys: RecentMap[int, int] = RecentMap(4)
     for number in range(40):
-        recent.put(number, number)
-        assert recent.get(0) == 0
-    assert recent.get(20) is None
-    assert len(recent._recent) + len(recent._earlier) <= 8
+        recent_keys.put(number, number)
+        assert recent_keys.get(0) == 0
+    assert recent_keys.get(20) is None
+    assert len(recent_keys._recent) + len(recent_keys._earlier) <= 8
 
 
 # ---- sources of prompts ----
@@ -138,9 +138,9 @@ def test_tools_inside_a_rendered_system_prompt_are_parts():
 
 def server_log(tmp_path, *, ids=False):
     """A live server's request log whose system prompt holds a clock."""
-    rules, lines = "\n".join(prose(20, 12, 5)), []
+    unchanged_lines, lines = "\n".join(prose(20, 12, 5)), []
     for minute in range(40):
-        system = f"You help.\nCurrent time: 2026-01-02 03:{minute:02d}:00.\n{rules}"
+        system = f"You help.\nCurrent time: 2026-01-02 03:{minute:02d}:00.\n{unchanged_lines}"
         text = CHATML.format(system=system, user=prose(1, 20, 100 + minute)[0])
         prompt = {"input_ids": list(text.encode()), "text": None} if ids else {"text": text}
         out = {"meta_info": {"completion_tokens": 4, "finish_reason": {"type": "stop"}}}
@@ -182,13 +182,10 @@ def test_a_long_log_is_read_in_part_and_the_report_states_it(tmp_path):
     assert "the first 20 requests" in sentences(report)[0]
 
 
-# ---- reports ----
-
-
 def run_advise(log, tmp_path, capsys, *options):
     numbers, page = tmp_path / "n.json", tmp_path / "page.html"
-    base = ["--capacity-tokens", "20000", "--out", str(page), "--json", str(numbers), "--jobs", "1"]
-    assert main(["advise", str(log), *base, *options]) == 0
+    args = ["--capacity-tokens", "20000", "--out", str(page), "--json", str(numbers), "--jobs", "1"]
+    assert main(["advise", str(log), *args, *options]) == 0
     return capsys.readouterr().out + page.read_text(), json.loads(numbers.read_text())
 
 
@@ -234,10 +231,10 @@ def test_the_kind_of_a_value_is_recognised(old, new, kind):
 
 
 def test_claude_codes_billing_line_has_the_clients_own_switch_as_its_cure(tmp_path):
-    path, draw = tmp_path / "log.jsonl", random.Random(1)
+    path, rng = tmp_path / "log.jsonl", random.Random(1)
     with path.open("w") as out:
         for number in range(40):
-            nonce = f"x-anthropic-billing-header: cc_version=2.1; cch={draw.getrandbits(20):05x};"
+            nonce = f"x-anthropic-billing-header: cc_version=2.1; cch={rng.getrandbits(20):05x};"
             system = [{"type": "text", "text": nonce}, {"type": "text", "text": "Be brief. " * 300}]
             body = {"system": system, "messages": [{"role": "user", "content": f"turn {number}"}]}
             out.write(json.dumps({"time": 1.7e9 + number, "body": body}) + "\n")

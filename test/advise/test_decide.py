@@ -6,7 +6,7 @@ import pytest
 from canopy_lab.advise.bootstrap import bootstrap
 from canopy_lab.advise.decide import Gain, decide
 
-CAP = {"capacity": "1,000 tokens"}
+SIZE = {"capacity": "1,000 tokens"}
 
 
 def gain(label: str, points: float, low: float, high: float) -> Gain:
@@ -14,14 +14,14 @@ def gain(label: str, points: float, low: float, high: float) -> Gain:
 
 
 def test_the_best_certain_gain_is_recommended_with_its_interval():
-    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 1, 0.6, 1.4), gain("wa", 4, 3, 5)], **CAP)
+    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 1, 0.6, 1.4), gain("wa", 4, 3, 5)], **SIZE)
     assert decision.flag == "wa"
     assert "24.0 % of the prompt tokens instead of the 20.0 %" in decision.sentence
     assert "(95 % interval 3.0 to 5.0)" in decision.sentence
 
 
 def test_the_simpler_policy_wins_if_the_best_is_barely_better():
-    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 4, 3, 5), gain("wa", 4.3, 3, 5)], **CAP)
+    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 4, 3, 5), gain("wa", 4.3, 3, 5)], **SIZE)
     assert decision.flag == "canopy-lru"
 
 
@@ -35,7 +35,7 @@ def test_the_simpler_policy_wins_if_the_best_is_barely_better():
     ],
 )
 def test_the_reason_to_keep_lru_is_stated(baseline, repeats, bound, points, reason):
-    decision = decide(baseline, repeats, bound, [gain("wa", points, -0.5, 1)], **CAP)
+    decision = decide(baseline, repeats, bound, [gain("wa", points, -0.5, 1)], **SIZE)
     assert decision.flag == "lru"
     assert decision.gain is None
     assert decision.sentence.startswith("Keep LRU: ")
@@ -43,26 +43,25 @@ def test_the_reason_to_keep_lru_is_stated(baseline, repeats, bound, points, reas
 
 
 def test_an_uncertain_gain_is_not_recommended():
-    decision = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **CAP, memory=" A disk would add 9.")
+    decision = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **SIZE, memory=" A disk adds 9.")
     assert decision.flag == "lru"
-    assert decision.sentence.endswith("too little to act on. A disk would add 9.")
+    assert decision.sentence.endswith("too little to act on. A disk adds 9.")
 
 
 def test_the_bootstrap_covers_nothing_gained_and_sees_something_gained() -> None:
     rng = np.random.default_rng(1)
     tokens = np.full(4000, 100)
-    cluster = np.arange(4000) // 10
-    noise = rng.choice((-20, 20), 4000)
-    point, low, high = bootstrap(noise, tokens, cluster, rng)
+    cluster_numbers = np.arange(4000) // 10
+    changes = rng.choice((-20, 20), 4000)
+    point, low, high = bootstrap(changes, tokens, cluster_numbers, rng)
     assert low < 0 < high
-    point, low, high = bootstrap(noise + 5, tokens, cluster, rng)
+    point, low, high = bootstrap(changes + 5, tokens, cluster_numbers, rng)
     assert low < point < high
     assert point == pytest.approx(5.0, abs=1.0)
     assert low > 0
 
 
 def test_a_single_cluster_gives_a_degenerate_interval() -> None:
-    point, low, high = bootstrap(
-        np.array([5, 5]), np.array([10, 10]), np.array([0, 0]), np.random.default_rng(0)
-    )
+    arrays = np.array([[5, 5], [10, 10], [0, 0]])
+    point, low, high = bootstrap(*arrays, np.random.default_rng(0))
     assert point == low == high == 50.0

@@ -14,27 +14,27 @@ from support.tiny_traces import request_of
 
 def conversation_rows(count: int, turns: int, seed: int = 0):
     """Conversations that share a system prompt of 4 blocks and grow by 2 blocks a turn."""
-    draw = random.Random(seed)
-    starts = sorted((draw.uniform(0, count * 10), number) for number in range(count))
+    rng = random.Random(seed)
+    starts = sorted((rng.uniform(0, count * 10), number) for number in range(count))
     rows = []
     for start, number in starts:
         path = [1, 2, 3, 4]
         for turn in range(turns):
-            path = [*path, *(10 + (number * turns + turn) * 2 + k for k in range(2))]
-            rows.append(request_of(start + turn * draw.uniform(5, 60), path, conversation=f"t{number}", turn=turn + 1))  # fmt: skip
+            path = [*path, *(10 + (number * turns + turn) * 2 + step for step in range(2))]
+            rows.append(request_of(start + turn * rng.uniform(5, 60), path, conversation=f"t{number}", turn=turn + 1))  # fmt: skip
     return sorted(rows, key=lambda r: r.time_s)
 
 
-def chat_log(path: Path, rows: int, named: bool = False) -> Path:
+def chat_log(path: Path, rows: int, has_ids: bool = False) -> Path:
     with path.open("w") as out:
         for i in range(rows):
             chat, turn = i % (rows // 4), i // (rows // 4)
             messages = [{"role": "system", "content": "S" * 2000}]
-            for k in range(turn + 1):
-                messages.append({"role": "user", "content": f"{chat}/{k} " * 40})
-                messages.append({"role": "assistant", "content": f"{k}! " * 40})
+            for step in range(turn + 1):
+                messages.append({"role": "user", "content": f"{chat}/{step} " * 40})
+                messages.append({"role": "assistant", "content": f"{step}! " * 40})
             row = {"time": float(i), "messages": messages[:-1], "prompt_tokens": 1000}
-            out.write(json.dumps(row | ({"session_id": f"s{chat}"} if named else {})) + "\n")
+            out.write(json.dumps(row | ({"session_id": f"s{chat}"} if has_ids else {})) + "\n")
     return path
 
 
@@ -65,24 +65,24 @@ def test_blocks_are_merged_before_conversations_are_dropped():
     assert sampler.one_in == 1
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_scaled_cache_of_a_sample_has_the_hit_ratio_of_the_whole(named: bool, tmp_path: Path):
-    path = chat_log(tmp_path / "log.jsonl", 2000, named)
-    whole = read_sample(path, "openai")
-    part = read_sample(path, "openai", max_requests=500)
-    assert (whole.one_in, whole.share) == (1, 1.0)
-    assert part.one_in in (4, 8)
-    assert part.requests_in_log == whole.requests_in_log == 2000
-    assert part.tokens_in_log == whole.tokens_in_log
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_a_scaled_cache_of_a_sample_has_the_hit_ratio_of_the_whole(has_ids: bool, tmp_path: Path):
+    path = chat_log(tmp_path / "log.jsonl", 2000, has_ids)
+    full_sample = read_sample(path, "openai")
+    thinned = read_sample(path, "openai", max_requests=500)
+    assert (full_sample.one_in, full_sample.share) == (1, 1.0)
+    assert thinned.one_in in (4, 8)
+    assert thinned.requests_in_log == full_sample.requests_in_log == 2000
+    assert thinned.tokens_in_log == full_sample.tokens_in_log
     # The log's server counted otherwise, and capacities follow it.
-    assert whole.token_scale == pytest.approx(2000 * 1000 / whole.tokens_in_log)
+    assert full_sample.token_scale == pytest.approx(2000 * 1000 / full_sample.tokens_in_log)
     for tokens in (1e6, 4e6, 1e7, 2.5e7):
-        hits = []
-        for sample in (whole, part):
+        hit_ratios = []
+        for sample in (full_sample, thinned):
             curve = lru_curve(sample.requests)
-            hits.append(curve.token_hits(sample.blocks_of(tokens)) / curve.tokens)
-        assert hits[1] == pytest.approx(hits[0], abs=0.02)
-        assert part.tokens_of(part.blocks_of(tokens)) == pytest.approx(tokens, rel=0.01)
+            hit_ratios.append(curve.token_hits(sample.blocks_of(tokens)) / curve.tokens)
+        assert hit_ratios[1] == pytest.approx(hit_ratios[0], abs=0.02)
+        assert thinned.tokens_of(thinned.blocks_of(tokens)) == pytest.approx(tokens, rel=0.01)
 
 
 def test_a_log_without_requests_is_refused(tmp_path: Path):

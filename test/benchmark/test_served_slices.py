@@ -16,11 +16,11 @@ from canopy_lab.trace.materialise import PlannedJob
 from latency import paired, slices
 
 
-def planned_of(stamps: list[float], prompts: list[int] | None = None) -> list[PlannedJob]:
-    prompts = prompts or [10] * len(stamps)
+def planned_of(times_s: list[float], prompts: list[int] | None = None) -> list[PlannedJob]:
+    prompts = prompts or [10] * len(times_s)
     return [
         PlannedJob(TraceRequest(t, n, 1, (), 1), i, n, 1, None)
-        for i, (t, n) in enumerate(zip(stamps, prompts, strict=True))
+        for i, (t, n) in enumerate(zip(times_s, prompts, strict=True))
     ]
 
 
@@ -28,44 +28,44 @@ def planned_of(stamps: list[float], prompts: list[int] | None = None) -> list[Pl
 def test_slices_have_about_as_many_prompt_tokens_each(prompts: list[int], count: int) -> None:
     count = min(count, len(prompts))
     planned = planned_of([float(i) for i in range(len(prompts))], prompts)
-    cut = slices.cut_evenly(planned, count)
-    assert [p for s in cut for p in s] == planned
-    assert len(cut) == count
-    assert all(cut)
+    parts = slices.cut_evenly(planned, count)
+    assert [p for part in parts for p in part] == planned
+    assert len(parts) == count
+    assert all(parts)
     if count > 1 and len(prompts) >= 40 * count:  # no slice is short because of the others
-        fair, longest = sum(prompts) / count, max(prompts)
-        assert all(abs(sum(p.prompt_tokens for p in s) - fair) <= longest for s in cut)
+        mean, longest = sum(prompts) / count, max(prompts)
+        assert all(abs(sum(p.prompt_tokens for p in part) - mean) <= longest for part in parts)
 
 
 def test_requests_of_the_last_time_stamp_are_spread() -> None:
-    due = slices.due_times(planned_of([0, 0, 3, 3, 6, 6]), rate=2.0, seed=0)
-    assert due == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
+    due_s = slices.due_times(planned_of([0, 0, 3, 3, 6, 6]), rate=2.0, seed=0)
+    assert due_s == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
 
 
 def test_the_gaps_are_those_of_the_trace() -> None:
-    due = slices.due_times(planned_of([0.0, 1.0, 4.0, 5.0]), rate=1.0, seed=0)
-    gaps = [b - a for a, b in itertools.pairwise(due)]
+    due_s = slices.due_times(planned_of([0.0, 1.0, 4.0, 5.0]), rate=1.0, seed=0)
+    gaps = [b - a for a, b in itertools.pairwise(due_s)]
     assert gaps[1] == pytest.approx(3 * gaps[0])
     assert gaps[2] == pytest.approx(gaps[0])
 
 
 def test_requests_of_one_stamp_arrive_as_a_poisson_process() -> None:
-    due = slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=3)
-    assert len(set(due)) == 400
-    assert due[-1] == pytest.approx(100.0, rel=0.15)
-    assert due == slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=3)
-    assert due != slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=4)
+    due_s = slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=3)
+    assert len(set(due_s)) == 400
+    assert due_s[-1] == pytest.approx(100.0, rel=0.15)
+    assert due_s == slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=3)
+    assert due_s != slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=4)
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=40).map(sorted), st.floats(0.1, 50.0))
-def test_due_times_ascend_from_the_start_at_the_rate(stamps: list[int], rate: float) -> None:
-    due = slices.due_times(planned_of([3.0 * s for s in stamps]), rate=rate, seed=0)
-    assert len(due) == len(stamps)
-    assert due == sorted(due)
-    assert due[0] >= 0.0
-    if stamps[0] != stamps[-1]:
-        assert due[0] == 0.0
-        assert len(due) / rate >= due[-1]
+def test_due_times_ascend_from_the_start_at_the_rate(times_s: list[int], rate: float) -> None:
+    due_s = slices.due_times(planned_of([3.0 * t for t in times_s]), rate=rate, seed=0)
+    assert len(due_s) == len(times_s)
+    assert due_s == sorted(due_s)
+    assert due_s[0] >= 0.0
+    if times_s[0] != times_s[-1]:
+        assert due_s[0] == 0.0
+        assert len(due_s) / rate >= due_s[-1]
 
 
 def test_a_load_is_a_share_of_the_tokens_a_second_and_not_of_the_requests() -> None:
@@ -74,10 +74,9 @@ def test_a_load_is_a_share_of_the_tokens_a_second_and_not_of_the_requests() -> N
     assert slices.rate_of(parts, load=0.5, tokens_a_second=200.0) == pytest.approx(2.0)
 
 
-def rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:
-    return [
-        {"ttft_s": t, "done_s": t + 1, "prompt_tokens": 10, "cached_tokens": cached} for t in ttft
-    ]
+def request_rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:
+    hit = {"cached_tokens": cached}
+    return [{"ttft_s": t, "done_s": t + 1, "prompt_tokens": 10, **hit} for t in ttft]
 
 
 @pytest.fixture
@@ -88,18 +87,19 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_draws")
 def test_intervals_compare_slice_by_slice() -> None:
     """Slices differ a hundredfold, the arms by exactly a tenth: the interval has no width."""
-    base = [rows(s, 2 * s) for s in (0.1, 1.0, 10.0)]
-    changed = [rows(0.9 * s, 1.8 * s) for s in (0.1, 1.0, 10.0)]
-    value, low, high = paired.compare(base, changed, seed=1)["mean"]
+    base_slices = [request_rows(t, 2 * t) for t in (0.1, 1.0, 10.0)]
+    changed_slices = [request_rows(0.9 * t, 1.8 * t) for t in (0.1, 1.0, 10.0)]
+    value, low, high = paired.compare(base_slices, changed_slices, seed=1)["mean"]
     assert (value, low, high) == pytest.approx((-0.1, -0.1, -0.1))
 
 
 def test_the_interval_is_that_of_a_mean_of_slices() -> None:
     """Against the normal approximation: 40 slices of one request, ratio of means about one."""
-    draw = random.Random(5)
-    base = [rows(1.0) for _ in range(40)]
-    changes = [draw.gauss(0.0, 0.2) for _ in range(40)]
-    value, low, high = paired.compare(base, [rows(1.0 + c) for c in changes], seed=2)["mean"]
+    rng = random.Random(5)
+    base_slices = [request_rows(1.0) for _ in range(40)]
+    changes = [rng.gauss(0.0, 0.2) for _ in range(40)]
+    changed_slices = [request_rows(1.0 + c) for c in changes]
+    value, low, high = paired.compare(base_slices, changed_slices, seed=2)["mean"]
     error = statistics.stdev(changes) / 40**0.5
     assert value == pytest.approx(statistics.fmean(changes))
     assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.12)
@@ -107,16 +107,16 @@ def test_the_interval_is_that_of_a_mean_of_slices() -> None:
 
 @pytest.mark.usefixtures("few_draws")
 def test_hits_differ_in_points() -> None:
-    base = [rows(1.0, cached=2), rows(1.0, cached=2)]
-    changed = [rows(1.0, cached=5), rows(1.0, cached=5)]
-    comparison = paired.compare(base, changed, seed=1)
+    base_slices = [request_rows(1.0, cached=2), request_rows(1.0, cached=2)]
+    changed_slices = [request_rows(1.0, cached=5), request_rows(1.0, cached=5)]
+    comparison = paired.compare(base_slices, changed_slices, seed=1)
     assert comparison["hits"] == pytest.approx((0.3, 0.3, 0.3))
     assert comparison["max"][0] == 0.0
 
 
 def test_each_arm_is_first_equally_often() -> None:
-    firsts = [slices.arm_order("abc", number)[0] for number in range(6)]
-    assert sorted(firsts) == list("aabbcc")
+    first_arms = [slices.arm_order("abc", number)[0] for number in range(6)]
+    assert sorted(first_arms) == list("aabbcc")
     pairs = {(a, b) for n in range(6) for t in [slices.arm_order("abc", n)]
              for a, b in itertools.pairwise(t)}  # fmt: skip
     assert len(pairs) == 6, "who comes before whom changes too"

@@ -47,9 +47,7 @@ def test_the_json_is_strict_and_agrees_with_itself(report_dir: Path) -> None:
     assert report["capacity"]["ideal_hit_ratio"] == pytest.approx(hits["block_hit_ratio"])
 
 
-def test_a_second_run_gives_the_same_report(
-    small_trace: Path, report_dir: Path, tmp_path: Path
-) -> None:
+def test_a_second_run_gives_the_same_report(small_trace, report_dir, tmp_path) -> None:
     command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(tmp_path)]
     assert main(command) == 0
     assert (tmp_path / "report.json").read_bytes() == (report_dir / "report.json").read_bytes()

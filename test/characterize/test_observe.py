@@ -29,15 +29,15 @@ def test_a_block_twice_in_one_prompt_is_no_reuse() -> None:
 
 def test_reuse_ages_are_counted_for_the_category_that_used_the_block_last() -> None:
     counts = observe(THREE_CONVERSATIONS)
-    text, file = (counts.labels.index(k) * TOP_TURN for k in ("text", "file"))
+    text_row, file_row = (counts.labels.index(label) * TOP_TURN for label in ("text", "file"))
     blocks = counts.reused_blocks
     by_category = np.bincount(counts.category[counts.reused_from], blocks)
     ages_s = np.bincount(counts.category[counts.reused_from], blocks * counts.reuse_age_s)
     # b hits 1 after a's first turn; a's turn 2 hits 1 after b, 2 after itself.
-    assert by_category[text] == 2
-    assert by_category[file] == 1
-    assert by_category[text + 1] == 3
-    assert ages_s[[text, file, text + 1]].tolist() == [40.0, 20.0, 210.0]
+    assert by_category[text_row] == 2
+    assert by_category[file_row] == 1
+    assert by_category[text_row + 1] == 3
+    assert ages_s[[text_row, file_row, text_row + 1]].tolist() == [40.0, 20.0, 210.0]
 
 
 def test_a_request_refers_to_its_continuation() -> None:
@@ -80,7 +80,7 @@ def tree_traces(draw: st.DrawFn) -> list[TraceRequest]:
             request_of(
                 time_s,
                 path,
-                kind=draw(st.sampled_from("xy")),
+                category=draw(st.sampled_from("xy")),
                 turn=draw(st.integers(1, 12)),
                 conversation=draw(st.sampled_from((None, "a", "b"))),
                 user=draw(st.sampled_from((None, "u", "v"))),
@@ -94,28 +94,28 @@ def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
     counts = observe(trace)
     last_use: dict[int, int] = {}
     first_s: dict[int, float] = {}
-    uses: dict[int, int] = {}
+    use_counts: dict[int, int] = {}
     hits = []
-    ages = chat_hits = user_hits = 0
-    for n, r in enumerate(trace):
+    total_age_s = chat_hits = user_hits = 0
+    for index, request in enumerate(trace):
         hit_blocks = 0
-        while hit_blocks < len(r.blocks) and r.blocks[hit_blocks] in last_use:
+        while hit_blocks < len(request.blocks) and request.blocks[hit_blocks] in last_use:
             hit_blocks += 1
         hits.append(hit_blocks)
-        for block in r.blocks[:hit_blocks]:
-            prior = trace[last_use[block]]
-            ages += r.time_s - prior.time_s
-            chat_hits += r.conversation is not None and prior.conversation == r.conversation
-            user_hits += r.user is not None and prior.user == r.user
-        for block in r.blocks:
-            first_s.setdefault(block, r.time_s)
-            last_use[block] = n
-            uses[block] = uses.get(block, 0) + 1
+        for block in request.blocks[:hit_blocks]:
+            earlier = trace[last_use[block]]
+            total_age_s += request.time_s - earlier.time_s
+            chat_hits += earlier.conversation == request.conversation is not None
+            user_hits += request.user is not None and earlier.user == request.user
+        for block in request.blocks:
+            first_s.setdefault(block, request.time_s)
+            last_use[block] = index
+            use_counts[block] = use_counts.get(block, 0) + 1
     assert counts.hits.tolist() == hits
     assert counts.reused_blocks.sum() == sum(hits)
-    assert (counts.reused_blocks * counts.reuse_age_s).sum() == pytest.approx(ages)
+    assert (counts.reused_blocks * counts.reuse_age_s).sum() == pytest.approx(total_age_s)
     assert (counts.same_conversation_hits, counts.same_user_hits) == (chat_hits, user_hits)
-    assert sorted(counts.uses.tolist()) == sorted(uses.values())
+    assert sorted(counts.uses.tolist()) == sorted(use_counts.values())
     assert sorted(counts.first_s.tolist()) == pytest.approx(sorted(first_s.values()))
     assert sorted(counts.last_request.tolist()) == sorted(last_use.values())
     assert counts.stranded == 0

@@ -27,7 +27,7 @@ def test_ideal_hits_are_split_between_first_and_later_turns() -> None:
     first, later = hits.turns
     assert (first.requests, first.hits, first.hit_ratio) == pytest.approx((3 / 5, 1 / 6, 1 / 5))
     assert (later.blocks, later.hits) == pytest.approx((7 / 12, 5 / 6))
-    assert [k.name for k in hits.kinds] == ["text", "file"]
+    assert [kind.name for kind in hits.kinds] == ["text", "file"]
     assert hits.window_hit_ratio == pytest.approx((3 / 8, 3 / 4))
 
 
@@ -50,11 +50,11 @@ def test_the_concentration_of_nothing_is_0() -> None:
 
 
 def test_cross_hits_need_user_ids() -> None:
-    named = measure_skew(observe(THREE_CONVERSATIONS))
-    assert named.cross_user_hits == pytest.approx(2 / 6)
-    assert named.cross_conversation_hits == pytest.approx(2 / 6)
-    unnamed = measure_skew(observe([request_of(0, [1]), request_of(1, [1])]))
-    assert unnamed.cross_user_hits is unnamed.user_hits is unnamed.conversation_hits is None
+    with_users = measure_skew(observe(THREE_CONVERSATIONS))
+    assert with_users.cross_user_hits == pytest.approx(2 / 6)
+    assert with_users.cross_conversation_hits == pytest.approx(2 / 6)
+    no_users = measure_skew(observe([request_of(0, [1]), request_of(1, [1])]))
+    assert no_users.cross_user_hits is no_users.user_hits is no_users.conversation_hits is None
 
 
 def test_next_turn_probabilities_by_category() -> None:
@@ -98,12 +98,12 @@ def reuse_trace(ages: list[float], unused: int) -> list[TraceRequest]:
 
 def test_reuse_quantiles_and_means_are_correct() -> None:
     ages = [10.0] * 50 + [100.0] * 50
-    times = measure_reuse_times(observe(reuse_trace(ages, 0)))
-    assert times.all.reuses == 100
-    assert times.all.mean_s == pytest.approx(55.0)
-    assert times.all.p50_s == pytest.approx(10.0, rel=0.1)
-    assert times.all.p90_s == pytest.approx(100.0, rel=0.1)
-    assert dict(times.within)[60.0] == pytest.approx(0.5, abs=0.02)
+    reuse = measure_reuse_times(observe(reuse_trace(ages, 0)))
+    assert reuse.all.reuses == 100
+    assert reuse.all.mean_s == pytest.approx(55.0)
+    assert reuse.all.p50_s == pytest.approx(10.0, rel=0.1)
+    assert reuse.all.p90_s == pytest.approx(100.0, rel=0.1)
+    assert dict(reuse.within)[60.0] == pytest.approx(0.5, abs=0.02)
 
 
 def test_blocks_still_waiting_at_the_end_are_censored() -> None:
@@ -120,11 +120,11 @@ def test_blocks_still_waiting_at_the_end_are_censored() -> None:
 
 
 def test_a_trace_without_reuse_has_no_reuse_times() -> None:
-    times = measure_reuse_times(observe([request_of(i, [i]) for i in range(5)]))
-    assert times.all.reuses == 0
-    assert times.all.reused_by_end == 0.0
-    assert len(times.categories) == 0
-    assert FINE_BINS > len(times.all.age_s) > 0
+    reuse = measure_reuse_times(observe([request_of(i, [i]) for i in range(5)]))
+    assert reuse.all.reuses == 0
+    assert reuse.all.reused_by_end == 0.0
+    assert len(reuse.categories) == 0
+    assert FINE_BINS > len(reuse.all.age_s) > 0
 
 
 def test_the_capacity_that_a_loop_needs_is_its_length() -> None:

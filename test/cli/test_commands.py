@@ -34,17 +34,17 @@ EVERY_COMMAND = pytest.mark.parametrize("name", COMMANDS)
 READ_A_FILE = ("advise", "characterize", "simulate", "simulate system", "plan", "plan ttl")
 
 
-def actions(name: str) -> list[argparse.Action]:
+def actions_of(name: str) -> list[argparse.Action]:
     return [action for action in parser_of(name)[0]._actions if action.dest != "help"]
 
 
 def flags_of(name: str) -> dict[str, argparse.Action]:
-    return {flag: action for action in actions(name) for flag in action.option_strings}
+    return {flag: action for action in actions_of(name) for flag in action.option_strings}
 
 
 @pytest.mark.parametrize("name", READ_A_FILE)
 def test_the_input_is_the_first_positional_and_its_format_is_found(name) -> None:
-    positionals = [action for action in actions(name) if not action.option_strings]
+    positionals = [action for action in actions_of(name) if not action.option_strings]
     assert [action.metavar for action in positionals] in (["TRACE"], ["LOG"])
     format_option = flags_of(name)["--format"]
     assert not format_option.required
@@ -76,33 +76,33 @@ def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None
     assert f"example: canopy {name}" in help_text
     words = shlex.split(EXAMPLES[name])
     assert " ".join(words).startswith(name)
-    rest = words[len(name.split()) :]
-    parser_of(name)[0].parse_args(["--", *rest] if name in PASS_THROUGH_COMMANDS else rest)
+    arguments = words[len(name.split()) :]
+    parser_of(name)[0].parse_args(["--", *arguments] if name in PASS_THROUGH_COMMANDS else arguments)
 
 
 def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, capsys) -> None:
-    rows, ids = [], 0
+    rows, new_ids = [], 0
     for number in range(60):  # long nodes of which one block is needed
         shared = [1000 + number % 7 * 10 + k for k in range(6)]
         rows.append({"timestamp": number, "input_length": 9 * 512, "output_length": 1,
-                     "hash_ids": [*shared, *range(5000 + ids, 5003 + ids)]})  # fmt: skip
-        ids += 3
+                     "hash_ids": [*shared, *range(5000 + new_ids, 5003 + new_ids)]})  # fmt: skip
+        new_ids += 3
     trace = tmp_path / "t.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def evictions(policy, *options):
+    def count_evictions(policy, *options):
         out = tmp_path / "rows.json"
         words = [str(trace), "--policy", policy, "--capacity", "40", "--jobs", "1", *options]
         assert main(["simulate", *words, "--json-out", str(out)]) == 0
         return [(row["evictions"], row["evicted_blocks"]) for row in json.loads(out.read_text())]
 
-    sglang_rows, canopy_rows = evictions("lru,canopy-lru")
+    sglang_rows, canopy_rows = count_evictions("lru,canopy-lru")
     assert sglang_rows != canopy_rows
-    assert evictions("lru") == [sglang_rows]
+    assert count_evictions("lru") == [sglang_rows]
     for policy, whole_nodes in (("lru", True), ("canopy-lru", False)):
         words = [str(trace), "--profile", "llama-3.1-8b-h100", "--device-tokens", "20000"]
         parsed = parser_of("simulate system")[0].parse_args([*words, "--policy", policy])
-        options = (declared.read(one, parsed) for one in simulate_system.OPTIONS[:2])
+        options = (declared.read(cls, parsed) for cls in simulate_system.OPTIONS[:2])
         system = simulate_system._with_tiers(*options, load_profile("llama-3.1-8b-h100"))
         assert system.whole_nodes is system.touches_waiting is whole_nodes
     capsys.readouterr()

@@ -16,16 +16,16 @@ def spend_log(path: Path) -> str:
     lines = []
     for number in range(2 * SESSIONS * TURNS):
         chat, turn = number // 2 % SESSIONS, number // 2 // SESSIONS
-        texts, name = ([f"session {chat} step {k} " * 40 for k in range(turn + 1)], f"s{chat}")
+        texts, session = ([f"session {chat} step {k} " * 40 for k in range(turn + 1)], f"s{chat}")
         if number % 2:
-            texts, name = [f"scan {number} of a long file " * 120], None
+            texts, session = [f"scan {number} of a long file " * 120], None
         row = {
             "id": f"chatcmpl-{number}", "call_type": "acompletion", "status": "success", "model": "m",
             "startTime": 1.7e9 + number, "endTime": 1.7e9 + number + 0.4,
             "messages": [{"role": ("user", "assistant")[k % 2], "content": t} for k, t in enumerate(texts)],
             "response": {"choices": [{"finish_reason": "stop"}]},
             "prompt_tokens": sum(map(len, texts)) // 4, "completion_tokens": 9,
-            "metadata": {"requester_metadata": {"session_id": name}} if name else {},
+            "metadata": {"requester_metadata": {"session_id": session}} if session else {},
         }  # fmt: skip
         lines.append(json.dumps(row) + "\n")
     path.write_text("".join(lines))
@@ -34,7 +34,7 @@ def spend_log(path: Path) -> str:
 
 POOL_TOKENS = "6000"
 """Tokens: less than the open sessions have."""
-PLAN = (
+PLAN_OPTIONS = (
     "--device-tokens", POOL_TOKENS, "--disks", "none", "--server", "page_size=64", "--ttl", "none",
     "--search", "dram_levels=1,checks=off", "--jobs", "1",
 )  # fmt: skip
@@ -55,7 +55,7 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
     printed = capsys.readouterr().out
     assert f"Start: sglang serve MODEL {start}" in printed
     assert "restart with --radix-eviction auto" in printed
-    assert main(["plan", log, *PLAN, "--out", "plan.yaml", "--json-out", "plan.json"]) == 0
+    assert main(["plan", log, *PLAN_OPTIONS, "--out", "plan.yaml", "--json-out", "plan.json"]) == 0
     assert "Policy: auto, as canopy advise finds" in capsys.readouterr().out
     rows = json.loads((tmp_path / "plan.json").read_text())["evaluated"]
     assert {row["policy"] for row in rows} == {"wa"}

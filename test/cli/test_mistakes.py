@@ -11,10 +11,10 @@ from canopy_lab.cli.main import main
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 TABLE = yaml.safe_load((FIXTURES / "mistakes.yaml").read_text(encoding="utf-8"))
-MISTAKES = [(start, *row) for start, rows in TABLE.items() for row in rows.items()]
+MISTAKES = [(command, *line) for command, lines in TABLE.items() for line in lines.items()]
 
 
-def row(**fields: object) -> str:
+def trace_line(**fields: object) -> str:
     return json.dumps({"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [1], **fields})  # fmt: skip
 
 
@@ -22,8 +22,8 @@ def row(**fields: object) -> str:
 def files(conversations, tmp_path) -> dict[str, Path]:
     texts = {
         "empty": "",
-        "backwards": f"{row()}\n{row(timestamp=1)}\n",
-        "unfit": f"{row(hash_ids=[*range(9)])}\n{row(input_length=4000)}\n",
+        "backwards": f"{trace_line()}\n{trace_line(timestamp=1)}\n",
+        "unfit": f"{trace_line(hash_ids=[*range(9)])}\n{trace_line(input_length=4000)}\n",
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -36,14 +36,14 @@ def files(conversations, tmp_path) -> dict[str, Path]:
     return {"trace": conversations(120, gap_ms=400), **logs, **written}
 
 
-@pytest.mark.parametrize(("start", "options", "sentence"), MISTAKES)
+@pytest.mark.parametrize(("command", "options", "sentence"), MISTAKES)
 def test_a_mistake_is_one_line_with_the_remedy(
-    files, tmp_path, monkeypatch, capsys, start, options, sentence
+    files, tmp_path, monkeypatch, capsys, command, options, sentence
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, path in files.items():
-        start, options = (text.replace(f"{{{name}}}", str(path)) for text in (start, options))
-    words = [*start.split(), *shlex.split(options)]
+        command, options = (text.replace(f"{{{name}}}", str(path)) for text in (command, options))
+    words = [*command.split(), *shlex.split(options)]
     assert main(words) == 2
     printed = capsys.readouterr().err
     (line,) = [line for line in printed.splitlines() if line.startswith("canopy ")]

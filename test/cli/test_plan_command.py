@@ -9,7 +9,7 @@ import pytest
 from canopy_lab.cli.main import main
 from canopy_lab.plan.server_plan import read_config
 
-ROW = {
+ROW_KEYS = {
     "instances",
     "dram_gib",
     "disk",
@@ -22,7 +22,7 @@ ROW = {
     "cost_per_hour",
     "token_hit_ratio_by_tier",
 }
-SMALL = (
+SMALL_SEARCH = (
     "--device-tokens", "30000", "--search", "dram_levels=3,disk_levels=2",
     "--disks", "gp3", "--jobs", "1", "--policy", "canopy-lru",
 )  # fmt: skip
@@ -38,7 +38,7 @@ def trace(conversations):
 def plan(trace, tmp_path):
     """Return a function that runs the command on the trace, and gives its status and its JSON."""
 
-    def run(*arguments, base=SMALL):
+    def run(*arguments, base=SMALL_SEARCH):
         out = tmp_path / "out.json"
         common = [str(trace), "--format", "mooncake"]
         status = main(["plan", *common, *base, "--json-out", str(out), *arguments])
@@ -55,23 +55,23 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     )  # fmt: skip
     assert status == 0
     printed = capsys.readouterr().out
-    for words in ("Pareto front", "against the fixed baseline", "Chosen (least cost",
+    for phrase in ("Pareto front", "against the fixed baseline", "Chosen (least cost",
                   "at other loads", "an example to replace",
                   f"--config {file}"):  # fmt: skip
-        assert words in printed
+        assert phrase in printed
     assert {"evaluations", "front", "baseline", "hypervolume", "seconds"} <= set(report)
-    assert all(set(row) >= ROW for row in [*report["front"], report["baseline"]])
+    assert all(set(row) >= ROW_KEYS for row in [*report["front"], report["baseline"]])
     assert report["baseline"]["disk"] is None
     assert 0 < report["hypervolume"] <= 1.2
     assert report["evaluations"] == len(report["evaluated"])
     assert set(report["sensitivity"]) == {"0.8", "1", "1.2"}
     chosen = report["chosen"]
     assert chosen["cost"] == min(row["cost"] for row in report["evaluated"])
-    server = read_config(file)
-    assert server["radix-eviction"] == "canopy-lru"
-    assert server.get("canopy-host-gb", 0) == round(chosen["dram_gib"] * 2**30) / 1e9
-    assert server["page-size"] == chosen["page_size"]
-    assert server["max-total-tokens"] == 30000
+    config = read_config(file)
+    assert config["radix-eviction"] == "canopy-lru"
+    assert config.get("canopy-host-gb", 0) == round(chosen["dram_gib"] * 2**30) / 1e9
+    assert config["page-size"] == chosen["page_size"]
+    assert config["max-total-tokens"] == 30000
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     html = page.read_text()
     assert html.count("data:image/png;base64,") == 1
@@ -115,32 +115,25 @@ def test_a_trace_of_one_moment_is_planned_and_the_report_names_it(plan, trace, c
     assert "all have the same time" in capsys.readouterr().out
 
 
-QUICK = (
+QUICK_SEARCH = (
     *("--search", "dram_levels=2,checks=off", "--disks", "none"),
     *("--server", "page_size=1", "--jobs", "1"),
 )
 
 
 def test_a_price_of_another_gpu_is_not_used(plan, capsys):
-    status, report = plan("--profile", "smollm2-135m-cpu", base=QUICK)
+    status, report = plan("--profile", "smollm2-135m-cpu", base=QUICK_SEARCH)
     assert (status, report) == (2, None)
     printed = capsys.readouterr().err
     assert "the GPU-hour of H100, and profile smollm2-135m-cpu is of one core of a Xeon" in printed
-    status, report = plan("--profile", "smollm2-135m-cpu=0.05", base=QUICK)
+    status, report = plan("--profile", "smollm2-135m-cpu=0.05", base=QUICK_SEARCH)
     assert status == 0
     assert report["chosen"]["cost_per_hour"] < 0.2
 
 
 def test_twice_the_traffic_is_simulated(plan, capsys):
-    options = (
-        "--search",
-        "dram_levels=2,loads=2",
-        "--slo",
-        "p99_ttft<600s",
-        "--device-tokens",
-        "30000",
-    )
-    status, report = plan(*options, base=QUICK)
+    options = ("--search=dram_levels=2,loads=2", "--slo=p99_ttft<600s", "--device-tokens=30000")
+    status, report = plan(*options, base=QUICK_SEARCH)
     assert status == 0
     assert set(report["sensitivity"]) == {"0.8", "1", "1.2", "2"}
     assert "+100 %" in capsys.readouterr().out
@@ -148,8 +141,8 @@ def test_twice_the_traffic_is_simulated(plan, capsys):
 
 def test_two_gpus_an_instance_are_paid_for(plan):
     with_one_gpu, with_two_gpus = (
-        plan("--server", f"page_size=1,gpus={n}", "--device-tokens", "30000", base=QUICK)[1]
+        plan("--server", f"page_size=1,gpus={n}", "--device-tokens", "30000", base=QUICK_SEARCH)[1]
         for n in "12"
     )
-    gpu = with_two_gpus["baseline"]["cost_per_hour"] - with_one_gpu["baseline"]["cost_per_hour"]
-    assert gpu == pytest.approx(3.9)
+    cost = with_two_gpus["baseline"]["cost_per_hour"] - with_one_gpu["baseline"]["cost_per_hour"]
+    assert cost == pytest.approx(3.9)

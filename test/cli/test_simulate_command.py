@@ -25,16 +25,16 @@ def simulate(trace, *arguments, jobs="1"):
     return status, json.loads(out.read_text()) if out.exists() else None
 
 
-def results(rows):
+def drop_times(rows):
     """Return the rows without values that depend on the machine's load."""
-    return [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
 def test_rows_have_the_run_and_its_result(trace, capsys):
     status, rows = simulate(trace, "--policy", "canopy-lru,belady", "--capacity", "0.05,0.2,30")
     assert status == 0
     assert all(row.keys() >= set(ROW_KEYS.split()) for row in rows)
-    assert [(r["policy"], r["capacity_blocks"]) for r in rows] == [
+    assert [(row["policy"], row["capacity_blocks"]) for row in rows] == [
         (policy, blocks)
         for policy in ("canopy-lru", "belady")
         for blocks in (rows[0]["capacity_blocks"], rows[1]["capacity_blocks"], 30)
@@ -53,14 +53,12 @@ def test_two_processes_give_the_results_of_one(trace):
     arguments = ("--policy", "lru,wa,tail-belady", "--capacity", "0.05,0.2", "--placebo")
     _, one_process = simulate(trace, *arguments)
     _, two_processes = simulate(trace, *arguments, jobs="2")
-    assert results(one_process) == results(two_processes)
+    assert drop_times(one_process) == drop_times(two_processes)
 
 
 def test_the_placebo_runs_for_policies_that_read_labels(trace):
-    _, rows = simulate(
-        trace, "--policy", "lru,wa", "--capacity", "0.1", "--placebo", "--seed", "1,2"
-    )
-    assert [(r["policy"], r["placebo"], r["seed"]) for r in rows] == [
+    _, rows = simulate(trace, "--policy", "lru,wa", "--capacity", "0.1", "--placebo", "--seed=1,2")
+    assert [(row["policy"], row["placebo"], row["seed"]) for row in rows] == [
         ("lru", False, 1),
         ("wa", False, 1),
         ("wa", True, 1),
@@ -68,7 +66,7 @@ def test_the_placebo_runs_for_policies_that_read_labels(trace):
         ("wa", False, 2),
         ("wa", True, 2),
     ]
-    assert results(rows)[0]["block_hit_ratio"] == results(rows)[3]["block_hit_ratio"]
+    assert drop_times(rows)[0]["block_hit_ratio"] == drop_times(rows)[3]["block_hit_ratio"]
 
 
 def test_options_reach_the_policy(trace):

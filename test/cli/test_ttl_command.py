@@ -33,8 +33,8 @@ def log(tmp_path: Path) -> Path:
     """A server's log: a tenant with a long prompt that repeats every 40 s, among others that never do."""
     lines = []
     for i in range(200):
-        own_ids = [1000 + 200 * i + k for k in range(192)]
-        ids = [*SYSTEM, *own_ids[:64]] if i % 4 == 0 else own_ids
+        new_ids = [1000 + 200 * i + k for k in range(192)]
+        ids = [*SYSTEM, *new_ids[:64]] if i % 4 == 0 else new_ids
         salt = "acme" if i % 4 == 0 else None
         obj = {"input_ids": ids, "sampling_params": {}, "cache_salt": salt}
         meta = {"completion_tokens": 4, "finish_reason": {"type": "stop"}}
@@ -47,10 +47,10 @@ def log(tmp_path: Path) -> Path:
 
 def server_ids(tokens: list[int], salt: str) -> list[int]:
     """A second implementation of the ids of ``radix/live_request.py``."""
-    chain, ids = xxhash.xxh3_64_intdigest(tenant_namespace(None, salt)), []
+    digest, ids = xxhash.xxh3_64_intdigest(tenant_namespace(None, salt)), []
     for i in range(0, len(tokens) - 63, 64):
-        chain = xxhash.xxh3_64_intdigest(array("q", tokens[i : i + 64]).tobytes(), seed=chain)
-        ids.append(chain)
+        digest = xxhash.xxh3_64_intdigest(array("q", tokens[i : i + 64]).tobytes(), seed=digest)
+        ids.append(digest)
     return ids
 
 

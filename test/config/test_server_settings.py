@@ -46,9 +46,8 @@ def test_defaults_that_sglang_computes_are_equal() -> None:
     from sglang.srt.arg_groups.overrides import _page_size_default
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 
-    assert _page_size_default(SimpleNamespace(page_size=None)) == {
-        "page_size": SGLANG_DEFAULTS.page_size
-    }
+    no_page_size = SimpleNamespace(page_size=None)
+    assert _page_size_default(no_page_size) == {"page_size": SGLANG_DEFAULTS.page_size}
     _, threshold, base, per_ki, _ = HybridCacheController.parse_storage_backend_extra_config(None)
     assert threshold == SGLANG_DEFAULTS.prefetch_threshold
     assert base == SGLANG_DEFAULTS.prefetch_timeout_base
@@ -69,9 +68,8 @@ def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
         raise StopHere
 
     graphs = SimpleNamespace(decode=SimpleNamespace(max_bs=1), prefill=SimpleNamespace(max_bs=1))
-    view = SimpleNamespace(
-        device="cuda", cuda_graph_config=graphs, chunked_prefill_size=None, tp_size=1
-    )
+    sizes = {"chunked_prefill_size": None, "tp_size": 1}
+    view = SimpleNamespace(device="cuda", cuda_graph_config=graphs, **sizes)
     monkeypatch.setattr(memory_hook, "resolving_view", lambda args: view)
     monkeypatch.setattr(memory_hook, "get_device_memory_capacity", lambda device: gib * 1024)
     monkeypatch.setattr(memory_hook, "declare_resolution", declare)
@@ -87,9 +85,8 @@ def test_settings_restored_from_their_flags_are_equal() -> None:
     assert "prefetch-threshold" not in flags
     extra = {"hicache-storage-backend-extra-config": PLANNED.extra_config()}
     assert ServerSettings.from_flags({**flags, **extra, "canopy-host-gb": 3}) == PLANNED
-    assert ServerSettings(page_size=1).fill_from(PLANNED) == dataclasses.replace(
-        PLANNED, page_size=1
-    )
+    expected = dataclasses.replace(PLANNED, page_size=1)
+    assert ServerSettings(page_size=1).fill_from(PLANNED) == expected
 
 
 @pytest.mark.parametrize(

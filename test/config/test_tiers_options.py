@@ -11,12 +11,12 @@ from sglang_canopy.config.tiers import TierFlags, TierOptions
 from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import make_policies
-from sglang_canopy.server.start import flags as options
+from sglang_canopy.server.start import flags as start_flags
 from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
 
 
-def arguments(**changes):
+def args_of(**changes):
     """Return the fields of ``ServerArgs`` that are read."""
     defaults = {
         "radix_eviction_policy": "wa",
@@ -40,31 +40,31 @@ def tier_options(flags: dict, **others) -> TierOptions:
 
 
 def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() -> None:
-    server = arguments(radix_eviction_policy_config={"min_samples": 9, "quantum_tokens": 16})
-    tiers = options.resolve_tiers(server, flags_of(), is_canopy=True)
-    live = make_policies("wa", server.radix_eviction_policy_config, tiers)
+    server_args = args_of(radix_eviction_policy_config={"min_samples": 9, "quantum_tokens": 16})
+    tiers = start_flags.resolve_tiers(server_args, flags_of(), is_canopy=True)
+    live = make_policies("wa", server_args.radix_eviction_policy_config, tiers)
     assert live.host_policy.model is live.device_policy.model  # type: ignore[attr-defined]
-    extra = json.loads(server.hicache_storage_backend_extra_config)
-    assert (extra["policy"], extra["policy_config"]) == ("wa", {"min_samples": 9})
-    assert server.hicache_storage_backend == "dynamic"
-    assert (extra["class_name"], extra["interface_v1"]) == ("CanopyStorage", 1)
+    disk_config = json.loads(server_args.hicache_storage_backend_extra_config)
+    assert (disk_config["policy"], disk_config["policy_config"]) == ("wa", {"min_samples": 9})
+    assert server_args.hicache_storage_backend == "dynamic"
+    assert (disk_config["class_name"], disk_config["interface_v1"]) == ("CanopyStorage", 1)
 
 
 def test_each_tier_takes_its_own_policy() -> None:
-    server = arguments(radix_eviction_policy="canopy-lru")
+    server_args = args_of(radix_eviction_policy="canopy-lru")
     flags = flags_of(canopy_host_eviction="wa,min_samples=5", canopy_disk_eviction="etlru")
-    tiers = options.resolve_tiers(server, flags, is_canopy=True)
+    tiers = start_flags.resolve_tiers(server_args, flags, is_canopy=True)
     live = make_policies("canopy-lru", None, tiers)
     assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")
     assert live.host_policy.config.min_samples == 5
-    assert json.loads(server.hicache_storage_backend_extra_config)["policy"] == "etlru"
+    assert json.loads(server_args.hicache_storage_backend_extra_config)["policy"] == "etlru"
 
 
 def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
-    server = arguments()
+    server_args = args_of()
     flags = flags_of(canopy_disk='{"tenant_quota_gb": {"salt-of-acme": 2, "#ab12": 1, "*": 0.5}}')
-    options.resolve_tiers(server, flags, is_canopy=True)
-    shown_config = server.hicache_storage_backend_extra_config
+    start_flags.resolve_tiers(server_args, flags, is_canopy=True)
+    shown_config = server_args.hicache_storage_backend_extra_config
     assert "salt-of-acme" not in shown_config
     assert json.loads(shown_config)["quota_bytes"] == {
         tenant_digest("salt-of-acme"): 2 * 10**9,
@@ -85,32 +85,32 @@ def test_nodes_have_the_labels_of_the_policy_that_learns() -> None:
 
 def test_a_quota_is_for_every_tenant_or_for_named_ones() -> None:
     assert tier_options({"canopy_disk": "tenant_quota_gb=1.5"}).quotas == {"*": 1_500_000_000}
-    named = tier_options({"canopy_disk": '{"tenant_quota_gb": {"a": 2, "*": 0.5}}'}).quotas
-    assert named == {"a": 2_000_000_000, "*": 500_000_000}
+    quotas = tier_options({"canopy_disk": '{"tenant_quota_gb": {"a": 2, "*": 0.5}}'}).quotas
+    assert quotas == {"a": 2_000_000_000, "*": 500_000_000}
 
 
 def test_ttls_and_the_host_pools_size_reach_their_tiers() -> None:
     table = TTLTable((Group(0x1F, 60.0, "system prompt"),), residual_ttl_s=30.0)
-    server = arguments()
+    server_args = args_of()
     flags = flags_of(
         canopy_ttl=json.dumps(table.to_json()),
         canopy_host_ttl='{"residual_ttl_s": 10}',
         canopy_host_gb=1.5,
     )
-    tiers = options.resolve_tiers(server, flags, is_canopy=True)
-    extra = json.loads(server.hicache_storage_backend_extra_config)
-    assert TTLTable.from_json(extra["ttl"]) == table
-    assert server.hicache_size == 1.5
+    tiers = start_flags.resolve_tiers(server_args, flags, is_canopy=True)
+    disk_config = json.loads(server_args.hicache_storage_backend_extra_config)
+    assert TTLTable.from_json(disk_config["ttl"]) == table
+    assert server_args.hicache_size == 1.5
     assert tiers.host_ttl == TTLTable(residual_ttl_s=10.0)
-    server = arguments(hicache_size=3)
-    options.resolve_tiers(server, flags, is_canopy=True)
-    assert server.hicache_size == 3
+    server_args = args_of(hicache_size=3)
+    start_flags.resolve_tiers(server_args, flags, is_canopy=True)
+    assert server_args.hicache_size == 3
 
 
 @pytest.mark.parametrize(("backend", "warned"), [("canopy", False), ("file", True), (None, True)])
 def test_a_ttl_without_pages_that_have_one_is_announced(caplog, backend, warned) -> None:
     flags = flags_of(canopy_ttl='{"residual_ttl_s": 10}')
-    options.resolve_tiers(arguments(hicache_storage_backend=backend), flags, is_canopy=True)
+    start_flags.resolve_tiers(args_of(hicache_storage_backend=backend), flags, is_canopy=True)
     assert ("--canopy-ttl acts on a tier that this server lacks" in caplog.text) == warned
 
 
@@ -126,7 +126,7 @@ def test_the_backend_is_one_of_the_choices() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hicache-storage-backend", choices=["file"])
     names = {name: action for action in parser._actions for name in action.option_strings}
-    options.add_flags(parser.add_argument_group("canopy"), names)
+    start_flags.add_flags(parser.add_argument_group("canopy"), names)
     flags = ["--hicache-storage-backend", "canopy", "--canopy-disk-eviction", "wa"]
     parsed = parser.parse_args(flags)
     assert (parsed.hicache_storage_backend, parsed.canopy_disk_eviction) == ("canopy", "wa")

@@ -8,7 +8,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 import canopy_cpu as cpu
 from canopy_cpu import hicache
 
-LAYERS, PAGE, HEADS, DIM = 3, 4, 2, 8
+LAYERS, PAGE_TOKENS, HEADS, DIM = 3, 4, 2, 8
 DEVICE_TOKENS, HOST_PAGES = 40, 9
 
 
@@ -24,29 +24,29 @@ def device_layers():
 
 
 def slots_of(pages):
-    return torch.tensor([page * PAGE + i for page in pages for i in range(PAGE)])
+    return torch.tensor([page * PAGE_TOKENS + i for page in pages for i in range(PAGE_TOKENS)])
 
 
 def test_pages_survive_a_page_first_host_pool():
     keys = device_layers()
     values = [-layer for layer in keys]
-    host = [torch.zeros(HOST_PAGES, LAYERS, PAGE, HEADS, DIM) for _ in range(2)]
+    host = [torch.zeros(HOST_PAGES, LAYERS, PAGE_TOKENS, HEADS, DIM) for _ in range(2)]
     source, target = slots_of([5, 0, 7]), slots_of([8, 3, 1])
-    hicache.transfer_kv_all_layer_direct_lf_pf([*keys, *values], host, source, target, PAGE)
-    assert torch.equal(host[0][8, 1], keys[1][5 * PAGE : 6 * PAGE])  # device page 5 is host page 8
+    hicache.transfer_kv_all_layer_direct_lf_pf([*keys, *values], host, source, target, PAGE_TOKENS)
+    assert torch.equal(host[0][8, 1], keys[1][5 * PAGE_TOKENS : 6 * PAGE_TOKENS])
     assert host[0][0].abs().sum() == 0
 
     loaded = slots_of([2, 9, 4])
     for layer in range(LAYERS):
         k, v = torch.zeros_like(keys[0]), torch.zeros_like(keys[0])
-        hicache.transfer_kv_per_layer_direct_pf_lf(host, [k, v], target, loaded, layer, PAGE)
+        hicache.transfer_kv_per_layer_direct_pf_lf(host, [k, v], target, loaded, layer, PAGE_TOKENS)
         assert torch.equal(k[loaded], keys[layer][source])
         assert torch.equal(v[loaded], values[layer][source])
 
 
 def test_tokens_survive_a_layer_first_host_pool():
     keys = device_layers()
-    host = [torch.zeros(HOST_PAGES * PAGE, HEADS, DIM) for _ in keys]
+    host = [torch.zeros(HOST_PAGES * PAGE_TOKENS, HEADS, DIM) for _ in keys]
     source, target = torch.tensor([3, 30, 4]), torch.tensor([11, 0, 35])
     hicache.transfer_kv_direct(keys, host, source, target, 1)
     loaded = [torch.zeros_like(layer) for layer in keys]

@@ -17,25 +17,25 @@ POOL_ROWS = 16
 
 def make_batch(lengths, new_lengths, heads, kv_heads, dtype=torch.float32, seed=0):
     """Random caches with every request's rows scattered, and queries for the new tokens."""
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     slots = sum(lengths) + 7
 
-    def values(*shape):
-        return torch.randn(*shape, generator=draw).to(dtype)
+    def random_tensor(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
 
-    order = torch.randperm(slots, generator=draw)
+    slot_order = torch.randperm(slots, generator=generator)
     req_to_token = torch.zeros(POOL_ROWS, max(lengths) + 3, dtype=torch.int32)
-    rows = torch.randperm(POOL_ROWS, generator=draw)[: len(lengths)]
-    start = 0
+    rows = torch.randperm(POOL_ROWS, generator=generator)[: len(lengths)]
+    first_slot = 0
     for row, length in zip(rows.tolist(), lengths):
-        req_to_token[row, :length] = order[start : start + length].int()
-        start += length
-    query = values(sum(new_lengths), heads, HEAD_SIZE)
+        req_to_token[row, :length] = slot_order[first_slot : first_slot + length].int()
+        first_slot += length
+    query = random_tensor(sum(new_lengths), heads, HEAD_SIZE)
     return {
         "query": query,
         "output": torch.full_like(query, float("nan")),
-        "k_cache": values(slots, kv_heads, HEAD_SIZE),
-        "v_cache": values(slots, kv_heads, HEAD_SIZE),
+        "k_cache": random_tensor(slots, kv_heads, HEAD_SIZE),
+        "v_cache": random_tensor(slots, kv_heads, HEAD_SIZE),
         "req_to_token": req_to_token,
         "req_pool_indices": rows,
         "seq_lens": torch.tensor(lengths),
@@ -71,14 +71,14 @@ def assert_close(ours, stock):
     assert (ours - stock).abs().max().item() <= 1e-5
 
 
-requests = st.lists(
+request_sizes = st.lists(
     st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=6
 )  # (cached, new) tokens
 head_counts = st.sampled_from([(4, 4), (9, 3), (8, 1), (6, 2)])
 
 
 @settings(max_examples=60, deadline=None)
-@given(requests=requests, heads=head_counts, seed=st.integers(0, 2**16))
+@given(requests=request_sizes, heads=head_counts, seed=st.integers(0, 2**16))
 def test_extend_equals_stock_on_mixed_batches(requests, heads, seed):
     lengths = [cached + new for cached, new in requests]
     new_lengths = [new for _, new in requests]

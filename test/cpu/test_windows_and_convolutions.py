@@ -53,26 +53,26 @@ class SlidingWindowPools:
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.draw)
 
-    def step(self, layer: int, requests: dict[int, int], slots: dict[int, torch.Tensor], decode):
-        """New tokens of each request through ``layer``; returns the answer and the formula's."""
+    def step(self, layer: int, requests: dict[int, int], slots: dict[int, torch.Tensor], is_decode):
+        """Run new tokens of each request through ``layer``; return the answer and the formula's."""
         lengths, parts = [], []
-        for row, new in requests.items():
-            key, value = self.randn(new, KV_HEADS, HEAD_SIZE), self.randn(new, KV_HEADS, HEAD_SIZE)
-            old = self.kv[layer].get(row)
-            whole = (key, value)
-            if old is not None:
-                whole = tuple(torch.cat(pair) for pair in zip(old, whole))
-            self.kv[layer][row] = whole
-            lengths.append(len(whole[0]))
+        for row, new_tokens in requests.items():
+            key, value = (self.randn(new_tokens, KV_HEADS, HEAD_SIZE) for _ in range(2))
+            old_kv = self.kv[layer].get(row)
+            all_kv = (key, value)
+            if old_kv is not None:
+                all_kv = tuple(torch.cat(pair) for pair in zip(old_kv, all_kv))
+            self.kv[layer][row] = all_kv
+            lengths.append(len(all_kv[0]))
             parts.append((key, value))
         query = self.randn(sum(requests.values()), HEADS * HEAD_SIZE)
-        new = torch.tensor(list(requests.values()))
+        new_lengths = torch.tensor(list(requests.values()))
         batch = SimpleNamespace(
             out_cache_loc=torch.cat([slots[row] for row in requests]),
             req_pool_indices=torch.tensor(list(requests)),
             seq_lens=torch.tensor(lengths),
-            extend_seq_lens=new,
-            extend_prefix_lens=torch.tensor(lengths) - new,
+            extend_seq_lens=new_lengths,
+            extend_prefix_lens=torch.tensor(lengths) - new_lengths,
             encoder_lens=None,
             forward_mode=None,
         )
@@ -88,14 +88,14 @@ class SlidingWindowPools:
             sliding_window_size=WINDOW if layer == SLIDING else -1,
         )
         self.backend.init_forward_metadata(batch)
-        run = self.backend.forward_decode if decode else self.backend.forward_extend
+        run = self.backend.forward_decode if is_decode else self.backend.forward_extend
         key, value = (torch.cat(tensors) for tensors in zip(*parts))
         answer = run(query, key, value, attention, batch)
         return answer.view(-1, HEADS, HEAD_SIZE), self._formula(layer, requests, query)
 
     def _formula(self, layer, requests, query) -> torch.Tensor:
         window = WINDOW if layer == SLIDING else 10**6
-        out, row_index = [], 0
+        result, row_index = [], 0
         for row, new in requests.items():
             keys, values = self.kv[layer][row]
             for position in range(len(keys) - new, len(keys)):
@@ -104,23 +104,23 @@ class SlidingWindowPools:
                 k = keys[first : position + 1].repeat_interleave(HEADS // KV_HEADS, 1)
                 v = values[first : position + 1].repeat_interleave(HEADS // KV_HEADS, 1)
                 weights = (torch.einsum("hd,thd->ht", q, k) * HEAD_SIZE**-0.5).softmax(-1)
-                out.append(torch.einsum("ht,thd->hd", weights, v))
+                result.append(torch.einsum("ht,thd->hd", weights, v))
                 row_index += 1
-        return torch.stack(out)
+        return torch.stack(result)
 
 
 @pytest.mark.parametrize("layer", [SLIDING, FULL])
 def test_layers_of_both_pools_read_their_own_slots(layer) -> None:
     pools = SlidingWindowPools()
     lengths: dict[int, int] = {}
-    for new, decode in (({2: 11, 5: 3}, False), ({2: 4, 5: 9}, False), ({2: 1, 5: 1}, True)):
+    for counts, is_decode in (({2: 11, 5: 3}, False), ({2: 4, 5: 9}, False), ({2: 1, 5: 1}, True)):
         slots = {}
-        for row, count in new.items():
-            slots[row] = pools.allocator.alloc(count)
+        for row, tokens in counts.items():
+            slots[row] = pools.allocator.alloc(tokens)
             start = lengths.get(row, 0)
-            pools.rows[row, start : start + count] = slots[row].int()
-            lengths[row] = start + count
-        answer, formula = pools.step(layer, new, slots, decode)
+            pools.rows[row, start : start + tokens] = slots[row].int()
+            lengths[row] = start + tokens
+        answer, formula = pools.step(layer, counts, slots, is_decode)
         assert (answer - formula).abs().max() < 1e-5
 
 
@@ -138,24 +138,24 @@ def test_slots_outside_the_window_may_be_freed() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    cuts=st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=1, max_size=4),
+    piece_sizes=st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=4),
     width=st.sampled_from([2, 3, 4]),
-    biased=st.booleans(),
+    has_bias=st.booleans(),
     activation=st.sampled_from([None, "silu"]),
 )
-def test_a_convolution_in_pieces_is_the_one_of_the_whole(cuts, width, biased, activation) -> None:
-    draw = torch.Generator().manual_seed(3)
-    dim, requests = 5, 3
-    weight = torch.randn(dim, width, generator=draw)
-    bias = torch.randn(dim, generator=draw) if biased else None
-    states = torch.full((8, dim, width - 1), float("nan"))
+def test_a_convolution_in_pieces_equals_the_whole(piece_sizes, width, has_bias, activation) -> None:
+    generator = torch.Generator().manual_seed(3)
+    channels, requests = 5, 3
+    weight = torch.randn(channels, width, generator=generator)
+    bias = torch.randn(channels, generator=generator) if has_bias else None
+    states = torch.full((8, channels, width - 1), float("nan"))
     slots = torch.tensor([6, 0, 3])
-    inputs = [torch.zeros(dim, 0) for _ in range(requests)]
-    outputs = [torch.zeros(dim, 0) for _ in range(requests)]
-    for counts in cuts:
-        new = [torch.randn(dim, count, generator=draw) for count in counts]
+    inputs = [torch.zeros(channels, 0) for _ in range(requests)]
+    outputs = [torch.zeros(channels, 0) for _ in range(requests)]
+    for counts in piece_sizes:
+        new = [torch.randn(channels, count, generator=generator) for count in counts]
         starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
-        out = short_conv.causal_conv1d_fn(
+        result = short_conv.causal_conv1d_fn(
             torch.cat(new, 1),
             weight,
             bias,
@@ -165,23 +165,23 @@ def test_a_convolution_in_pieces_is_the_one_of_the_whole(cuts, width, biased, ac
             conv_states=states,
             activation=activation,
         )
-        for number, part in enumerate(out.split(counts, 1)):
+        for number, part in enumerate(result.split(counts, 1)):
             inputs[number] = torch.cat([inputs[number], new[number]], 1)
             outputs[number] = torch.cat([outputs[number], part], 1)
     has_state = torch.tensor([s.shape[1] > 0 for s in inputs])
     for _ in range(3):
-        new_tokens = torch.randn(requests, dim, generator=draw)
+        new_tokens = torch.randn(requests, channels, generator=generator)
         indices = torch.where(has_state, slots, short_conv.PAD_SLOT)
-        out = short_conv.causal_conv1d_update(
+        result = short_conv.causal_conv1d_update(
             new_tokens, states, weight, bias, activation, conv_state_indices=indices
         )
         for number in range(requests):
             if has_state[number]:
                 inputs[number] = torch.cat([inputs[number], new_tokens[number][:, None]], 1)
-                outputs[number] = torch.cat([outputs[number], out[number][:, None]], 1)
-    for whole, pieces in zip(inputs, outputs):
-        padded = torch.nn.functional.pad(whole, (width - 1, 0))
-        for position in range(whole.shape[1]):
+                outputs[number] = torch.cat([outputs[number], result[number][:, None]], 1)
+    for sequence, pieces in zip(inputs, outputs):
+        padded = torch.nn.functional.pad(sequence, (width - 1, 0))
+        for position in range(sequence.shape[1]):
             value = (padded[:, position : position + width] * weight).sum(1)
             value = value if bias is None else value + bias
             value = torch.nn.functional.silu(value) if activation else value

@@ -33,13 +33,13 @@ def evaluate(
     (rules,) = (d for d in yaml.safe_load_all(text) if d["kind"] == "PrometheusRule")
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules["spec"]))
     expression = {"expr": query, "eval_time": f"{minute}m", "exp_samples": samples}
-    test = {
+    test_case = {
         "interval": "1m",
         "input_series": [{"series": series, "values": values}],
         "promql_expr_test": [expression],
     }
-    file = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
-    (folder / "test.yaml").write_text(yaml.safe_dump(file))
+    test_file = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test_case]}
+    (folder / "test.yaml").write_text(yaml.safe_dump(test_file))
     command = [program, "test", "rules", "test.yaml"]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr

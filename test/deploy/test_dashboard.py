@@ -12,13 +12,9 @@ from canopy_documents.plugin.series import METRICS
 from sglang_canopy.telemetry.series import CACHE_METRICS, PREFIX, RANK_LABEL
 
 ROOT = Path(__file__).resolve().parents[2]
-DASHBOARD = json.loads(
-    (ROOT / "deploy" / "kubernetes" / "dashboard.json").read_text(encoding="utf-8")
-)
+DASHBOARD = json.loads((ROOT / "deploy/kubernetes/dashboard.json").read_text(encoding="utf-8"))
 COMMON_LABELS = {RANK_LABEL, "job", "instance", "le"}
-RULES = yaml.safe_load_all(
-    (ROOT / "deploy" / "kubernetes" / "monitoring.yaml").read_text(encoding="utf-8")
-)
+RULES = yaml.safe_load_all((ROOT / "deploy/kubernetes/monitoring.yaml").read_text("utf-8"))
 ALERTS = {
     rule["alert"]: rule["expr"]
     for document in RULES
@@ -54,20 +50,20 @@ def test_a_query_reads_existing_series(title) -> None:
     names = re.findall(r"\b((?:canopy|sglang):\w+)", query)
     assert names
     labels_of, text = labels_by_series(), sglang_collector()
-    used = {
+    grouping_labels = {
         label.strip()
         for labels in re.findall(r"\b(?:by|ignoring) \(([^)]*)\)", query)
         for label in labels.split(",")
     }
-    matched = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~|!=|=)", query))
+    filters = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~|!=|=)", query))
     for name in names:
         if name.startswith("sglang:"):
             assert f'"{name.removesuffix("_bucket")}"' in text, name
-            assert used <= COMMON_LABELS
+            assert grouping_labels <= COMMON_LABELS
         else:
             assert name in labels_of, name
-            assert matched <= labels_of[name], f"{name} has no label {matched - labels_of[name]}"
-    assert used <= set().union(*(labels_of.get(name, COMMON_LABELS) for name in names))
+            assert filters <= labels_of[name], f"{name} has no label {filters - labels_of[name]}"
+    assert grouping_labels <= set().union(*(labels_of.get(name, COMMON_LABELS) for name in names))
 
 
 def test_every_series_of_faults_has_an_alert() -> None:

@@ -10,9 +10,8 @@ def small_disk(tmp_path):
     """A file system of 256 KiB, if the machine allows it."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True
-    )
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    mount = subprocess.run(command, capture_output=True)
     if mount.returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield folder

@@ -17,16 +17,16 @@ from sglang_canopy.disk.journal import FIELDS, INDEX_FILE
 from support.disk_pages import chain, get, put, store_at
 from support.disk_recount import recount
 
-LOW, HIGH = -(1 << 63), (1 << 63) - 1
-EDGES = [
+MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
+EDGE_VALUES = [
     sign * (1 << bits) + near
     for bits in (0, 7, 8, 31, 32, 40, 53, 62)
     for sign in (-1, 1)
     for near in (-1, 0, 1)
 ]
-values = st.one_of(
+cells = st.one_of(
     st.none(),
-    st.sampled_from([*EDGES, LOW, HIGH, 0]),
+    st.sampled_from([*EDGE_VALUES, MIN_INT, MAX_INT, 0]),
     st.integers(-16, 16),
     st.floats(allow_nan=False),
     st.sampled_from([math.inf, -math.inf, 1e308, 1e13, 1e14]),
@@ -37,7 +37,7 @@ values = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def stored() -> Iterator[Path]:
+def stored_folder() -> Iterator[Path]:
     """A folder with three paths of three pages each."""
     with tempfile.TemporaryDirectory() as folder:
         store = store_at(Path(folder) / "store", pages=16)
@@ -60,20 +60,20 @@ def damage(folder: Path, row: int, field: str, value: Any) -> None:
             index.rollback()
 
 
-changed_rows = st.lists(st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), values), max_size=4)
+changed_rows = st.lists(st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), cells), max_size=4)
 """(row, field, its new value), up to four of them."""
 
 
-def check_start_and_use(stored: Path, changes: list) -> None:
+def check_start_and_use(stored_folder: Path, changes: list) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "store"
-        shutil.copytree(stored, folder)
+        shutil.copytree(stored_folder, folder)
         for change in changes:
             damage(folder, *change)
         store = store_at(folder, pages=16)
         assert store.unavailable is None
-        pages = len(store)
-        assert pages + store.counters.dropped_rows == 9
+        kept_pages = len(store)
+        assert kept_pages + store.counters.dropped_rows == 9
         for name in "abc":
             get(store, chain(name, 3))  # asserts that the pages served are correct
         put(store, chain("new", 3))
@@ -96,22 +96,22 @@ def check_start_and_use(stored: Path, changes: list) -> None:
 @example([(1, "turn", 1 << 41)])
 @example([(1, "category", ("text", b"\xff\xfe"))])
 @example([(0, "id", -1)])
-@example([(0, "id", HIGH)])
-def test_a_store_with_any_rows_starts_and_works(stored, changes) -> None:
-    check_start_and_use(stored, changes)
+@example([(0, "id", MAX_INT)])
+def test_a_store_with_any_rows_starts_and_works(stored_folder, changes) -> None:
+    check_start_and_use(stored_folder, changes)
 
 
 @pytest.mark.long
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changes=changed_rows)
-def test_a_store_with_any_rows_starts_and_works_many_times(stored, changes) -> None:
-    check_start_and_use(stored, changes)
+def test_a_store_with_any_rows_starts_and_works_many_times(stored_folder, changes) -> None:
+    check_start_and_use(stored_folder, changes)
 
 
 @pytest.mark.parametrize("field", ["length", "turn", "offset"])
-def test_a_row_with_a_number_out_of_range_is_dropped_and_counted(stored, tmp_path, field) -> None:
+def test_a_row_with_a_number_out_of_range_is_dropped(stored_folder, tmp_path, field) -> None:
     folder = tmp_path / "store"
-    shutil.copytree(stored, folder)
+    shutil.copytree(stored_folder, folder)
     damage(folder, 2, field, 1 << 62)
     store = store_at(folder, pages=16)
     assert (len(store), store.counters.dropped_rows) == (8, 1)

@@ -14,7 +14,7 @@ from sglang_canopy.policy.lru import LRU
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from support.disk_pages import PAGE_BYTES, chain, get, put, store_at
-from support.disk_recount import bad_pages, recount
+from support.disk_recount import count_bad_pages, recount
 
 WAIT_S = 5.0
 
@@ -35,13 +35,13 @@ def test_a_running_reader_and_writer_see_an_empty_store(tmp_path) -> None:
 
     store.state.segments.read = clear_before(read)
     get(store, chain("a", 4))  # asserts that the pages served are correct
-    assert bad_pages(store) == 0
+    assert count_bad_pages(store) == 0
     put(store, chain("c", 3))
     write = store.state.segments.write
     store.state.segments.write = clear_before(write)
     assert not any(put(store, chain("c", 5)[3:], parent=chain("c", 3)[-1]))
     assert [store.count_leading(chain(name, 5)) for name in "abc"] == [0, 3, 0]
-    assert bad_pages(store) == 0
+    assert count_bad_pages(store) == 0
 
 
 class SignallingLock:
@@ -58,13 +58,13 @@ class SignallingLock:
         return self.lock.__exit__(*error)
 
 
-@pytest.mark.parametrize("call", ["close", "flush", "sweep"])
-def test_the_store_is_not_locked_while_its_index_file_is_busy(tmp_path, call) -> None:
+@pytest.mark.parametrize("method_name", ["close", "flush", "sweep"])
+def test_the_store_is_not_locked_while_its_index_file_is_busy(tmp_path, method_name) -> None:
     """A commit holds the file's lock and then reads the store, as ``flush`` does."""
     store = store_at(tmp_path)
     put(store, chain("a", 2))
     store.state.journal.lock = lock = SignallingLock(store.state.journal.lock)
-    thread = threading.Thread(target=getattr(store, call))
+    thread = threading.Thread(target=getattr(store, method_name))
     with lock.lock:
         thread.start()
         assert lock.is_awaited.wait(WAIT_S)
@@ -72,10 +72,10 @@ def test_the_store_is_not_locked_while_its_index_file_is_busy(tmp_path, call) ->
         if was_free:
             store.state.lock.release()
     thread.join()
-    assert was_free, f"{call} and a commit would wait for each other"
+    assert was_free, f"{method_name} and a commit would wait for each other"
 
 
-class CountingPolicy(LRU):
+class RecordingPolicy(LRU):
     """Records the tenants of requests that it and its copies for tenants receive."""
 
     received: ClassVar[list[str | None]] = []
@@ -86,16 +86,16 @@ class CountingPolicy(LRU):
 
 
 def test_a_request_reaches_the_policy_and_its_tenants_copy_alone(tmp_path) -> None:
-    CountingPolicy.received.clear()
-    policy = CountingPolicy(LRU.Config())
+    RecordingPolicy.received.clear()
+    policy = RecordingPolicy(LRU.Config())
     store = store_at(tmp_path, pages=64, policy=policy, quotas={"*": 1 << 20})
     for i in range(30):
         put(store, chain(i, 1), tenant=f"t{i}")
     request = Request(time=1.0, path=(1,), block_tokens=16, prompt_tokens=16, tenant="t3")
     store.arrive(request)
-    assert CountingPolicy.received == ["t3", "t3"]  # the policy, and one copy of 30
+    assert RecordingPolicy.received == ["t3", "t3"]  # the policy, and one copy of 30
     store.arrive(dataclasses.replace(request, tenant="new"))
-    assert CountingPolicy.received == ["t3", "t3", "new"]
+    assert RecordingPolicy.received == ["t3", "t3", "new"]
 
 
 def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:

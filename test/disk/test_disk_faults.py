@@ -15,7 +15,7 @@ import pytest
 from sglang_canopy.disk.journal import INDEX_FILE
 from sglang_canopy.ttl.table import TTLTable
 from support.disk_pages import PAGE_BYTES, Clock, chain, content, get, put, store_at
-from support.disk_recount import bad_pages
+from support.disk_recount import count_bad_pages
 
 
 def segment_of(store) -> Path:
@@ -31,21 +31,20 @@ def raising(error: Exception):
     return fail
 
 
-def warnings(caplog) -> list[str]:
+def warning_messages(caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     store = store_at(small_disk / "store", pages=1000)
     results = [put(store, chain(i, 10)) for i in range(60)]
-    stored = sum(map(sum, results))
-    assert 0 < stored < 600
+    stored_pages = sum(map(sum, results))
+    assert 0 < stored_pages < 600
     assert store.counters.faults["full"] >= 1
-    assert len([m for m in warnings(caplog) if "full" in m]) == 1
+    assert len([m for m in warning_messages(caplog) if "full" in m]) == 1
     # Every accepted page that is still stored is right.
-    readable = [
-        i for i in range(60) if all(get(store, chain(i, store.count_leading(chain(i, 10)))))
-    ]
+    leading = [store.count_leading(chain(i, 10)) for i in range(60)]
+    readable = [i for i, count in enumerate(leading) if all(get(store, chain(i, count)))]
     assert len(readable) == 60
     # The disk is still full, and newer pages take the place of older ones. (They are not
     # acknowledged, since the index had no room for their records.)
@@ -53,12 +52,12 @@ def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     put(store, chain("late", 4))
     assert get(store, chain("late", 4)) == [True] * 4
     assert store.counters.evicted_pages["capacity"] >= 1
-    assert bad_pages(store) == 0
+    assert count_bad_pages(store) == 0
 
 
 def test_a_limit_on_file_size_is_a_full_disk(tmp_path):
     process = subprocess.run(
-        [sys.executable, "-c", _LIMITED, str(tmp_path / "store"), str(Path(__file__).parents[1])],
+        [sys.executable, "-c", _PROGRAM, str(tmp_path / "store"), str(Path(__file__).parents[1])],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 10, 128 << 10)),
@@ -73,28 +72,28 @@ def test_a_limit_on_file_size_is_a_full_disk(tmp_path):
     assert len(reopened) > 0
     for i in range(60):
         get(reopened, chain(i, 10))
-    assert bad_pages(reopened) == 0
+    assert count_bad_pages(reopened) == 0
 
 
-_LIMITED = """
+_PROGRAM = """
 import json, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from support.disk_pages import store_at, put, chain
-from support.disk_recount import bad_pages
+from support.disk_recount import count_bad_pages
 store = store_at(Path(sys.argv[1]), pages=1000)
 stored = sum(sum(put(store, chain(i, 10))) for i in range(60))
 full = store.counters.faults["full"]
-print(json.dumps({"stored": stored, "full": full, "bad": bad_pages(store)}))
+print(json.dumps({"stored": stored, "full": full, "bad": count_bad_pages(store)}))
 """
 
 
 def test_regained_disk_space_is_used(small_disk):
     """A disk that was full is tried again after a while."""
-    time = [0.0]
+    clock_s = [0.0]
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(150 << 10))
-    store = store_at(small_disk / "store", pages=400, monotonic=lambda: time[0])
+    store = store_at(small_disk / "store", pages=400, monotonic=lambda: clock_s[0])
     for i in range(30):
         put(store, chain(i, 10))
     pages_before = len(store)
@@ -102,11 +101,11 @@ def test_regained_disk_space_is_used(small_disk):
     ballast.unlink()
     put(store, chain("x", 10))
     assert len(store) <= pages_before
-    time[0] = 31.0
+    clock_s[0] = 31.0
     for i in range(30):
         put(store, chain(("y", i), 10))
     assert len(store) > pages_before
-    assert bad_pages(store) == 0
+    assert count_bad_pages(store) == 0
 
 
 def test_an_unexpected_error_leaves_no_lock_unit_or_charge(tmp_path, monkeypatch):
@@ -116,10 +115,10 @@ def test_an_unexpected_error_leaves_no_lock_unit_or_charge(tmp_path, monkeypatch
         patch.setattr(os, "pwritev", raising(MemoryError()))  # any error that is not the disk's
         with pytest.raises(MemoryError):
             put(store, [chain("a", 2)[1]], parent=chain("a", 1)[0], tenant="t")
-    assert bad_pages(store) == 0
+    assert count_bad_pages(store) == 0
     store.clock.now += 10
     assert put(store, chain("b", 2)) == [True, True]  # evicts the parent, which is not locked
-    assert bad_pages(store) == 0
+    assert count_bad_pages(store) == 0
 
 
 def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
@@ -133,7 +132,7 @@ def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
     store.close()
     assert store.counters.faults == {"read-only": 1}
     assert store.counters.refused_pages == {"unavailable": 2}
-    assert len(warnings(caplog)) == 1
+    assert len(warning_messages(caplog)) == 1
 
 
 def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatch, caplog):
@@ -145,8 +144,8 @@ def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatc
         assert put(store, chain(i, 2)) == [False, False]
     assert get(store, chain("a", 2)) == [True, True]
     assert store.counters.faults["read-only"] == 6
-    assert len(warnings(caplog)) == 1
-    assert bad_pages(store) == 0
+    assert len(warning_messages(caplog)) == 1
+    assert count_bad_pages(store) == 0
 
 
 def test_a_disk_that_cannot_be_read_loses_the_page_and_its_suffix(tmp_path, monkeypatch, caplog):
@@ -156,30 +155,30 @@ def test_a_disk_that_cannot_be_read_loses_the_page_and_its_suffix(tmp_path, monk
     assert get(store, chain("a", 3)) == [False] * 3
     assert store.counters.faults == {"io": 1}
     assert len(store) == 0
-    assert len(warnings(caplog)) == 1
+    assert len(warning_messages(caplog)) == 1
 
 
 def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
     store = store_at(tmp_path, pages=16)
-    trunk = chain("a", 3)
-    put(store, trunk)
-    put(store, chain("b", 2), parent=trunk[1])
+    shared_keys = chain("a", 3)
+    put(store, shared_keys)
+    put(store, chain("b", 2), parent=shared_keys[1])
     put(store, chain("c", 2))
-    row = store.state.index.rows[bytes.fromhex(trunk[1])]
+    row = store.state.index.rows[bytes.fromhex(shared_keys[1])]
     with open(segment_of(store), "r+b") as file:
         file.seek(store.state.index.unit[row] * PAGE_BYTES + 100)
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
-    assert get(store, trunk) == [True, False, False]
-    assert store.count_leading(trunk) == 1
+    assert get(store, shared_keys) == [True, False, False]
+    assert store.count_leading(shared_keys) == 1
     assert store.meta(chain("b", 2)) == [None, None]
     assert get(store, chain("c", 2)) == [True, True]
     assert store.counters.faults == {"corrupt": 1}
     assert store.counters.evicted_pages == {"corrupt": 4}
-    assert len(warnings(caplog)) == 1
+    assert len(warning_messages(caplog)) == 1
     store.close()
-    assert store_at(tmp_path, pages=16).count_leading(trunk) == 1
+    assert store_at(tmp_path, pages=16).count_leading(shared_keys) == 1
 
 
 def test_a_truncated_segment_loses_only_the_cut_pages(tmp_path):
@@ -191,7 +190,7 @@ def test_a_truncated_segment_loses_only_the_cut_pages(tmp_path):
     assert reopened.count_leading(chain("a", 6)) == 4
     assert get(reopened, chain("a", 4)) == [True] * 4
     assert reopened.counters.dropped_rows == 2
-    assert bad_pages(reopened) == 0
+    assert count_bad_pages(reopened) == 0
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut", "empty", "missing", "foreign"])
@@ -228,7 +227,7 @@ def test_a_broken_index_serves_no_wrong_page(tmp_path, damage, caplog):
         assert len(reopened) == 0
         assert reopened.counters.orphan_units == 300
     assert put(reopened, chain("new", 3)) == [True] * 3
-    assert bad_pages(reopened) == 0
+    assert count_bad_pages(reopened) == 0
 
 
 def test_an_index_that_breaks_in_use_is_rebuilt(tmp_path):
@@ -250,11 +249,10 @@ def test_a_wrong_index_serves_no_wrong_page(tmp_path):
     store.close()
     with sqlite3.connect(store.state.journal.folder / INDEX_FILE) as index:
         ids = [r[0] for r in index.execute("SELECT id FROM pages ORDER BY id")]
-        first = index.execute("SELECT unit FROM pages WHERE id=?", (ids[0],)).fetchone()[0]
-        index.execute("UPDATE pages SET unit=? WHERE id=?", (first, ids[1]))
-        units = [
-            index.execute("SELECT unit FROM pages WHERE id=?", (i,)).fetchone()[0] for i in ids[3:5]
-        ]
+        first_unit = index.execute("SELECT unit FROM pages WHERE id=?", (ids[0],)).fetchone()[0]
+        index.execute("UPDATE pages SET unit=? WHERE id=?", (first_unit, ids[1]))
+        select = "SELECT unit FROM pages WHERE id=?"
+        units = [index.execute(select, (i,)).fetchone()[0] for i in ids[3:5]]
         index.execute("UPDATE pages SET unit=? WHERE id=?", (units[1], ids[3]))
         index.execute("UPDATE pages SET unit=? WHERE id=?", (units[0], ids[4]))
         index.execute("UPDATE pages SET parent=999 WHERE id=?", (ids[7],))
@@ -265,7 +263,7 @@ def test_a_wrong_index_serves_no_wrong_page(tmp_path):
     assert reopened.count_leading(chain("c", 3)) == 1
     assert reopened.counters.dropped_rows >= 3
     assert reopened.counters.faults["corrupt"] == 1
-    assert bad_pages(reopened) == 0
+    assert count_bad_pages(reopened) == 0
     reopened.close()
     assert store_at(tmp_path, pages=16).counters.dropped_rows == 0
 

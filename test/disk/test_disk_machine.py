@@ -1,6 +1,6 @@
 """Random uses of the store against a slow reference over a plain dict.
 
-With LRU and a clock that moves before every step no two tips were used at the same time, so the
+With LRU and a clock that moves before every step no two leaves were used at the same time, so the
 reference determines the victim exactly.
 """
 
@@ -17,7 +17,7 @@ from sglang_canopy.disk.content import raw_key
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.ttl.table import TTLTable
 from support.disk_pages import PAGE_BYTES, PAGE_TOKENS, Clock, content, get, key_of, store_at
-from support.disk_recount import bad_pages
+from support.disk_recount import count_bad_pages
 
 PAGES = 7
 QUOTA_PAGES = 3
@@ -40,27 +40,27 @@ class ReferenceStore:
     def __init__(self) -> None:
         self.pages: dict[tuple, Page] = {}
 
-    def tips(self, protected: set[tuple]) -> list[tuple]:
+    def leaf_paths(self, protected: set[tuple]) -> list[tuple]:
         parents = {p.parent for p in self.pages.values()}
         return [path for path in self.pages if path not in parents and path not in protected]
 
-    def expires(self, path: tuple) -> float:
+    def expiry_s(self, path: tuple) -> float:
         page = self.pages[path]
         return page.last_access + page.ttl_s
 
     def expire(self, now: float, protected: set[tuple]) -> int:
-        expired_pages = 0
-        while expired := [p for p in self.tips(protected) if self.expires(p) <= now]:
+        expired_count = 0
+        while expired := [p for p in self.leaf_paths(protected) if self.expiry_s(p) <= now]:
             for path in expired:
                 del self.pages[path]
-                expired_pages += 1
-        return expired_pages
+                expired_count += 1
+        return expired_count
 
     def evict(self, protected: set[tuple], now: float, tenant: str | None = None) -> bool:
-        tips = [p for p in self.tips(protected) if tenant in (None, self.pages[p].tenant)]
-        if not tips:
+        leaves = [p for p in self.leaf_paths(protected) if tenant in (None, self.pages[p].tenant)]
+        if not leaves:
             return False
-        del self.pages[min(tips, key=lambda p: self.pages[p].last_access)]
+        del self.pages[min(leaves, key=lambda p: self.pages[p].last_access)]
         return True
 
     def is_over_quota(self, tenant: str | None, new_pages: list[tuple]) -> bool:
@@ -69,7 +69,7 @@ class ReferenceStore:
         return tenant is not None and pages + 1 > QUOTA_PAGES
 
     def write(self, path: tuple, now: float, ttl_s: float, tenant: str | None) -> list[bool]:
-        accepted, new_pages, protected, expired_once = [], [], set(), False
+        accepted, new_pages, protected, has_expired = [], [], set(), False
         for depth in range(1, len(path) + 1):
             prefix, parent = path[:depth], path[: depth - 1] or None
             page = self.pages.get(prefix)
@@ -82,20 +82,20 @@ class ReferenceStore:
                 continue
             if parent in self.pages:
                 protected.add(parent)
-            if self.is_over_quota(tenant, new_pages) and not expired_once:
+            if self.is_over_quota(tenant, new_pages) and not has_expired:
                 self.expire(now, protected)
-                expired_once = True
-            fits = True
-            while fits and self.is_over_quota(tenant, new_pages):
-                fits = self.evict(protected, now, tenant)
-            if fits and len(self.pages) + len(new_pages) >= PAGES and not expired_once:
+                has_expired = True
+            has_space = True
+            while has_space and self.is_over_quota(tenant, new_pages):
+                has_space = self.evict(protected, now, tenant)
+            if has_space and len(self.pages) + len(new_pages) >= PAGES and not has_expired:
                 self.expire(now, protected)
-                expired_once = True
-            while fits and len(self.pages) + len(new_pages) >= PAGES:
-                fits = self.evict(protected, now)
-            if fits:
+                has_expired = True
+            while has_space and len(self.pages) + len(new_pages) >= PAGES:
+                has_space = self.evict(protected, now)
+            if has_space:
                 new_pages.append(prefix)
-            accepted.append(fits)
+            accepted.append(has_space)
         for prefix in new_pages:
             self.pages[prefix] = Page(prefix[:-1] or None, now, ttl_s, tenant)
         return accepted
@@ -139,13 +139,13 @@ class DiskMachine(RuleBasedStateMachine):
     def write(self, path, ttl_s):
         now, tenant = self.step(), "t" if path[0] else None
         keys = keys_of(path)
-        meta = [
+        metadata = [
             PageMeta(
                 i * PAGE_TOKENS, PAGE_TOKENS, tenant=tenant, last_access=now, hits=1, ttl_s=ttl_s
             )
             for i in range(len(keys))
         ]
-        accepted = self.store.write(keys, [content(k) for k in keys], meta, [None, *keys[:-1]])
+        accepted = self.store.write(keys, [content(k) for k in keys], metadata, [None, *keys[:-1]])
         expected = self.reference.write(path, now, TTL_S if ttl_s is None else ttl_s, tenant)
         assert accepted == expected
 
@@ -154,24 +154,24 @@ class DiskMachine(RuleBasedStateMachine):
         now = self.step()
         leading = self.reference.leading_pages(path)
         assert get(self.store, keys_of(path)) == [i < len(leading) for i in range(len(path))]
-        for part in leading:
-            self.reference.pages[part].last_access = now
+        for prefix in leading:
+            self.reference.pages[prefix].last_access = now
 
     @rule(path=PATHS)
     def look_up(self, path):
         now = self.step()
         leading = self.reference.leading_pages(path)
-        alive = [i for i, part in enumerate(leading, 1) if self.reference.expires(part) > now]
-        assert self.store.count_leading(keys_of(path)) == max(alive, default=0)
+        unexpired = [len(p) for p in leading if self.reference.expiry_s(p) > now]
+        assert self.store.count_leading(keys_of(path)) == max(unexpired, default=0)
 
     @rule(path=PATHS)
     def touch(self, path):
         now = self.step()
         leading = self.reference.leading_pages(path)
-        meta = PageMeta(last_access=now)
-        assert self.store.touch(keys_of(path), meta) == len(leading)
-        for part in leading:
-            page = self.reference.pages[part]
+        use = PageMeta(last_access=now)
+        assert self.store.touch(keys_of(path), use) == len(leading)
+        for prefix in leading:
+            page = self.reference.pages[prefix]
             page.last_access, page.ttl_s = now, TTL_S
 
     @rule()
@@ -179,9 +179,9 @@ class DiskMachine(RuleBasedStateMachine):
         now = self.step()
         assert self.store.sweep() == self.reference.expire(now, set())
 
-    @rule(seconds=st.sampled_from([10.0, 100.0]))
-    def wait(self, seconds):
-        self.clock.now += seconds
+    @rule(pause_s=st.sampled_from([10.0, 100.0]))
+    def wait(self, pause_s):
+        self.clock.now += pause_s
 
     @rule()
     def clear(self):
@@ -203,7 +203,7 @@ class DiskMachine(RuleBasedStateMachine):
         for path, page in self.reference.pages.items():
             assert page.parent is None or page.parent in self.reference.pages
             assert self.store.meta([key_of(path)])[0].last_access == page.last_access
-        assert bad_pages(self.store) == 0
+        assert count_bad_pages(self.store) == 0
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -212,6 +212,5 @@ class DiskMachine(RuleBasedStateMachine):
 
 
 TestDiskMachine = DiskMachine.TestCase
-TestDiskMachine.settings = settings(
-    max_examples=settings.default.max_examples // 2, stateful_step_count=25
-)
+examples = settings.default.max_examples // 2
+TestDiskMachine.settings = settings(max_examples=examples, stateful_step_count=25)

@@ -15,7 +15,7 @@ from sglang_canopy.disk import folder, segments
 from sglang_canopy.disk.folder import MARK_FILE
 from sglang_canopy.disk.journal import Journal
 from support.disk_pages import PAGE_BYTES, chain, get, put, store_at
-from support.disk_recount import bad_pages
+from support.disk_recount import count_bad_pages
 
 TESTS = Path(__file__).parents[1]
 
@@ -32,7 +32,7 @@ def test_a_busy_folder_is_used_with_its_pages_once_it_is_free(tmp_path, caplog) 
     assert second.unavailable is None
     assert get(second, chain("a", 3)) == [True] * 3
     assert put(second, chain("b", 2)) == [True] * 2
-    assert bad_pages(second) == 0
+    assert count_bad_pages(second) == 0
     assert second.counters.faults == {"locked": 1}
     assert len([r for r in caplog.records if "another server" in r.getMessage()]) == 1
     second.close()
@@ -66,7 +66,7 @@ def test_a_store_opens_with_its_pages_after_a_failed_start(tmp_path, monkeypatch
     assert reopened.counters.faults.total() == 1
     assert reopened.open()
     assert get(reopened, chain("a", 4)) == [True] * 4
-    assert bad_pages(reopened) == 0
+    assert count_bad_pages(reopened) == 0
 
 
 def test_a_discarded_store_frees_its_disk_space_before_its_folder(tmp_path) -> None:
@@ -109,7 +109,7 @@ def test_a_mark_of_another_version_is_set_aside(tmp_path, caplog) -> None:
 
 def test_a_store_opens_after_a_first_start_on_a_full_disk(tmp_path) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", _FULL_AT_FIRST, str(tmp_path / "store"), str(TESTS)],
+        [sys.executable, "-c", _FULL_AT_FIRST_PROGRAM, str(tmp_path / "store"), str(TESTS)],
         capture_output=True,
         text=True,
     )
@@ -118,7 +118,7 @@ def test_a_store_opens_after_a_first_start_on_a_full_disk(tmp_path) -> None:
     assert len(store_at(tmp_path / "store")) == 3
 
 
-_FULL_AT_FIRST = """
+_FULL_AT_FIRST_PROGRAM = """
 import json, resource, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
@@ -134,20 +134,20 @@ print(json.dumps({"faults": store.counters.faults, "stored": put(store, chain("a
 
 @pytest.mark.parametrize("method", ["close", "discard", "clear"])
 def test_a_second_server_in_the_new_folder_keeps_its_pages(tmp_path, method):
-    top = tmp_path / "store"
-    first = store_at(top, pages=64)
+    store_folder = tmp_path / "store"
+    first = store_at(store_folder, pages=64)
     put(first, chain("x", 4))
-    shutil.rmtree(top)
+    shutil.rmtree(store_folder)
     assert get(first, chain("x", 4)) == [True] * 4
-    second = store_at(top, pages=64)
+    second = store_at(store_folder, pages=64)
     put(second, chain("b", 12))
     put(first, chain("z", 16))
     getattr(first, method)()
     first.sweep()
     put(second, chain("c", 4))
     assert all(get(second, chain("b", 12)))
-    assert bad_pages(second) == 0
-    shutil.copytree(top, tmp_path / "copy")  # as after a kill
+    assert count_bad_pages(second) == 0
+    shutil.copytree(store_folder, tmp_path / "copy")  # as after a kill
     copy = store_at(tmp_path / "copy", pages=64)
     assert copy.count_leading(chain("b", 12)) == 12
     assert copy.count_leading(chain("c", 4)) == 4
@@ -165,9 +165,9 @@ def test_files_are_closed_only_when_no_transfer_uses_them(tmp_path, monkeypatch)
         return original_write(*args)
 
     monkeypatch.setattr(segments.os, "pwritev", write_slowly)
-    outcome: list[OSError | None] = []
+    errors: list[OSError | None] = []
     page = [memoryview(bytearray(PAGE_BYTES))]
-    writer = threading.Thread(target=lambda: outcome.extend(files.write([(0, page)])))
+    writer = threading.Thread(target=lambda: errors.extend(files.write([(0, page)])))
     writer.start()
     assert has_begun.wait(30)
     monkeypatch.setattr(segments.os, "close", lambda fd: (closed.append(fd), original_close(fd)))
@@ -175,6 +175,6 @@ def test_files_are_closed_only_when_no_transfer_uses_them(tmp_path, monkeypatch)
     assert not closed
     may_continue.set()
     writer.join(30)
-    assert outcome == [None]
+    assert errors == [None]
     assert closed
     assert isinstance(files.write([(0, page)])[0], OSError)

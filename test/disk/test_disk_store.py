@@ -11,8 +11,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy, policy_names
 from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.disk_pages import PAGE_BYTES, Clock, chain, content, get, key_of, metas, put, store_at
-from support.disk_recount import bad_pages, recount
+from support.disk_pages import PAGE_BYTES, Clock, chain, content, get, key_of, put, store_at
+from support.disk_recount import count_bad_pages, recount
 
 
 def test_a_sweep_does_bounded_work_and_resumes(tmp_path):
@@ -32,9 +32,8 @@ def test_groups_have_their_own_ttl_and_keep_it_under_another_table(tmp_path):
     store.clock.now += 200
     assert [store.count_leading(k) for k in (long, short, ungrouped)] == [2, 0, 0]
     store.close()
-    reopened = store_at(
-        tmp_path, pages=16, clock=Clock(1200.0), ttl=TTLTable((Group(3, 1.0), Group(9, 500.0)))
-    )
+    table = TTLTable((Group(3, 1.0), Group(9, 500.0)))
+    reopened = store_at(tmp_path, pages=16, clock=Clock(1200.0), ttl=table)
     assert reopened.meta(short)[0].group == 1
 
 
@@ -72,14 +71,14 @@ def test_every_policy_runs_on_disk(tmp_path, policy):
         store.clock.now += 1
         put(store, chain(i % 5, 6), tenant=f"t{i % 2}")
         get(store, chain((i + 1) % 5, 6))
-    assert bad_pages(store) == 0
+    assert count_bad_pages(store) == 0
 
 
 def test_a_page_may_be_written_in_parts(tmp_path):
     store = store_at(tmp_path)
     key = key_of("a")
     page = content(key)
-    assert store.write([key], [(page[:100], page[100:])], metas(1, 1000.0), [None]) == [True]
+    assert store.write([key], [(page[:100], page[100:])], [PageMeta()], [None]) == [True]
     buffers = [bytearray(300), bytearray(PAGE_BYTES - 300)]
     assert store.read([key], [buffers]) == [True]
     assert b"".join(buffers) == page
@@ -119,7 +118,7 @@ def test_a_smaller_capacity_keeps_the_pages_that_fit(tmp_path):
     assert reopened.count_leading(chain("b", 8)) == 6
     assert get(reopened, chain("b", 6)) == [True] * 6
     assert sum(f.stat().st_size for f in reopened.path.rglob("segment-*")) <= 6 * PAGE_BYTES
-    assert bad_pages(reopened) == 0
+    assert count_bad_pages(reopened) == 0
 
 
 def test_impossible_sizes_are_a_users_mistake(tmp_path):

@@ -7,14 +7,14 @@ import pytest
 
 from sglang_canopy.disk.folder import RANK_SEPARATOR
 from sglang_canopy.disk.store import DiskStore
-from support.disk_pages import Clock, chain, content, metas, store_at
+from support.disk_pages import Clock, chain, content, page_metas, store_at
 
 PAGE_BYTES = 64 << 10
 OVERHEAD_BYTES = 128 << 10
 """Bytes of an index and of the small files."""
 
 
-def store(folder: Path, namespace: str, pages: int = 16, **options) -> DiskStore:
+def open_store(folder: Path, namespace: str, pages: int = 16, **options) -> DiskStore:
     sizes = {"page_bytes": PAGE_BYTES, "capacity_bytes": pages * PAGE_BYTES + OVERHEAD_BYTES}
     return store_at(folder, namespace=namespace, **{**sizes, **options})
 
@@ -23,24 +23,23 @@ def put(store: DiskStore, name: str, pages: int) -> int:
     """Write a path; return its pages that are on disk."""
     keys = chain(name, pages)
     parents = [None, *keys[:-1]]
-    return sum(
-        store.write(keys, [content(k, PAGE_BYTES) for k in keys], metas(pages, 1e3), parents)
-    )
+    contents = [content(key, PAGE_BYTES) for key in keys]
+    return sum(store.write(keys, contents, page_metas(pages, 1e3), parents))
 
 
-def idle_namespace(folder: Path, namespace: str, pages: int, used_at: float) -> Path:
-    """Return the folder of a namespace whose server wrote ``pages`` pages and ended at ``used_at``."""
-    closed = store(folder, namespace)
-    assert put(closed, namespace, pages) == pages
-    closed.close()
-    for file in closed.path.rglob("*"):
-        os.utime(file, (used_at, used_at))
-    return closed.path
+def add_idle_namespace(folder: Path, namespace: str, pages: int, end_s: float) -> Path:
+    """Return the folder of a namespace whose server wrote ``pages`` pages and ended at ``end_s``."""
+    closed_store = open_store(folder, namespace)
+    assert put(closed_store, namespace, pages) == pages
+    closed_store.close()
+    for file in closed_store.path.rglob("*"):
+        os.utime(file, (end_s, end_s))
+    return closed_store.path
 
 
 def test_ten_changes_of_model_stay_within_the_capacity(tmp_path) -> None:
     for start in range(10):
-        running = store(tmp_path, f"model {start}")
+        running = open_store(tmp_path, f"model {start}")
         assert put(running, "a", 16) == 16
         assert running.counters.evicted_pages == {}
         running.close()
@@ -49,14 +48,14 @@ def test_ten_changes_of_model_stay_within_the_capacity(tmp_path) -> None:
 
 
 def test_the_oldest_namespace_is_deleted_first_and_none_of_a_running_server(tmp_path) -> None:
-    other_server = store(tmp_path, "other")
+    other_server = open_store(tmp_path, "other")
     put(other_server, "a", 4)
     ranks = [f"server{RANK_SEPARATOR}{rank}" for rank in (0, 1)]
     middle, oldest, newest, rank_1 = (
-        idle_namespace(tmp_path, name, 4, used_at)
-        for name, used_at in (("b", 200.0), ("a", 100.0), ("c", 300.0), (ranks[1], 50.0))
+        add_idle_namespace(tmp_path, name, 4, end_s)
+        for name, end_s in (("b", 200.0), ("a", 100.0), ("c", 300.0), (ranks[1], 50.0))
     )
-    rank_0 = store(tmp_path, ranks[0])
+    rank_0 = open_store(tmp_path, ranks[0])
     assert put(rank_0, "x", 6) == 6
     assert all(path.exists() for path in (oldest, middle, newest))
     assert put(rank_0, "y", 6) == 6
@@ -70,56 +69,56 @@ def test_the_oldest_namespace_is_deleted_first_and_none_of_a_running_server(tmp_
 
 @pytest.mark.parametrize("volume_is_full", ["at start", "later"])
 def test_a_volume_full_of_an_old_namespace_is_used_at_once(small_disk, volume_is_full) -> None:
-    top = small_disk / "store"
-    big = {"page_bytes": 4096, "capacity_bytes": 1 << 30}
+    store_folder = small_disk / "store"
+    sizes = {"page_bytes": 4096, "capacity_bytes": 1 << 30}
     pages = 100 if volume_is_full == "at start" else 30
-    old = store_at(top, namespace="old", **big)
+    old = store_at(store_folder, namespace="old", **sizes)
     old.write(
         chain("old", pages),
         [content(k, 4096) for k in chain("old", pages)],
-        metas(pages, 1e3),
+        page_metas(pages, 1e3),
         [None, *chain("old", pages)[:-1]],
     )
     old.close()
-    new = store_at(top, namespace="new", **big)
+    new = store_at(store_folder, namespace="new", **sizes)
     assert new.unavailable is None
     for i in range(3):  # the first may fail for lack of space
         keys = chain(i, 10)
-        new.write(keys, [content(k, 4096) for k in keys], metas(10, 1e3), [None, *keys[:-1]])
+        new.write(keys, [content(k, 4096) for k in keys], page_metas(10, 1e3), [None, *keys[:-1]])
     assert new.count_leading(chain(2, 10)) == 10
     assert not old.path.exists()
 
 
 def test_a_killed_servers_temporary_folder_is_deleted_at_the_next_start(tmp_path) -> None:
     killed, running = (
-        store(tmp_path, f"m{RANK_SEPARATOR}{name}", temporary=True)
+        open_store(tmp_path, f"m{RANK_SEPARATOR}{name}", temporary=True)
         for name in ("killed", "running")
     )
     put(killed, "a", 1)
     put(running, "a", 1)
     killed.state.journal.close()
     killed._lifecycle.claim.release()  # as at the end of a process
-    lasting = idle_namespace(tmp_path, "lasting", 1, 1.0)
+    lasting = add_idle_namespace(tmp_path, "lasting", 1, 1.0)
     assert (lasting.exists(), running.path.exists(), killed.path.exists()) == (True, True, False)
     assert running.count_leading(chain("a", 1)) == 1
 
 
 def test_a_namespace_whose_server_ends_later_is_deleted_without_a_restart(tmp_path) -> None:
-    time = Clock(0.0)
-    other_store, running = store(tmp_path, "other"), store(tmp_path, "mine", monotonic=time)
-    put(other_store, "a", 12)
+    clock = Clock(0.0)
+    other, running = open_store(tmp_path, "other"), open_store(tmp_path, "mine", monotonic=clock)
+    put(other, "a", 12)
     put(running, "b", 8)
-    other_store.close()
-    time.now = 60.0
+    other.close()
+    clock.now = 60.0
     put(running, "c", 4)
-    assert not other_store.path.exists()
+    assert not other.path.exists()
 
 
 def test_the_ranks_of_a_server_share_the_capacity_that_idle_namespaces_occupy(tmp_path) -> None:
-    old = [idle_namespace(tmp_path, f"old{RANK_SEPARATOR}{i}", 8, 100.0 + i) for i in range(2)]
-    ranks = [store(tmp_path, f"new{RANK_SEPARATOR}{rank}") for rank in range(2)]
+    paths = [add_idle_namespace(tmp_path, f"old{RANK_SEPARATOR}{i}", 8, 100.0 + i) for i in range(2)]
+    ranks = [open_store(tmp_path, f"new{RANK_SEPARATOR}{rank}") for rank in range(2)]
     for rank in ranks:
         assert put(rank, "a", 7) == 7
-    assert [path.exists() for path in old] == [True, True]
+    assert [path.exists() for path in paths] == [True, True]
     assert put(ranks[1], "b", 4) == 4
-    assert [path.exists() for path in old] == [False, True]
+    assert [path.exists() for path in paths] == [False, True]

@@ -9,9 +9,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def git_files(*kinds: str) -> list[str]:
+def git_files(*patterns: str) -> list[str]:
     """Return the files of these kinds that git has, or will have."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *kinds]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return sorted(path for path in process.stdout.split() if (ROOT / path).is_file())
 
@@ -22,7 +22,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PAGE_NAME = re.compile(r"\bdocs/[\w/-]+\.(?:md|png|svg)\b")
 
 
-def anchors(page: Path) -> set[str]:
+def anchors_of(page: Path) -> set[str]:
     """The ids of a page's headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.M)
     return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
@@ -36,10 +36,10 @@ def test_the_target_of_every_link_exists(page: str) -> None:
         if link.startswith(("http://", "https://", "mailto:")):
             continue
         target, _, anchor = link.partition("#")
-        linked = (path.parent / target).resolve() if target else path
-        assert linked.exists(), f"{page}: {link}"
+        linked_path = (path.parent / target).resolve() if target else path
+        assert linked_path.exists(), f"{page}: {link}"
         if anchor:
-            assert anchor in anchors(linked), f"{page}: {link}"
+            assert anchor in anchors_of(linked_path), f"{page}: {link}"
 
 
 def test_pages_of_the_site_link_within_it() -> None:

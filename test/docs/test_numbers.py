@@ -26,7 +26,7 @@ def files(text: str) -> set[Path]:
     return {ROOT / name for name in FILE.findall(text)}
 
 
-def numbers(text: str) -> list[float]:
+def numbers_in(text: str) -> list[float]:
     return [
         float(number.replace(",", ""))
         for number in re.findall(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?", text)
@@ -37,18 +37,18 @@ def missing_numbers(text: str, files: set[Path]) -> list[str]:
     """Return the measured numbers that no file of ``files`` has, exactly or before rounding. The
     numbers of a table's row stand together in one line of a file."""
     lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
-    by_line = [numbers(line) for line in lines]
+    by_line = [numbers_in(line) for line in lines]
     all_values = [[n for line in by_line for n in line]]
     missing = []
     for line in NOT_MEASURED.sub("", text).splitlines():
         value_lists = by_line if line.startswith("|") else all_values
         measured = [n.replace(",", "") for n in MEASURED.findall(line)]
-        candidates = ([n for n in measured if not is_in(n, values)] for values in value_lists)
+        candidates = ([n for n in measured if not is_among(n, values)] for values in value_lists)
         missing += min(candidates, key=len, default=measured) if measured else []
     return missing
 
 
-def is_in(number: str, values: list[float]) -> bool:
+def is_among(number: str, values: list[float]) -> bool:
     digits = len(number.partition(".")[2])
     return any(abs(round(value, digits) - float(number)) < 1e-9 for value in values)
 

@@ -14,17 +14,17 @@ from canopy_lab.plan.prices import parse_prices, price_list_names
 from sglang_canopy import declared
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "guide" / "planner.md").read_text()
-PRICES = (DOCS / "reference" / "price-list.md").read_text()
+PAGE_TEXT = (DOCS / "guide" / "planner.md").read_text()
+PRICES_TEXT = (DOCS / "reference" / "price-list.md").read_text()
 
 
 def test_every_metric_and_shipped_price_list_is_on_a_page():
     for name in (*METRICS, *price_list_names()):
-        assert f"`{name}`" in PRICES, name
+        assert f"`{name}`" in PRICES_TEXT, name
 
 
 def test_the_example_of_a_price_list_is_valid():
-    (example,) = re.findall(r"^```json\n(.*?)^```", PRICES, re.M | re.S)
+    (example,) = re.findall(r"^```json\n(.*?)^```", PRICES_TEXT, re.M | re.S)
     prices = parse_prices(json.loads(example))
     assert prices.disk("io2-16000").read_bytes_per_s(100) == 4000 * 2**20
 
@@ -37,9 +37,9 @@ COMMANDS = {
 
 @pytest.mark.parametrize("page", COMMANDS)
 def test_the_commands_on_the_page_can_be_parsed(page):
-    command, begin, groups = COMMANDS[page]
+    command, prefix, groups = COMMANDS[page]
     text = (DOCS / "guide" / f"{page}.md").read_text()
-    commands = re.findall(rf"^    ({begin}.*?[^\\])$", text, re.M | re.S)
+    commands = re.findall(rf"^    ({prefix}.*?[^\\])$", text, re.M | re.S)
     assert commands
     for line in commands:
         words = shlex.split(line.replace("\\\n", " "))[2:]
@@ -65,7 +65,7 @@ def test_every_key_of_a_row_is_on_the_page(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_example_prints_the_pages_output(data_dir, capsys) -> None:
-    example = PAGE[PAGE.index("## An example") : PAGE.index("**The choice is")]
+    example = PAGE_TEXT[PAGE_TEXT.index("## An example") : PAGE_TEXT.index("**The choice is")]
     (command,) = re.findall(r"^    canopy (plan .*?[^\\])$", example, re.M | re.S)
     words = shlex.split(command.replace("\\\n", " "))
     words[1] = str(data_dir / "mooncake" / words[1])

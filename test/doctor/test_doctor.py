@@ -27,7 +27,7 @@ from support import forked
 
 LABEL = "ANSWER"
 """Stands before the answer, since imports may print too."""
-_DOCTOR = """
+_DOCTOR_PROGRAM = """
 import contextlib, io, json, sys
 from canopy_lab.cli.main import main
 found = {}
@@ -42,7 +42,7 @@ print("ANSWER" + json.dumps(found))
 
 def run_doctor(words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the doctor's report on each command line, with its exit status and error output."""
-    process = forked.run([sys.executable, "-c", _DOCTOR, json.dumps(words)], timeout=400)
+    process = forked.run([sys.executable, "-c", _DOCTOR_PROGRAM, json.dumps(words)], timeout=400)
     assert process.returncode == 0, process.stderr[-3000:]
     reports: dict[str, Any] = json.loads(process.stdout.rpartition(LABEL)[2])
     return reports
@@ -153,9 +153,6 @@ def test_the_environment_is_in_every_report(reports) -> None:
     assert names <= reports["plain"]["environment"].keys()
 
 
-# ---- without a server's parser ----
-
-
 def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> None:
     refusing = [row for row in SETUPS if row.reason(POLICIES) and row.option and row.applies(True)]
     args = SimpleNamespace(**{row.option: True for row in refusing})
@@ -200,9 +197,8 @@ def test_a_switch_after_a_key_is_not_its_value() -> None:
 
 
 def distribution(version: str, folder: str) -> SimpleNamespace:
-    return SimpleNamespace(
-        version=version, metadata={"Name": "sglang"}, locate_file=lambda _: Path(folder)
-    )
+    metadata = {"Name": "sglang"}
+    return SimpleNamespace(version=version, metadata=metadata, locate_file=lambda _: Path(folder))
 
 
 @pytest.mark.parametrize(
@@ -242,38 +238,39 @@ def test_a_host_tier_larger_than_the_memory_is_a_fault(monkeypatch) -> None:
     from sglang.srt.mem_cache import host_memory
     from sglang.srt.mem_cache.pool_host import base
 
-    available = 24 * 2**30
+    available_bytes = 24 * 2**30
     monkeypatch.setattr(base, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 10 * 2**30)
-    monkeypatch.setattr(host_memory, "available_host_memory_bytes", lambda **_: available)
+    monkeypatch.setattr(host_memory, "available_host_memory_bytes", lambda **_: available_bytes)
     assert machine.check_host_memory(0) == machine.check_host_memory(13e9) == []
     (fault,) = machine.check_host_memory(16e9)
     assert fault.kind == FAULT
     assert "16.0 GB" in fault.text
-    available = 9 * 2**30
+    available_bytes = 9 * 2**30
     (fault,) = machine.check_host_memory(0)
     assert "none is left" in fault.text
 
 
 @pytest.mark.parametrize(
-    ("ranks", "count"),
+    ("ranks", "rank_count"),
     [
         ({"tp_size": 4, "pp_size": 2, "nnodes": 2}, 4),
         ({"tp_size": 2, "dp_size": 2}, 4),
         ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, 2),
     ],
 )
-def test_room_is_for_every_rank_on_the_machine(monkeypatch, ranks, count) -> None:
-    base = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "nnodes": 1, "enable_dp_attention": False}
-    spec = json.dumps({**DYNAMIC_BACKEND, "path": "/d", "capacity_bytes": 10**9})
-    host = {"canopy_host_gb": 1.0, "hicache_size": 0, "enable_hierarchical_cache": True}
-    args = {"hicache_storage_backend_extra_config": spec, "device": "cuda", **host, **base, **ranks}
-    rooms = []
+def test_space_is_checked_for_every_rank_on_the_machine(monkeypatch, ranks, rank_count) -> None:
+    defaults = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "nnodes": 1, "enable_dp_attention": False}
+    disk_config = {**DYNAMIC_BACKEND, "path": "/d", "capacity_bytes": 10**9}
+    disk_flags = {"hicache_storage_backend_extra_config": json.dumps(disk_config), "device": "cuda"}
+    host_flags = {"canopy_host_gb": 1.0, "hicache_size": 0, "enable_hierarchical_cache": True}
+    args = {**disk_flags, **host_flags, **defaults, **ranks}
+    sizes_bytes = []
     monkeypatch.setattr(machine, "check_port", lambda *_: [])
-    monkeypatch.setattr(machine, "check_host_memory", lambda room: rooms.append(room) or [])
-    monkeypatch.setattr(machine, "check_folder", lambda *places: rooms.append(places[-1]) or [])
+    monkeypatch.setattr(machine, "check_host_memory", lambda size: sizes_bytes.append(size) or [])
+    monkeypatch.setattr(machine, "check_folder", lambda *args: sizes_bytes.append(args[-1]) or [])
     monkeypatch.setattr(examine.command_line, "used_parts", lambda _args: {"disk"})
     assert examine._check_resources(SimpleNamespace(host="", port=1, **args)) == []
-    assert rooms == [count * 10**9] * 2
+    assert sizes_bytes == [rank_count * 10**9] * 2
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -34,8 +34,7 @@ def test_a_reason_names_the_value_and_the_ways_out() -> None:
 
 
 def test_the_doctor_lists_refusals_of_every_feature_and_what_is_untested() -> None:
-    args = SimpleNamespace(
-        radix_eviction_policy="wa", canopy_documents="on", device="cuda", pp_size=2, tp_size=1
-    )
+    setup = {"device": "cuda", "pp_size": 2, "tp_size": 1}
+    args = SimpleNamespace(radix_eviction_policy="wa", canopy_documents="on", **setup)
     assert [f.text.partition(":")[0] for f in refusal_findings(args)] == ["--canopy-documents"]
     assert [f.text for f in untested_findings(args)] == ["CUDA: device, documents"]

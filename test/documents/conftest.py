@@ -6,19 +6,19 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("sglang")
 
-from support.document_models import FAMILIES, build  # noqa: E402
+from support.document_models import FAMILIES, build_model  # noqa: E402
 
 
 @pytest.fixture(scope="session", params=sorted(FAMILIES))
 def hf_model(request):
-    return build(request.param)
+    return build_model(request.param)
 
 
 @pytest.fixture(scope="session")
 def llama():
     from comparators.weights import from_transformers
 
-    return from_transformers(build("llama"))
+    return from_transformers(build_model("llama"))
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,13 @@ def papers_path(monkeypatch):
 def test_prompts_side_by_side_get_the_logits_of_each_alone(llama, ids):
     from cachetune.decode import side_by_side
 
-    prompts, last = [ids[:50], ids[60:110], ids[120:170]], ids[200:203]
+    prompts, last_tokens = [ids[:50], ids[60:110], ids[120:170]], ids[200:203]
     caches = []
     for prompt in prompts:
         caches.append(dense_cache(llama, 51))
         engine.prefill(llama, prompt, caches[-1])
-    logits_together = side_by_side(llama, caches, torch.tensor([50]), last[:, None])
-    for prompt, token, logits in zip(prompts, last, logits_together):
+    logits_together = side_by_side(llama, caches, torch.tensor([50]), last_tokens[:, None])
+    for prompt, token, logits in zip(prompts, last_tokens, logits_together):
         cache = dense_cache(llama, 51)
         hidden = engine.prefill(llama, torch.cat([prompt, token[None]]), cache)
         assert torch.allclose(logits[0], llama.logits(hidden[-1:])[0], atol=1e-4)
@@ -47,9 +47,8 @@ def test_arms_are_compared_on_the_same_questions():
     from cachetune.quality import by_arm
 
     full = {"cpu_s": 4.0, "run": 1.0, "kl": 0.0, "top1": 1.0}
-    summary = by_arm(
-        [{"full": full, "a": {"cpu_s": 1.0, "run": 0.2, "kl": k, "top1": 1.0}} for k in (0.1, 0.3)]
-    )
+    arm = {"cpu_s": 1.0, "run": 0.2, "top1": 1.0}
+    summary = by_arm([{"full": full, "a": {**arm, "kl": kl}} for kl in (0.1, 0.3)])
     assert summary["a"]["kl_by_question"] == [0.1, 0.3]
     assert (summary["a"]["kl"], summary["a"]["kl_se"]) == (0.2, 0.1)
     assert summary["a"]["speedup"] == 4.0

@@ -19,9 +19,8 @@ def test_the_notebook_runs_and_compares_policies() -> None:
     pytest.importorskip("ipykernel")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    executed = nbclient.NotebookClient(
-        notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOK.parent)}}
-    ).execute()
+    resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    executed = nbclient.NotebookClient(notebook, timeout=120, resources=resources).execute()
     outputs = [output for cell in executed.cells for output in cell.get("outputs", ())]
     figures = [o for o in outputs if "image/png" in o.get("data", {})]
     assert len(figures) == 2

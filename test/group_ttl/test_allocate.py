@@ -16,7 +16,7 @@ from sglang_canopy.errors import CanopyError
 def linear_bound(curves: Curves, budget: float) -> float:
     """Hits when each group may mix its TTLs: no allocation of ``budget`` tokens wins more."""
     groups, steps = curves.hits.shape
-    mixed = linprog(
+    solution = linprog(
         -curves.hits.ravel(),
         A_ub=curves.mean_tokens.reshape(1, -1),
         b_ub=[budget],
@@ -24,13 +24,13 @@ def linear_bound(curves: Curves, budget: float) -> float:
         b_eq=np.ones(groups),
         method="highs",
     )
-    assert mixed.success, mixed.message
-    return float(-mixed.fun)
+    assert solution.success, solution.message
+    return float(-solution.fun)
 
 
 def histograms_of(groups: list[list[tuple[float | None, int]]], duration_s: float) -> Histograms:
     """Return histograms of (gap or None, tokens) intervals that start at time 0."""
-    rows = [(g, gap, tokens) for g, group in enumerate(groups) for gap, tokens in group]
+    rows = [(number, gap, tokens) for number, group in enumerate(groups) for gap, tokens in group]
     group, gaps, tokens = zip(*rows)
     return count_intervals(
         np.array(group),
@@ -43,7 +43,7 @@ def histograms_of(groups: list[list[tuple[float | None, int]]], duration_s: floa
     )
 
 
-def at_least(step_s: float) -> float:
+def smallest_grid_ttl(step_s: float) -> float:
     """Return the smallest TTL of the grid that is at least ``step_s``."""
     return float(GRID_S[np.searchsorted(GRID_S, step_s)])
 
@@ -51,11 +51,11 @@ def at_least(step_s: float) -> float:
 def test_hits_and_bytes_of_one_group_by_hand() -> None:
     counts = histograms_of([[(4.0, 100), (None, 10)]], 100.0)
     curves = counts.exact()
-    four, eight = np.searchsorted(GRID_S, [4.0, 8.0])
-    assert curves.hits[0, four - 1] == 0
-    assert curves.hits[0, four] == curves.hits[0, -1] == 100
-    assert curves.mean_tokens[0, four] == pytest.approx((100 * 4 + 10 * 4) / 100)
-    assert curves.mean_tokens[0, eight] == pytest.approx((100 * 4 + 10 * 8) / 100)
+    step_4_s, step_8_s = np.searchsorted(GRID_S, [4.0, 8.0])
+    assert curves.hits[0, step_4_s - 1] == 0
+    assert curves.hits[0, step_4_s] == curves.hits[0, -1] == 100
+    assert curves.mean_tokens[0, step_4_s] == pytest.approx((100 * 4 + 10 * 4) / 100)
+    assert curves.mean_tokens[0, step_8_s] == pytest.approx((100 * 4 + 10 * 8) / 100)
     assert curves.mean_tokens[0, -1] == pytest.approx((100 * 4 + 10 * 100) / 100)
 
 
@@ -63,9 +63,8 @@ def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
     # Half of the pages return after 4 s; the others were observed for 2 s only.
     group = np.zeros(4, dtype=np.int64)
     gaps = np.array([4.0, 4.0, np.inf, np.inf])
-    counts = count_intervals(
-        group, np.arange(4), gaps, np.array([9.0, 9.0, 2.0, 2.0]), np.full(4, 10), 1, 10.0
-    )
+    last_gaps_s = np.array([9.0, 9.0, 2.0, 2.0])
+    counts = count_intervals(group, np.arange(4), gaps, last_gaps_s, np.full(4, 10), 1, 10.0)
     assert counts.exact().hits[0, -1] == 20
     assert counts.expected_curves().hits[0, -1] == pytest.approx(40)
 
@@ -81,12 +80,12 @@ def test_sparse_groups_shrink_to_the_overall_curve() -> None:
 
 
 def test_bytes_of_an_unused_group_go_to_a_reused_one() -> None:
-    hot, cold = [(30.0, 100)] * 10, [(None, 100)] * 10
-    curves = histograms_of([hot, cold], 100.0).exact()
+    reused, unused = [(30.0, 100)] * 10, [(None, 100)] * 10
+    curves = histograms_of([reused, unused], 100.0).exact()
     budget = 10 * 100 * 30.0 / 100
     assert fixed_ttl_step(curves, budget) < np.searchsorted(GRID_S, 30.0)
     allocation = allocate(curves, budget * 1.1)
-    assert allocation.ttl_s.tolist() == [at_least(30.0), 0.0]
+    assert allocation.ttl_s.tolist() == [smallest_grid_ttl(30.0), 0.0]
     assert (allocation.hits, allocation.mean_tokens) == (1000, pytest.approx(budget))
 
 
@@ -94,7 +93,7 @@ def test_a_budget_for_everything_keeps_all_reused_pages() -> None:
     curves = histograms_of([[(5.0, 1), (50.0, 1)], [(500.0, 1), (None, 9)]], 1000.0).exact()
     allocation = allocate(curves, 1e9)
     assert allocation.hits == 3
-    assert allocation.ttl_s.tolist() == [at_least(50.0), at_least(500.0)]
+    assert allocation.ttl_s.tolist() == [smallest_grid_ttl(50.0), smallest_grid_ttl(500.0)]
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan"), float("inf")])
@@ -111,8 +110,8 @@ intervals = st.lists(st.tuples(gap_s, st.integers(1, 500)), min_size=1, max_size
 def problems(draw: st.DrawFn, max_groups: int) -> tuple[Curves, float]:
     groups = draw(st.lists(intervals, min_size=1, max_size=max_groups))
     curves = histograms_of(groups, 4000.0).exact()
-    whole = float(curves.mean_tokens[:, -1].sum())
-    return curves, whole * draw(st.floats(0.01, 1.2))
+    total_tokens = float(curves.mean_tokens[:, -1].sum())
+    return curves, total_tokens * draw(st.floats(0.01, 1.2))
 
 
 @given(problems(max_groups=3))
@@ -125,9 +124,9 @@ def test_hits_are_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves
     # An optimal solution only uses TTLs at which the hits rise.
     steps = [np.flatnonzero(np.diff(row, prepend=-1.0)) for row in curves.hits]
     best_hits = max(
-        sum(curves.hits[g, s] for g, s in enumerate(chosen))
+        sum(curves.hits[group, step] for group, step in enumerate(chosen))
         for chosen in itertools.product(*steps)
-        if sum(curves.mean_tokens[g, s] for g, s in enumerate(chosen)) <= budget
+        if sum(curves.mean_tokens[group, step] for group, step in enumerate(chosen)) <= budget
     )
     largest = max(np.diff(row, prepend=0.0).max() for row in curves.hits)
     # A solution on the envelope is within one step of the optimum.
@@ -157,10 +156,10 @@ def envelope_steps(curves: Curves) -> np.ndarray:
     for hits, cost in zip(curves.hits, curves.mean_tokens):
         start, largest_gain = 0, 0.0
         while hits[start:].max() > hits[start]:
-            gain, extra = hits[start + 1 :] - hits[start], cost[start + 1 :] - cost[start]
-            ratio = np.where(gain > 0, gain / np.maximum(extra, 1e-12), -1.0)
-            nearest = np.flatnonzero(ratio >= ratio.max() * (1 - 1e-12))[-1]
-            largest_gain = max(largest_gain, float(gain[nearest]))
-            start += 1 + int(nearest)
+            gain, cost_step = hits[start + 1 :] - hits[start], cost[start + 1 :] - cost[start]
+            ratio = np.where(gain > 0, gain / np.maximum(cost_step, 1e-12), -1.0)
+            last_best = np.flatnonzero(ratio >= ratio.max() * (1 - 1e-12))[-1]
+            largest_gain = max(largest_gain, float(gain[last_best]))
+            start += 1 + int(last_best)
         largest.append(largest_gain)
     return np.array(largest)

@@ -10,7 +10,7 @@ from canopy_lab.group_ttl.paths import segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.ttl_cases import BLOCK, log_of, requests, slow_replay
+from support.ttl_cases import BLOCK_TOKENS, log_of, requests, slow_replay
 
 
 def fixed_ttl_schedule(ttl_s: float) -> list[tuple[float, TTLTable]]:
@@ -21,17 +21,17 @@ def test_a_page_is_hit_until_its_ttl_is_over() -> None:
     log = log_of([(0.0, (1, 2), "a"), (4.0, (1, 3), "a"), (10.0, (1, 2), "a")])
     # Block 1 is used again after 4 and 6 seconds, block 2 after 10.
     result = simulate_ttl(log, fixed_ttl_schedule(5.0))
-    assert (result.tokens, result.hits) == (6 * BLOCK, BLOCK)
-    assert result.mean_tokens == pytest.approx(BLOCK * (9 + 5 + 5) / 10)
-    assert simulate_ttl(log, fixed_ttl_schedule(6.0)).hits == 2 * BLOCK
-    assert simulate_ttl(log, fixed_ttl_schedule(math.inf)).hits == 3 * BLOCK
+    assert (result.tokens, result.hits) == (6 * BLOCK_TOKENS, BLOCK_TOKENS)
+    assert result.mean_tokens == pytest.approx(BLOCK_TOKENS * (9 + 5 + 5) / 10)
+    assert simulate_ttl(log, fixed_ttl_schedule(6.0)).hits == 2 * BLOCK_TOKENS
+    assert simulate_ttl(log, fixed_ttl_schedule(math.inf)).hits == 3 * BLOCK_TOKENS
     assert simulate_ttl(log, fixed_ttl_schedule(0.0)).mean_tokens == 0.0
 
 
 def test_requests_before_the_measured_time_only_fill_the_disk() -> None:
     log = log_of([(0.0, (1,), "a"), (4.0, (1,), "a"), (8.0, (1,), "a")])
     result = simulate_ttl(log, fixed_ttl_schedule(5.0), since_s=4.0)
-    assert (result.tokens, result.hits, result.mean_tokens) == (2 * BLOCK, 2 * BLOCK, BLOCK)
+    assert result.tokens == result.hits == 2 * result.mean_tokens == 2 * BLOCK_TOKENS
 
 
 def test_a_schedule_out_of_order_is_refused() -> None:
@@ -53,10 +53,10 @@ def tables(draw: st.DrawFn) -> TTLTable:
 
 
 @given(requests(), tables(), tables(), st.sampled_from([0.0, 1.0, 4.0]))
-def test_the_replay_agrees_with_one_block_by_block(drawn_requests, first, second, switch_s):
-    schedule = [(0.0, first), (switch_s, second)]
-    origin = drawn_requests[0][0]
-    drawn_requests = [(t - origin, path, category) for t, path, category in drawn_requests]
+def test_the_replay_agrees_with_one_block_by_block(drawn_requests, table, later_table, switch_s):
+    schedule = [(0.0, table), (switch_s, later_table)]
+    start_s = drawn_requests[0].time_s
+    drawn_requests = [r._replace(time_s=r.time_s - start_s) for r in drawn_requests]
     result = simulate_ttl(log_of(drawn_requests), schedule)
     tokens, hits, mean = slow_replay(drawn_requests, schedule)
     assert (result.tokens, result.hits) == (tokens, hits)
@@ -66,22 +66,22 @@ def test_the_replay_agrees_with_one_block_by_block(drawn_requests, first, second
 @given(requests(), st.lists(ttl_s, min_size=1, max_size=3), st.sampled_from([0.0, 2.0, 5.0]))
 def test_the_sweep_of_fixed_ttls_is_the_same_replay(drawn_requests, ttls, since_s):
     log = log_of(drawn_requests)
-    for ttl, quick in zip(ttls, fixed_ttls(segments_of(log), ttls, since_s)):
+    for ttl, swept in zip(ttls, fixed_ttls(segments_of(log), ttls, since_s)):
         result = simulate_ttl(log, fixed_ttl_schedule(ttl), since_s)
-        assert (quick.tokens, quick.hits) == (result.tokens, result.hits)
-        assert quick.mean_tokens == pytest.approx(result.mean_tokens, abs=1e-3)
+        assert (swept.tokens, swept.hits) == (result.tokens, result.hits)
+        assert swept.mean_tokens == pytest.approx(result.mean_tokens, abs=1e-3)
 
 
 def test_a_partial_last_block_counts_its_tokens() -> None:
-    log = log_of([(0.0, (1, 2), "a"), (1.0, (1, 2), "a")], short=BLOCK - 3)
+    log = log_of([(0.0, (1, 2), "a"), (1.0, (1, 2), "a")], cut_tokens=BLOCK_TOKENS - 3)
     result = simulate_ttl(log, fixed_ttl_schedule(1.0))
-    assert (result.tokens, result.hits) == (2 * (BLOCK + 3), BLOCK + 3)
+    assert (result.tokens, result.hits) == (2 * (BLOCK_TOKENS + 3), BLOCK_TOKENS + 3)
 
 
-@given(requests(most=30), st.sampled_from([1.0, 4.0]))
+@given(requests(max_requests=30), st.sampled_from([1.0, 4.0]))
 def test_paths_until_a_time_are_those_of_the_earlier_requests(drawn_requests, duration_s):
-    until_s = drawn_requests[0][0] + duration_s
-    earlier = log_of([r for r in drawn_requests if r[0] <= until_s])
+    until_s = drawn_requests[0].time_s + duration_s
+    earlier = log_of([r for r in drawn_requests if r.time_s <= until_s])
     ttls = [0.0, 1.0, 5.0, 100.0]
     cut_log, earlier_log = (
         fixed_ttls(segments_of(log), ttls)

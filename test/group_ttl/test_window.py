@@ -17,21 +17,23 @@ from support.ttl_cases import Request, log_of
 QUICK_TENANT, SLOW_TENANT, SHARED_BLOCK = 100, 200, 1
 
 
-def two_tenants(seconds: float, *, start: int = 0) -> list[Request]:
-    """Two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s. Both have payloads that never repeat."""
-    new_blocks = iter(range(10_000 + start, 10**9))
-    times = [(t, QUICK_TENANT) for t in range(0, int(seconds), 2)]
+def two_tenants(span_s: float, *, start_s: int = 0) -> list[Request]:
+    """Requests of two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s.
+    Both have payloads that never repeat."""
+    new_blocks = iter(range(10_000 + start_s, 10**9))
+    times = [(t, QUICK_TENANT) for t in range(0, int(span_s), 2)]
     requests: list[Request] = []
-    times += [(t + 0.5, SLOW_TENANT) for t in range(0, int(seconds), 45)]
+    times += [(t + 0.5, SLOW_TENANT) for t in range(0, int(span_s), 45)]
     for time_s, tenant in sorted(times):
-        shared = range(tenant, tenant + (2 if tenant == QUICK_TENANT else 40))
+        prefix = range(tenant, tenant + (2 if tenant == QUICK_TENANT else 40))
         payload = [next(new_blocks) for _ in range(10 if tenant == QUICK_TENANT else 1)]
-        requests.append((start + time_s, (SHARED_BLOCK, *shared, *payload), str(tenant)))
+        path = (SHARED_BLOCK, *prefix, *payload)
+        requests.append(Request(start_s + time_s, path, str(tenant)))
     return requests
 
 
-def window_of(seconds: float = 3600.0) -> Paths:
-    return log_of(two_tenants(seconds), 64)
+def window_of(span_s: float = 3600.0) -> Paths:
+    return log_of(two_tenants(span_s), 64)
 
 
 def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
@@ -47,9 +49,9 @@ def test_a_table_of_one_hour_gains_in_the_next() -> None:
     assert learnt.kind == GROUPS
     assert learnt.gains[GROUPS] > 0
     group = learnt.table.group_of((SHARED_BLOCK, *range(SLOW_TENANT, SLOW_TENANT + 40)))
-    quick = learnt.table.group_of((SHARED_BLOCK, QUICK_TENANT, QUICK_TENANT + 1))
-    assert learnt.table.ttl_s(group) >= 45.0 > 30.0 > learnt.table.ttl_s(quick)
-    log = log_of(two_tenants(3600.0, start=3600), 64)
+    quick_group = learnt.table.group_of((SHARED_BLOCK, QUICK_TENANT, QUICK_TENANT + 1))
+    assert learnt.table.ttl_s(group) >= 45.0 > 30.0 > learnt.table.ttl_s(quick_group)
+    log = log_of(two_tenants(3600.0, start_s=3600), 64)
     (fixed,) = fixed_ttls(segments_of(log), [30.0])
     result = simulate_ttl(log, [(0.0, learnt.table)])
     assert result.hit_ratio > fixed.hit_ratio + 0.05
@@ -62,8 +64,8 @@ def test_a_table_uses_server_ids_by_default() -> None:
 
 
 def test_random_requests_teach_no_groups() -> None:
-    draw = random.Random(0)
-    log = log_of([(float(i), (draw.randrange(1, 200),), "a") for i in range(4000)], 64)
+    rng = random.Random(0)
+    log = log_of([(float(i), (rng.randrange(1, 200),), "a") for i in range(4000)], 64)
     learnt = learn(log, None, LearningOptions(kinds=(GROUPS,), reference_ttl_s=100.0))
     assert learnt.kind == FIXED
     assert learnt.table.groups == ()
@@ -71,9 +73,9 @@ def test_random_requests_teach_no_groups() -> None:
 
 
 def test_without_a_span_of_time_everything_is_kept_and_an_empty_trace_is_refused() -> None:
-    once = learn(log_of([(5.0, (1, 2), "a")]), 1e9).table
-    assert once.group_of((1, 2)) == RESIDUAL
-    assert once.residual_ttl_s == math.inf
+    table = learn(log_of([(5.0, (1, 2), "a")]), 1e9).table
+    assert table.group_of((1, 2)) == RESIDUAL
+    assert table.residual_ttl_s == math.inf
     with pytest.raises(CanopyError, match="no requests"):
         log_of([])
 

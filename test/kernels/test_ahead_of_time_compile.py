@@ -13,13 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from canopy_kernel import compile as ahead  # noqa: E402
+from canopy_kernel import compile as compiler  # noqa: E402
 from canopy_kernel.specialisations import specialisations  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILED = {
-    (b["arch"], b["config"]): b
-    for b in json.loads((ROOT / "benchmark" / "kernels" / "compiled.json").read_text())
+    (build["arch"], build["config"]): build
+    for build in json.loads((ROOT / "benchmark" / "kernels" / "compiled.json").read_text())
 }
 """Source of the table in docs/research/documents.md."""
 
@@ -37,11 +37,11 @@ def compile_kernels(tmp_path, match, *options):
     builds = json.loads(out.read_text()) if out.exists() else []
     assert process.returncode == 0, process.stdout + process.stderr
     assert builds
-    assert all(b["registers"] > 0 for b in builds)
-    assert all(b["spill_bytes"] == 0 for b in builds)
-    assert all(b["shared_bytes"] <= ahead.SHARED_BYTES[b["arch"]] for b in builds)
-    for b in builds:
-        assert COMPILED.get((b["arch"], b["config"]), b) == b, "write the table's file anew"
+    assert all(build["registers"] > 0 for build in builds)
+    assert all(build["spill_bytes"] == 0 for build in builds)
+    assert all(build["shared_bytes"] <= compiler.SHARED_BYTES[build["arch"]] for build in builds)
+    for build in builds:
+        assert COMPILED.get((build["arch"], build["config"]), build) == build, "write the file anew"
     return builds
 
 
@@ -61,7 +61,7 @@ def kernels_in_the_source() -> set[str]:
     return set(jitted) - set().union(*jitted.values())
 
 
-@pytest.mark.parametrize("arch", ahead.ARCHES)
+@pytest.mark.parametrize("arch", compiler.ARCHES)
 def test_every_kernel_is_compiled_ahead_of_time(arch):
     names = {s.kernel.__name__ for s in specialisations(arch)}
     assert names == kernels_in_the_source()
@@ -71,11 +71,11 @@ def test_every_kernel_is_compiled_ahead_of_time(arch):
 def test_attention_of_hopper_fits(tmp_path):
     """At head size 128 in bf16; every kernel and chip: ``pytest --all``."""
     builds = compile_kernels(tmp_path, "few_rows_split d128 bf16 page1", "--arch", "90")
-    assert {b["config"].split()[1] for b in builds} == {"few_rows_split"}
+    assert {build["config"].split()[1] for build in builds} == {"few_rows_split"}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", ahead.ARCHES)
+@pytest.mark.parametrize("arch", compiler.ARCHES)
 def test_every_configuration_of_bf16_fits(arch, tmp_path):
     compile_kernels(tmp_path, " bf16", "--arch", str(arch))

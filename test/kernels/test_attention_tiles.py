@@ -4,13 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.chip import on_chip
+from support.chip import move_to_chip
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from canopy_kernel import attention, tiles, triton_attention  # noqa: E402
 
+REQUEST, FIRST_ROW, PART, PARTS, PLACE = 0, 1, 4, 5, 6
+"""Fields of a tile."""
 requests = st.lists(
     st.integers(0, 300).flatmap(lambda m: st.tuples(st.just(m), st.integers(m, 3000))),
     min_size=1,
@@ -28,10 +30,10 @@ def test_every_row_is_in_one_tile_and_every_part_has_a_place(sizes, group, block
             assert part < parts
             if part == 0:
                 rows += [(request, first + i) for i in range(count)]
-        split = [t for t in launch.tiles.tolist() if t[5] > 1]
-        assert sorted(t[6] for t in split) == list(range(launch.parts))
+        split = [t for t in launch.tiles.tolist() if t[PARTS] > 1]
+        assert sorted(t[PLACE] for t in split) == list(range(launch.parts))
         merged = [[m[0], m[1], m[2], m[4]] for m in launch.merges.tolist()]
-        assert sorted(merged) == sorted([*t[:3], t[5]] for t in split if t[4] == 0)
+        assert sorted(merged) == sorted([*t[:3], t[PARTS]] for t in split if t[PART] == 0)
     expected = [(i, row) for i, (m, _) in enumerate(sizes) for row in range(m * group)]
     assert sorted(rows) == expected
 
@@ -39,14 +41,14 @@ def test_every_row_is_in_one_tile_and_every_part_has_a_place(sizes, group, block
 def test_decode_rows_of_a_mixed_batch_have_small_tiles_of_their_own():
     large, small = tiles.plan_launches([400, 1, 1], [4000, 9000, 50], 4, 128, 8, 264)
     assert (large.block_m, small.block_m) == (128, tiles.SMALL_TILE_ROWS)
-    assert {t[0] for t in large.tiles.tolist()} == {0}
-    assert {t[0] for t in small.tiles.tolist()} >= {1, 2}
+    assert {t[REQUEST] for t in large.tiles.tolist()} == {0}
+    assert {t[REQUEST] for t in small.tiles.tolist()} >= {1, 2}
 
 
 def test_the_longest_tiles_come_first():
     (launch,) = tiles.plan_launches([320, 64], [8000, 2000], 4, 128, 8, 64)
     assert launch.tiles[0].tolist()[:2] == [0, 9 * 128]  # the last rows of the longer request
-    first = [t[1] for t in launch.tiles.tolist() if t[0] == 0]
+    first = [t[FIRST_ROW] for t in launch.tiles.tolist() if t[REQUEST] == 0]
     assert first == sorted(first, reverse=True)
 
 
@@ -60,7 +62,7 @@ def test_few_rows_are_split_until_the_chip_is_full_and_many_are_not():
     assert sum(launch.parts for launch in many_rows) == 0
 
 
-def _batch(sizes):
+def rows_of(sizes):
     slots = torch.randperm(sum(n for _, n in sizes) + 7)[: sum(n for _, n in sizes)]
     positions = [torch.randperm(n)[:m].sort()[0] for m, n in sizes]
     counts, lengths = (torch.tensor([0, *x]).cumsum(0).int() for x in zip(*sizes))
@@ -82,11 +84,11 @@ def test_tiles_whole_and_in_parts_are_the_dense_reference(sizes, group, monkeypa
     sizes = SIZES[sizes]
     monkeypatch.setattr(tiles, "MIN_KEYS", 70)
     torch.manual_seed(group)
-    rows, kv_heads, dim = _batch(sizes), 2, 64
-    q = torch.randn(sum(m for m, _ in sizes), kv_heads * group, dim, dtype=torch.float16)
+    rows, kv_heads, head_dim = rows_of(sizes), 2, 64
+    q = torch.randn(sum(m for m, _ in sizes), kv_heads * group, head_dim, dtype=torch.float16)
     n = int(rows.slots.max()) + 1
-    k, v = (torch.randn(n, 1, kv_heads, dim, dtype=torch.float16) for _ in range(2))
-    q, k, v, rows = on_chip(q, k, v, rows)
+    k, v = (torch.randn(n, 1, kv_heads, head_dim, dtype=torch.float16) for _ in range(2))
+    q, k, v, rows = move_to_chip(q, k, v, rows)
     result = triton_attention.sparse_prefill_triton(q, k, v, rows, 0.125)
     expected = attention.reference(q, k, v, rows, 0.125)
     assert (result.float() - expected.float()).abs().max() < 4e-3

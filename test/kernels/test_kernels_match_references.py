@@ -26,13 +26,13 @@ CASES = [
     (256, 2, 1, torch.float16, 16, "NHD"),
     (256, 1, 1, torch.bfloat16, 1, "HND"),
 ]
-names = [f"d{d}-h{h}of{g}-{str(t)[6:]}-page{p}-{lay}" for d, h, g, t, p, lay in CASES]
-every_case = pytest.mark.parametrize("case", CASES, ids=names)
+case_names = [f"d{d}-h{h}of{g}-{str(t)[6:]}-page{p}-{lay}" for d, h, g, t, p, lay in CASES]
+every_case = pytest.mark.parametrize("case", CASES, ids=case_names)
 
 
-def random_pool(slots, dim, heads, dtype, page, layout):
-    count = -(-slots // page) + 2
-    shape = (count, page, heads, dim) if layout == "NHD" else (count, heads, page, dim)
+def random_pool(slots, dim, heads, dtype, page_size, layout):
+    count = -(-slots // page_size) + 2
+    shape = (count, page_size, heads, dim) if layout == "NHD" else (count, heads, page_size, dim)
     return pages.view(torch.randn(shape, device=DEVICE).to(dtype), layout)
 
 
@@ -48,24 +48,24 @@ def assert_close(result, expected, dtype):
     assert error <= TOLERANCE[dtype], f"off by {error:.2e}"
 
 
-def scattered_rows(lengths, chosen, slots_in_pool):
+def scattered_rows(lengths, row_counts, slots_in_pool):
     """Rows of several requests over scattered slots of one pool."""
     slots = torch.randperm(slots_in_pool)[: sum(lengths)]
-    positions = [torch.randperm(n)[:m].sort()[0] for n, m in zip(lengths, chosen)]
+    positions = [torch.randperm(n)[:m].sort()[0] for n, m in zip(lengths, row_counts)]
     return attention.Rows(
         torch.cat(positions).to(DEVICE),
-        torch.tensor([0, *torch.tensor(chosen).cumsum(0)], dtype=torch.int32, device=DEVICE),
+        torch.tensor([0, *torch.tensor(row_counts).cumsum(0)], dtype=torch.int32, device=DEVICE),
         slots.to(DEVICE),
         torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=DEVICE),
-        max(chosen),
+        max(row_counts),
     )
 
 
 @every_case
 def test_sparse_attention_over_a_paged_batch_equals_the_reference(case):
-    dim, heads, kv_heads, dtype, page, layout = case
+    dim, heads, kv_heads, dtype, page_size, layout = case
     torch.manual_seed(dim)
-    k, v = (random_pool(400, dim, kv_heads, dtype, page, layout) for _ in range(2))
+    k, v = (random_pool(400, dim, kv_heads, dtype, page_size, layout) for _ in range(2))
     rows = scattered_rows([150, 1, 97], [41, 1, 97], 400)
     q = torch.randn(139, heads, dim, device=DEVICE).to(dtype)
     expected = attention.reference(q, k, v, rows, dim**-0.5)
@@ -76,20 +76,17 @@ def test_sparse_attention_over_a_paged_batch_equals_the_reference(case):
 def test_a_query_sees_by_position_and_not_by_row():
     k, v = torch.zeros(8, 1, 1, 64, device=DEVICE), torch.zeros(8, 1, 1, 64, device=DEVICE)
     v[:, 0, 0, 0] = torch.arange(8.0)
-    rows = attention.Rows.single(
-        torch.tensor([2, 5, 7], device=DEVICE), torch.arange(8, device=DEVICE)
-    )
+    rows = attention.Rows.single(torch.tensor([2, 5, 7]).to(DEVICE), torch.arange(8).to(DEVICE))
     q = torch.randn(3, 1, 64, device=DEVICE)
     for backend in (*BACKENDS, "reference"):
-        out = attention.sparse_prefill(q, k, v, rows, 1.0, backend)
-        assert out[:, 0, 0].tolist() == pytest.approx([1.0, 2.5, 3.5])
+        result = attention.sparse_prefill(q, k, v, rows, 1.0, backend)
+        assert result[:, 0, 0].tolist() == pytest.approx([1.0, 2.5, 3.5])
 
 
 def test_an_empty_batch_of_queries_has_an_empty_result():
     k = torch.zeros(4, 1, 1, 64, device=DEVICE)
-    rows = attention.Rows.single(
-        torch.empty(0, dtype=torch.long, device=DEVICE), torch.arange(4, device=DEVICE)
-    )
+    no_rows = torch.empty(0, dtype=torch.long, device=DEVICE)
+    rows = attention.Rows.single(no_rows, torch.arange(4, device=DEVICE))
     for backend in (*BACKENDS, "reference"):
         q = torch.empty(0, 1, 64, device=DEVICE)
         assert attention.sparse_prefill(q, k, k, rows, 1.0, backend).shape == (0, 1, 64)
@@ -98,13 +95,13 @@ def test_an_empty_batch_of_queries_has_an_empty_result():
 @every_case
 @pytest.mark.parametrize("count", [0, 1, 37])
 def test_rope_scatter_equals_the_reference(case, count):
-    dim, _, heads, dtype, page, layout = case
+    dim, _, heads, dtype, page_size, layout = case
     torch.manual_seed(count)
     raw, v = (torch.randn(64, heads, dim, device=DEVICE).to(dtype) for _ in range(2))
     source = torch.randperm(64, device=DEVICE)[:count]
     positions = torch.randint(0, 500, (count,), device=DEVICE)
     slots = torch.randperm(100, device=DEVICE)[:count]
-    pools = [random_pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
+    pools = [random_pool(100, dim, heads, dtype, page_size, layout) for _ in range(2)]
     copies = [p.clone() for p in pools]
     args = (raw, v, source, positions, slots, rope_table(500, dim))
     rope_scatter.reference(*args, *copies)
@@ -115,23 +112,23 @@ def test_rope_scatter_equals_the_reference(case, count):
 
 @every_case
 def test_rope_scatter_reads_rows_of_several_chunks_in_place(case):
-    dim, _, heads, dtype, page, layout = case
-    torch.manual_seed(page)
+    dim, _, heads, dtype, page_size, layout = case
+    torch.manual_seed(page_size)
     counts = [3, 0, 21, 9]
     keys, values = (
         [torch.randn(30 + i, heads, dim, device=DEVICE).to(dtype) for i in range(4)]
         for _ in range(2)
     )
-    picks = [torch.randperm(30)[:n].sort()[0] for n in counts]
-    source = torch.cat(picks).to(DEVICE)
+    chosen_rows = [torch.randperm(30)[:n].sort()[0] for n in counts]
+    source = torch.cat(chosen_rows).to(DEVICE)
     positions = torch.randint(0, 500, (33,), device=DEVICE)
     slots = torch.randperm(100, device=DEVICE)[:33]
-    pools = [random_pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
+    pools = [random_pool(100, dim, heads, dtype, page_size, layout) for _ in range(2)]
     copies = [p.clone() for p in pools]
-    rest = (positions, slots, rope_table(500, dim))
-    joined = [torch.cat([x[i] for x, i in zip(xs, picks)]) for xs in (keys, values)]
-    rope_scatter.reference(*joined, torch.arange(33, device=DEVICE), *rest, *copies)
-    rope_scatter.scatter_of_layer(keys, values, counts, source, *rest, *pools).launch(0, 1)
+    common_arguments = (positions, slots, rope_table(500, dim))
+    joined = [torch.cat([x[i] for x, i in zip(xs, chosen_rows)]) for xs in (keys, values)]
+    rope_scatter.reference(*joined, torch.arange(33, device=DEVICE), *common_arguments, *copies)
+    rope_scatter.scatter_of_layer(keys, values, counts, source, *common_arguments, *pools).launch(0, 1)
     for result, expected in zip(pools, copies):
         assert_close(result, expected, dtype)
 
@@ -166,12 +163,12 @@ def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts, ma
 
 def test_rows_of_another_type_or_layout_are_refused_by_name():
     k, v = torch.zeros(4, 2, 64), torch.zeros(4, 2, 64)
-    rest = (torch.arange(4),) * 3 + (rope_table(9, 64), *(x[:, None] for x in (k, v)))
+    common_arguments = (torch.arange(4),) * 3 + (rope_table(9, 64), *(x[:, None] for x in (k, v)))
     for values in (v.half(), torch.zeros(2, 4, 64).transpose(0, 1)):
         with pytest.raises(ValueError, match="allowed are dense rows"):
-            rope_scatter.scatter_of_layer([k], [values], [4], *rest).launch(0, 1)
+            rope_scatter.scatter_of_layer([k], [values], [4], *common_arguments).launch(0, 1)
     with pytest.raises(ValueError, match="not alike"):
-        rope_scatter.scatter_of_layer([k, k], [v], [4], *rest).launch(0, 1)
+        rope_scatter.scatter_of_layer([k, k], [v], [4], *common_arguments).launch(0, 1)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 33, 160])
@@ -190,8 +187,8 @@ def test_low_pass_keeps_a_slow_wave_and_drops_a_fast_one():
     low = lowpass.reconstruct(x, 0.5)
     assert torch.allclose(low[0, :, 0], slow.sin(), atol=1e-5)
     assert low[0, :, 1].abs().max() < 1e-5
-    whole = low + lowpass.reconstruct(x, 0.5, high_pass=True)
-    assert torch.allclose(whole, x, atol=1e-5)
+    sum_of_both = low + lowpass.reconstruct(x, 0.5, high_pass=True)
+    assert torch.allclose(sum_of_both, x, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_lab.latency.latency_report import LatencyReport, latency_report
+from canopy_lab.latency.latency_report import latency_report
 from canopy_lab.latency.saturation import saturation
 from canopy_lab.latency.slo import parse_slo
 from sglang_canopy.errors import CanopyError
 
 
-def report_of(ttft, *, due=None, end=None, prompt=None, sessions=None, **options) -> LatencyReport:
-    due = list(range(len(ttft))) if due is None else due
-    end = [d + t for d, t in zip(due, ttft, strict=True)] if end is None else end
+def report_of(ttft, *, due_s=None, end_s=None, prompt=None, sessions=None, **options):
+    due_s = list(range(len(ttft))) if due_s is None else due_s
+    end_s = [d + t for d, t in zip(due_s, ttft, strict=True)] if end_s is None else end_s
     prompt = [100] * len(ttft) if prompt is None else prompt
     sessions = list(range(len(ttft))) if sessions is None else sessions
-    return latency_report(due, ttft, end, prompt, sessions, **options)
+    return latency_report(due_s, ttft, end_s, prompt, sessions, **options)
 
 
 def test_the_warm_up_is_excluded_by_due_time():
-    latencies = report_of([9.0, 1.0, 1.0, 3.0, 9.0], due=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
+    latencies = report_of([9.0, 1.0, 1.0, 3.0, 9.0], due_s=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
     assert latencies.requests == 3
     assert latencies.ttft_s.mean == pytest.approx(5 / 3)
     assert latencies.ttft_s.max == 3.0
@@ -39,7 +39,7 @@ def test_deciles_are_by_the_length_of_prompts():
 
 def test_a_session_lasts_from_its_first_request_to_its_last_answer():
     latencies = report_of(
-        [1.0, 1.0, 1.0], due=[0, 10, 4], end=[2, 30, 5], sessions=["a", "a", "b"],
+        [1.0, 1.0, 1.0], due_s=[0, 10, 4], end_s=[2, 30, 5], sessions=["a", "a", "b"],
         warm_up_share=0.0,
     )  # fmt: skip
     assert latencies.sessions == 2
@@ -51,13 +51,13 @@ def test_a_session_lasts_from_its_first_request_to_its_last_answer():
 @given(ratio=st.floats(0.3, 3.0), seed=st.integers(0, 50))
 def test_growth_is_the_rate_at_which_a_single_server_falls_behind(ratio, seed):
     # A queue of one server, by Lindley's recursion: arrivals `ratio` times as fast as it serves.
-    draw, now, free, due, wait = random.Random(seed), 0.0, 0.0, [], []
+    rng, now_s, free_s, due_s, waits_s = random.Random(seed), 0.0, 0.0, [], []
     for _ in range(4000):
-        now += draw.expovariate(ratio)
-        free = max(free, now) + 1.0
-        due.append(now)
-        wait.append(free - now)
-    growth = report_of(wait, due=due).growth
+        now_s += rng.expovariate(ratio)
+        free_s = max(free_s, now_s) + 1.0
+        due_s.append(now_s)
+        waits_s.append(free_s - now_s)
+    growth = report_of(waits_s, due_s=due_s).growth
     if ratio < 0.9:
         assert growth < 0.02
     elif ratio > 1.1:
@@ -66,15 +66,15 @@ def test_growth_is_the_rate_at_which_a_single_server_falls_behind(ratio, seed):
 
 def test_the_saturation_of_a_single_server_is_its_rate():
     def growth_at(rate: float) -> float:
-        free, wait = 0.0, []
-        due = np.arange(3000) / rate
-        for time in due:
-            free = max(free, time) + 0.25
-            wait.append(free - time)
-        return report_of(wait, due=due).growth
+        free_s, waits_s = 0.0, []
+        due_s = np.arange(3000) / rate
+        for arrival_s in due_s:
+            free_s = max(free_s, arrival_s) + 0.25
+            waits_s.append(free_s - arrival_s)
+        return report_of(waits_s, due_s=due_s).growth
 
-    for guess in (0.1, 4.0, 90.0):
-        assert saturation(growth_at, guess) == pytest.approx(4.0 * 1.01, rel=0.02)
+    for guess_per_s in (0.1, 4.0, 90.0):
+        assert saturation(growth_at, guess_per_s) == pytest.approx(4.0 * 1.01, rel=0.02)
 
 
 def test_a_system_without_a_saturation_is_refused():

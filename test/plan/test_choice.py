@@ -10,12 +10,12 @@ from sglang_canopy.errors import CanopyError
 COST = METRICS["cost"]
 
 
-def row(dram, ttft, throughput, cost, p99=None, disk=None):
-    configuration = Configuration(dram_gib=dram, disk=disk, disk_gib=100.0 if disk else 0.0)
+def row_of(dram_gib, ttft_s, tokens_per_s, cost, p99_s=None, disk=None):
+    configuration = Configuration(dram_gib=dram_gib, disk=disk, disk_gib=100.0 if disk else 0.0)
     metrics = {
-        "mean_ttft_s": ttft,
-        "p99_ttft_s": 4 * ttft if p99 is None else p99,
-        "throughput_tokens_per_s": throughput,
+        "mean_ttft_s": ttft_s,
+        "p99_ttft_s": 4 * ttft_s if p99_s is None else p99_s,
+        "throughput_tokens_per_s": tokens_per_s,
         "cost": cost,
         "cost_per_hour": cost,
         "token_hit_ratio": 0.5,
@@ -24,10 +24,10 @@ def row(dram, ttft, throughput, cost, p99=None, disk=None):
 
 
 ROWS = [
-    row(0, 2.0, 1000.0, 4.0),
-    row(64, 1.0, 1200.0, 5.0),
-    row(64, 0.8, 1190.0, 5.5, disk="gp3"),
-    row(512, 0.5, 1200.5, 9.0),
+    row_of(0, 2.0, 1000.0, 4.0),
+    row_of(64, 1.0, 1200.0, 5.0),
+    row_of(64, 0.8, 1190.0, 5.5, disk="gp3"),
+    row_of(512, 0.5, 1200.5, 9.0),
 ]
 
 
@@ -98,7 +98,7 @@ def test_of_limits_that_exclude_each_other_those_the_choice_misses_bind():
 
 
 def test_extremes_take_the_cheapest_of_nearly_equal_ones():
-    baseline = row(128, 1.0, 1150.0, 6.0)
+    baseline = row_of(128, 1.0, 1150.0, 6.0)
     choices = extremes(ROWS, baseline)
     assert choices["most throughput"] is ROWS[1]  # 0.04 % less than the most expensive
     assert choices["least mean TTFT"] is ROWS[3]

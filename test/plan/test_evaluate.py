@@ -20,7 +20,7 @@ PROFILE = load_profile("llama-3.1-8b-a100")
 KV_BYTES_PER_TOKEN = PROFILE.kv_bytes_per_token
 
 
-def trace(requests=60, load=1.0):
+def make_trace(requests=60, load=1.0):
     """Six conversations of growing prompts, taking turns."""
     return CompactTrace(
         TraceRequest(
@@ -38,19 +38,20 @@ def trace(requests=60, load=1.0):
 def plan_inputs(**fields):
     # The device holds about two conversations, so that lower tiers matter.
     engine = Engine(PROFILE, device_tokens=24 * BLOCK_TOKENS)
-    return PlanInputs(trace(), engine, load_prices("aws-us-east-1"), **fields)
+    return PlanInputs(make_trace(), engine, load_prices("aws-us-east-1"), **fields)
 
 
-def gib(blocks):
+def gib_of(blocks):
     return blocks * BLOCK_TOKENS * KV_BYTES_PER_TOKEN / GIB
 
 
+WITH_DISK = {"dram_gib": gib_of(16), "disk": "gp3", "disk_mib_s": 1000.0}
 CONFIGURATIONS = [
     Configuration(),
-    Configuration(dram_gib=gib(200)),
-    Configuration(dram_gib=gib(16), disk="gp3", disk_mib_s=1000.0, disk_gib=gib(200)),
-    Configuration(dram_gib=gib(16), disk="gp3", disk_mib_s=1000.0, disk_gib=gib(200), ttl=2.0),
-    Configuration(dram_gib=gib(16), disk="gp3", disk_mib_s=1000.0, disk_gib=gib(100), ttl="group"),
+    Configuration(dram_gib=gib_of(200)),
+    Configuration(**WITH_DISK, disk_gib=gib_of(200)),
+    Configuration(**WITH_DISK, disk_gib=gib_of(200), ttl=2.0),
+    Configuration(**WITH_DISK, disk_gib=gib_of(100), ttl="group"),
 ]
 
 
@@ -63,20 +64,20 @@ def test_a_larger_memory_hits_more_at_the_list_price():
         device_only, large = evaluate(CONFIGURATIONS[:2])
     assert large["token_hit_ratio"] > device_only["token_hit_ratio"] + 0.1
     assert large["mean_ttft_s"] < device_only["mean_ttft_s"]
-    hourly = 3.9 + gib(200) * 0.0032
-    assert large["cost_per_hour"] == pytest.approx(hourly)
-    assert large["cost"] == pytest.approx(hourly * large["makespan_s"] / 3600)
+    usd_per_hour = 3.9 + gib_of(200) * 0.0032
+    assert large["cost_per_hour"] == pytest.approx(usd_per_hour)
+    assert large["cost"] == pytest.approx(usd_per_hour * large["makespan_s"] / 3600)
 
 
 def test_inputs_are_pickled_without_their_caches():
-    unused, used = plan_inputs(), plan_inputs()
-    used.loaded_workload()
-    used.group_table(1.0)
-    pickled = pickle.dumps(used)
-    assert len(pickled) < 1.01 * len(pickle.dumps(unused))
+    empty_inputs, filled_inputs = plan_inputs(), plan_inputs()
+    filled_inputs.loaded_workload()
+    filled_inputs.group_table(1.0)
+    pickled = pickle.dumps(filled_inputs)
+    assert len(pickled) < 1.01 * len(pickle.dumps(empty_inputs))
     unpickled = pickle.loads(pickled)
     task = SimulationTask(CONFIGURATIONS[1])
-    assert without_time([run_task(unpickled, task)]) == without_time([run_task(unused, task)])
+    assert without_time([run_task(unpickled, task)]) == without_time([run_task(empty_inputs, task)])
 
 
 def test_two_processes_return_the_rows_of_one():

@@ -20,14 +20,14 @@ def search(monkeypatch):
         del sys.modules[name]
 
 
-def row(ttft: float, cost: float) -> dict[str, float]:
+def row_of(ttft: float, cost: float) -> dict[str, float]:
     return {"mean_ttft_s": ttft, "throughput_tokens_per_s": 1 / ttft, "cost": cost}
 
 
 def test_cost_regret_shows_a_loss_that_the_dominated_volume_hides(search):
     """Cost falls by a tenth as TTFT grows tenfold: one good point has nearly all of the volume."""
-    grid = [row(1.0 + 0.25 * i, 110.0 - 10 * i / 36) for i in range(37)]
-    grid += [row(40.0, 200.0)]  # much worse in every objective
+    grid = [row_of(1.0 + 0.25 * i, 110.0 - 10 * i / 36) for i in range(37)]
+    grid += [row_of(40.0, 200.0)]  # much worse in every objective
     judge = search.Judge.from_rows(grid, grid)
     of_grid, first_row = judge.measure(grid), judge.measure(grid[:1])
     assert (of_grid["of_grid"], of_grid["regret"], of_grid["unmet"]) == (1.0, 0.0, 0.0)

@@ -30,52 +30,49 @@ PROFILE = load_profile("qwen2.5-7b-h100")
 BLOCK_TOKENS = 64
 
 
-def record(time_s, blocks, output=32, tokens=None):
+def record(time_s, blocks, output_tokens=32, tokens=None):
     return TraceRequest(
         time_s=time_s,
         input_tokens=len(blocks) * BLOCK_TOKENS if tokens is None else tokens,
-        output_tokens=output,
+        output_tokens=output_tokens,
         blocks=tuple(blocks),
         block_tokens=BLOCK_TOKENS,
     )
 
 
-# ---- the choice ----
-
-
-def chat(preset, rate, requests=220, seed=1):
+def chat_trace(preset, rate, requests=220, seed=1):
     """Return the first ``requests`` requests of a synthetic preset at ``rate`` requests per second."""
     synthetic = synthesise(get_preset(preset).at_rate(rate), 20 * requests / rate, seed=seed)
     return CompactTrace(d.request for d, _ in zip(synthetic, range(requests)))
 
 
-def agents(turns=14, conversations=12, rate=1.5):
+def agents_trace(turns=14, conversations=12, rate=1.5):
     """Conversations that grow and return after others."""
-    draw, trace, time_s = random.Random(3), [], 0.0
+    rng, trace, time_s = random.Random(3), [], 0.0
     for turn in range(turns):
         for i in range(conversations):
-            time_s += draw.expovariate(rate)
+            time_s += rng.expovariate(rate)
             trace.append(record(time_s, range(10_000 * i, 10_000 * i + 60 * (turn + 1)), 60))
     return CompactTrace(trace)
 
 
-def documents(count=200):
+def documents_trace(count=200):
     """Return requests for a few popular documents, and for many that are used once."""
-    draw, trace, time_s = random.Random(4), [], 0.0
-    for k in range(count):
-        time_s += draw.expovariate(2.5)
-        number = draw.randrange(12) if draw.random() < 0.6 else 100 + k
-        blocks = [*range(1000 * number, 1000 * number + 150), 10**7 + k]
+    rng, trace, time_s = random.Random(4), [], 0.0
+    for index in range(count):
+        time_s += rng.expovariate(2.5)
+        number = rng.randrange(12) if rng.random() < 0.6 else 100 + index
+        blocks = [*range(1000 * number, 1000 * number + 150), 10**7 + index]
         trace.append(record(time_s, blocks, 40))
     return CompactTrace(trace)
 
 
 WORKLOADS = {
-    "chat": (lambda: chat("trace-a", 14.0), 20_000, 1),
-    "api": (lambda: chat("trace-b", 40.0), 15_000, 1),
-    "agents": (agents, 80_000, 1),
-    "documents": (documents, 40_000, 1),
-    "two instances": (lambda: chat("trace-a", 30.0), 15_000, 2),
+    "chat": (lambda: chat_trace("trace-a", 14.0), 20_000, 1),
+    "api": (lambda: chat_trace("trace-b", 40.0), 15_000, 1),
+    "agents": (agents_trace, 80_000, 1),
+    "documents": (documents_trace, 40_000, 1),
+    "two instances": (lambda: chat_trace("trace-a", 30.0), 15_000, 2),
 }
 
 
@@ -88,21 +85,22 @@ WORKLOADS = {
     ],
 )
 def test_the_choice_is_that_of_simulating_everything(name):
-    make, tokens, instances = WORKLOADS[name]
-    full = PlanInputs(make(), Engine(PROFILE, tokens, "prefix-aware"), load_prices("aws-us-east-1"))
+    make_trace, tokens, instances = WORKLOADS[name]
+    engine = Engine(PROFILE, tokens, "prefix-aware")
+    full_inputs = PlanInputs(make_trace(), engine, load_prices("aws-us-east-1"))
     request = PlanRequest(
         disks=("gp3",), instances=(instances,), dram_levels=4,
         disk_levels=2, choices={"page_size": (64,), "prefetch_policy": ("timeout", "wait_complete")},
     )  # fmt: skip
     space = make_space(
-        request, footprint_of(full.trace, full.engine), full.prices,
-        min_tier_gib(full.trace, full.engine),
+        request, footprint_of(full_inputs.trace, full_inputs.engine), full_inputs.prices,
+        min_tier_gib(full_inputs.trace, full_inputs.engine),
     )  # fmt: skip
     grid = space.grid()
-    part = full.with_trace(busiest_window(full.trace, len(full.trace) // 3))
-    with Evaluator(full) as evaluate, Evaluator(part) as on_part:
+    part_inputs = full_inputs.with_trace(busiest_window(full_inputs.trace, len(full_inputs.trace) // 3))
+    with Evaluator(full_inputs) as evaluate, Evaluator(part_inputs) as evaluate_part:
         exact = dict(zip(grid, evaluate(grid)))
-        predicted = dict(zip(grid, on_part(grid)))
+        predicted = dict(zip(grid, evaluate_part(grid)))
     p99 = sorted(row["p99_ttft_s"] for row in exact.values())
     goals = [
         *(((f"p99_ttft<{p99[len(p99) * q // 100] * 1.0001}s",), "cost") for q in (5, 30, 60, 90)),
@@ -114,8 +112,8 @@ def test_the_choice_is_that_of_simulating_everything(name):
         confirmed = confirm(predicted, lambda cs: [exact[c] for c in cs], limits, metric)
         best = choose(list(exact.values()), limits, metric)
         # Differences of under a thousandth are called none (choice.py).
-        chosen, least = (row[metric.key] for row in (confirmed.choice.row, best.row))
-        assert chosen == pytest.approx(least, rel=1e-3), (texts, minimise)
+        chosen_value, best_value = (row[metric.key] for row in (confirmed.choice.row, best.row))
+        assert chosen_value == pytest.approx(best_value, rel=1e-3), (texts, minimise)
         assert confirmed.choice.feasible == best.feasible
         assert confirmed.choice.row is exact[confirmed.choice.row.configuration]  # not predicted
 
@@ -145,12 +143,9 @@ def test_a_prediction_with_an_error_within_the_margins_loses_no_choice(factor, t
     assert confirmed.choice.row.configuration == best.row.configuration
 
 
-# ---- in a plan ----
-
-
 def small_plan(trace=None, **options):
     engine = Engine(PROFILE, 30_000, "prefix-aware")
-    inputs = PlanInputs(trace or agents(4, 6, 0.3), engine, load_prices("aws-us-east-1"))
+    inputs = PlanInputs(trace or agents_trace(4, 6, 0.3), engine, load_prices("aws-us-east-1"))
     request = PlanRequest(
         disks=("gp3",), choices={"page_size": (64,)}, dram_levels=6, disk_levels=3,
         minimise=METRICS["cost_per_hour"], checks="off", **options,
@@ -188,7 +183,7 @@ def test_a_short_trace_is_simulated_whole(sample):
 
 def test_the_busiest_part_is_consecutive_and_its_times_begin_at_zero():
     trace = CompactTrace(record(time_s, [time_s]) for time_s in (0, 10, 20, 30, 31, 32, 50, 60))
-    part = busiest_window(trace, 3)
-    assert [r.time_s for r in part] == [0, 1, 2]
-    assert [r.blocks for r in part] == [(30,), (31,), (32,)]
+    part_inputs = busiest_window(trace, 3)
+    assert [r.time_s for r in part_inputs] == [0, 1, 2]
+    assert [r.blocks for r in part_inputs] == [(30,), (31,), (32,)]
     assert busiest_window(trace, 9) is trace

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from canopy_lab.plan.objective import Objectives, Scale
-from canopy_lab.plan.search import PROBES, SearchOptions, search
+from canopy_lab.plan.search import PROBES, SearchOptions, SearchResult, search
 from canopy_lab.plan.sizes import halved_sizes
 from canopy_lab.plan.space import Space
 
@@ -26,73 +27,80 @@ GRID = SPACE.finer(32, 16)
 class Cache:
     """A model with exponentially diminishing returns; a disk is slower than DRAM and cheaper."""
 
-    def __init__(self, working_set=300.0, hot=100.0, group_gain=0.2, best_hit=0.6):
-        self.working_set, self.hot = working_set, hot
+    def __init__(self, working_set_gib=300.0, hot_gib=100.0, group_gain=0.2, best_hit=0.6):
+        self.working_set_gib, self.hot_gib = working_set_gib, hot_gib
         self.group_gain, self.best_hit = group_gain, best_hit
         self.batches = []
 
-    def row(self, c):
-        value = {None: 1.0, 600.0: 0.9, "group": 1 + self.group_gain}[c.ttl]
-        effective_gib = c.dram_gib + 0.8 * c.disk_gib * value
-        hit = self.best_hit * (1 - math.exp(-effective_gib / self.working_set))
-        late = {None: 0.0, "slow": 0.15, "fast": 0.05}[c.disk] * math.exp(-c.dram_gib / self.hot)
+    def row(self, config):
+        value = {None: 1.0, 600.0: 0.9, "group": 1 + self.group_gain}[config.ttl]
+        effective_gib = config.dram_gib + 0.8 * config.disk_gib * value
+        hit = self.best_hit * (1 - math.exp(-effective_gib / self.working_set_gib))
+        delays_s = {None: 0.0, "slow": 0.15, "fast": 0.05}
+        disk_delay_s = delays_s[config.disk] * math.exp(-config.dram_gib / self.hot_gib)
         return {
-            **c.to_json(),
-            "mean_ttft_s": 2 * (1 - hit) + late,
-            "throughput_tokens_per_s": 1000 * (1 + 0.3 * hit - 0.05 * late),
-            "cost": self.cost(c),
+            **config.to_json(),
+            "mean_ttft_s": 2 * (1 - hit) + disk_delay_s,
+            "throughput_tokens_per_s": 1000 * (1 + 0.3 * hit - 0.05 * disk_delay_s),
+            "cost": self.cost(config),
         }
 
-    def cost(self, c):
-        disk = {None: 0.0, "slow": 0.0004, "fast": 0.001}[c.disk] * c.disk_gib
-        return 4 + 0.01 * c.dram_gib + disk + (0.3 if c.disk == "fast" else 0)
+    def cost(self, config):
+        disk = {None: 0.0, "slow": 0.0004, "fast": 0.001}[config.disk] * config.disk_gib
+        return 4 + 0.01 * config.dram_gib + disk + (0.3 if config.disk == "fast" else 0)
 
     def __call__(self, configurations):
         self.batches.append(list(configurations))
-        return [self.row(c) for c in configurations]
+        return [self.row(config) for config in configurations]
 
     def bounds_of(self, configuration, rows):
         return {"cost": self.cost(configuration)}
 
 
-def share_of_grid(model, space=SPACE, finer=GRID, **options):
-    """Return (hypervolume over the finer grid's, evaluations over the grid's, result)."""
+class GridShare(NamedTuple):
+    """A search's hypervolume and number of evaluations, over those of the whole grid."""
+
+    volume: float
+    evaluations: float
+    outcome: SearchResult
+
+
+def share_of_grid(model, space=SPACE, finer=GRID, **options) -> GridShare:
     grid = dict(zip(finer.grid(), model(finer.grid())))
-    outcome = search(
-        space, OBJECTIVES, model, bounds_of=model.bounds_of, options=SearchOptions(**options)
-    )
-    points = OBJECTIVES.matrix([*grid.values(), *outcome.rows.values()])
-    scale = Scale.around(points)
+    search_options = SearchOptions(**options)
+    outcome = search(space, OBJECTIVES, model, bounds_of=model.bounds_of, options=search_options)
+    objective_matrix = OBJECTIVES.matrix([*grid.values(), *outcome.rows.values()])
+    scale = Scale.around(objective_matrix)
     volume, grid_volume = (
         scale.hypervolume(OBJECTIVES.matrix(rows.values())) for rows in (outcome.rows, grid)
     )
-    return volume / grid_volume, len(outcome.rows) / len(grid), outcome
+    return GridShare(volume / grid_volume, len(outcome.rows) / len(grid), outcome)
 
 
-MODELS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip
+CACHE_PARAMETERS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip
 """Working set, hot set, gain of a group TTL, and best hits."""
 
 
 def test_a_fortieth_of_a_finer_grid_finds_99_percent_of_its_volume_on_average():
-    results = [share_of_grid(Cache(*model))[:2] for model in MODELS]
-    assert np.mean([evaluations for _, evaluations in results]) <= 1 / 40
-    assert np.mean([volume for volume, _ in results]) >= 0.99
-    assert min(volume for volume, _ in results) >= 0.98
+    shares = [share_of_grid(Cache(*model)) for model in CACHE_PARAMETERS]
+    assert np.mean([share.evaluations for share in shares]) <= 1 / 40
+    assert np.mean([share.volume for share in shares]) >= 0.99
+    assert min(share.volume for share in shares) >= 0.98
 
 
 def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
-    for model in MODELS[::3]:
-        coarse = share_of_grid(Cache(*model), tolerance=0.05)[2]
-        fine = share_of_grid(Cache(*model), tolerance=0.01)[2]
+    for model in CACHE_PARAMETERS[::3]:
+        coarse = share_of_grid(Cache(*model), tolerance=0.05).outcome
+        fine = share_of_grid(Cache(*model), tolerance=0.01).outcome
         assert (coarse.out_of_budget, fine.out_of_budget) == (False, False)
         assert coarse.remaining_gain <= 0.05
         assert fine.remaining_gain <= 0.01
         assert len(fine.rows) > len(coarse.rows)
         # The stated bound is not below the gain of the finer search.
-        points = OBJECTIVES.matrix([*coarse.rows.values(), *fine.rows.values()])
-        scale = Scale.around(points)
+        objective_matrix = OBJECTIVES.matrix([*coarse.rows.values(), *fine.rows.values()])
+        scale = Scale.around(objective_matrix)
         after, before = (
-            scale.hypervolume(OBJECTIVES.matrix(f.rows.values())) for f in (fine, coarse)
+            scale.hypervolume(OBJECTIVES.matrix(result.rows.values())) for result in (fine, coarse)
         )
         assert after / before - 1 <= 2 * coarse.remaining_gain
 
@@ -102,10 +110,10 @@ def test_the_search_follows_a_gain_beyond_the_sizes_of_the_coarse_grid():
     it, and its best is beyond the sizes that were tried with it."""
 
     class Filter(Cache):
-        def row(self, c):
-            row = super().row(replace(c, dram_gib=0.0, disk=None, disk_gib=0.0))
-            value = 0.8 * c.dram_gib / 1024 if c.disk and c.disk_mib_s < 200 else 0.0
-            return {**row, **c.to_json(), "mean_ttft_s": 2 - value, "cost": self.cost(c)}
+        def row(self, config):
+            row = super().row(replace(config, dram_gib=0.0, disk=None, disk_gib=0.0))
+            value = 0.8 * config.dram_gib / 1024 if config.disk and config.disk_mib_s < 200 else 0.0
+            return {**row, **config.to_json(), "mean_ttft_s": 2 - value, "cost": self.cost(config)}
 
     space = replace(SPACE, disks=("slow",), bandwidths_mib_s={"slow": (125.0, 1000.0)}, choices={})
     volume, _, outcome = share_of_grid(Filter(), space, space.finer(16, 8))
@@ -114,47 +122,47 @@ def test_the_search_follows_a_gain_beyond_the_sizes_of_the_coarse_grid():
 
 
 def test_bandwidth_is_searched_if_a_class_sells_it():
-    class Sold(Cache):
-        def row(self, c):
-            slow_s = 100 / c.disk_mib_s if c.disk else 0.0
-            row = super().row(c)
+    class SoldBandwidth(Cache):
+        def row(self, config):
+            slow_s = 100 / config.disk_mib_s if config.disk else 0.0
+            row = super().row(config)
             return {**row, "mean_ttft_s": row["mean_ttft_s"] + slow_s}
 
-        def cost(self, c):
-            return super().cost(c) + 0.002 * c.disk_mib_s
+        def cost(self, config):
+            return super().cost(config) + 0.002 * config.disk_mib_s
 
     space = replace(SPACE, disks=("slow",), bandwidths_mib_s={"slow": (125.0, 1000.0)}, choices={})
-    outcome = share_of_grid(Sold(working_set=2000.0), space, space)[2]
+    outcome = share_of_grid(SoldBandwidth(working_set_gib=2000.0), space, space).outcome
     front = [list(outcome.rows)[i] for i in OBJECTIVES.front(list(outcome.rows.values()))]
-    assert {c.disk_mib_s for c in front if c.disk} - {125.0, 1000.0}
+    assert {config.disk_mib_s for config in front if config.disk} - {125.0, 1000.0}
 
 
 def test_useful_group_ttls_are_found_and_useless_ones_dropped_early():
-    useful = share_of_grid(Cache(2000.0, group_gain=0.5))[2]
+    useful = share_of_grid(Cache(2000.0, group_gain=0.5)).outcome
     front = OBJECTIVES.front(list(useful.rows.values()))
     assert any(list(useful.rows)[i].ttl == "group" for i in front)
-    useless = share_of_grid(Cache(2000.0, group_gain=0.0))[2]
+    useless = share_of_grid(Cache(2000.0, group_gain=0.0)).outcome
     # Tried on points of the front and two corners of each class, and left.
-    group_rows = sum(c.ttl == "group" for c in useless.rows)
+    group_rows = sum(config.ttl == "group" for config in useless.rows)
     assert 0 < group_rows <= PROBES + 2 * 2
-    assert sum(c.ttl == "group" for c in useful.rows) > group_rows
+    assert sum(config.ttl == "group" for config in useful.rows) > group_rows
 
 
 def test_dram_is_not_expanded_after_a_step_without_gain():
     # The working set is far smaller than the middle of the axis.
-    outcome = share_of_grid(Cache(working_set=2.0, hot=1.0))[2]
+    outcome = share_of_grid(Cache(working_set_gib=2.0, hot_gib=1.0)).outcome
     assert outcome.stages.get("expansion", 0) == 0
-    expanded = share_of_grid(Cache(working_set=2000.0))[2]
-    assert max(c.dram_gib for c in expanded.rows) == SPACE.dram_gib[-1]
+    expanded = share_of_grid(Cache(working_set_gib=2000.0)).outcome
+    assert max(config.dram_gib for config in expanded.rows) == SPACE.dram_gib[-1]
 
 
 def test_a_step_at_the_end_of_dram_is_found():
     class Cliff(Cache):
-        def row(self, c):
-            fits = c.dram_gib >= SPACE.dram_gib[-2]
-            return {**super().row(c), "mean_ttft_s": 0.1 if fits else 2.0}
+        def row(self, config):
+            fits = config.dram_gib >= SPACE.dram_gib[-2]
+            return {**super().row(config), "mean_ttft_s": 0.1 if fits else 2.0}
 
-    _, _, outcome = share_of_grid(Cliff(working_set=1e9))
+    _, _, outcome = share_of_grid(Cliff(working_set_gib=1e9))
     assert min(row["mean_ttft_s"] for row in outcome.rows.values()) == 0.1
     at_cliff = [c for c in outcome.rows if c.dram_gib == SPACE.dram_gib[-2] and c.disk is None]
     assert at_cliff
@@ -165,11 +173,11 @@ def test_the_limit_of_evaluations_is_kept_and_reported():
     assert len(outcome.rows) == 20
     assert outcome.out_of_budget
     assert outcome.remaining_gain > SearchOptions().tolerance
-    assert not share_of_grid(Cache(group_gain=0.0))[2].out_of_budget
+    assert not share_of_grid(Cache(group_gain=0.0)).outcome.out_of_budget
 
 
 def test_equal_searches_evaluate_the_same_in_the_same_order():
-    first, second = (share_of_grid(Cache())[2] for _ in range(2))
+    first, second = (share_of_grid(Cache()).outcome for _ in range(2))
     assert list(first.rows) == list(second.rows)
 
 
@@ -183,7 +191,7 @@ def test_a_space_without_disks_is_a_line():
     space = Space(halved_sizes(1024, 9), (0.0,), ())
     volume, _, outcome = share_of_grid(Cache(), space, space.finer(64, 1))
     assert volume > 0.98
-    assert all(c.disk is None for c in outcome.rows)
+    assert all(config.disk is None for config in outcome.rows)
 
 
 def test_negligible_differences_add_no_volume():

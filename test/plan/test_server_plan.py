@@ -24,26 +24,26 @@ from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, Group, TTLTable
 PROFILE = load_profile("llama-3.1-8b-a100")
 
 
-def plan_inputs(ids=TRACE_HASH):
+def plan_inputs(id_hash=TRACE_HASH):
     """Two kinds of prompts: one repeats within seconds, the other after minutes."""
-    draw, requests = random.Random(0), []
+    rng, requests = random.Random(0), []
     for number in range(600):
         root = 1 + number % 2
-        path = (root * 10**6, root * 10**6 + 1 + draw.randrange(4 if root == 1 else 40))
+        path = (root * 10**6, root * 10**6 + 1 + rng.randrange(4 if root == 1 else 40))
         requests.append(TraceRequest(number * 1.0, 128, 4, path, 64, category=f"k{root}"))
     prices = load_prices("aws-us-east-1")
-    return PlanInputs(CompactTrace(requests), Engine(PROFILE, 4096), prices, {}, ids)
+    return PlanInputs(CompactTrace(requests), Engine(PROFILE, 4096), prices, {}, id_hash)
 
 
 WITH_DISK = Configuration(instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, policy="wa")
 
 
-def row(configuration):
+def row_of(configuration):
     return PlanRow(configuration, {})
 
 
 def plan_of(configuration, inputs=None, **notes):
-    return server_plan(row(configuration), inputs or plan_inputs(), notes, "/kv")
+    return server_plan(row_of(configuration), inputs or plan_inputs(), notes, "/kv")
 
 
 def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
@@ -52,8 +52,8 @@ def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
     assert read_config(tmp_path / "plan.yaml") == config
     assert "# instances: 2\n" in (tmp_path / "plan.yaml").read_text()
     assert config["canopy-host-gb"] == round(1.5 * GIB) / 1e9
-    extra = config["hicache-storage-backend-extra-config"]
-    assert (extra["capacity_bytes"], extra["path"]) == (2 * 2**30, "/kv")
+    disk_config = config["hicache-storage-backend-extra-config"]
+    assert (disk_config["capacity_bytes"], disk_config["path"]) == (2 * 2**30, "/kv")
     for flag in ("radix-eviction", "canopy-host-eviction", "canopy-disk-eviction"):
         assert config[flag] == "wa"
     assert TTLTable.from_json(config["canopy-ttl"]).residual_ttl_s == 600
@@ -64,7 +64,7 @@ def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
     pytest.importorskip("sglang")
     from sglang_canopy.doctor import command_line
 
-    inputs = with_groups(SERVER_HASH)
+    inputs = group_inputs(SERVER_HASH)
     inputs.policy_configs = {"wa": {"min_samples": 9}}
     config, notes = plan_of(replace(WITH_DISK, ttl="group", disk_gib=8.0), inputs)
     path = tmp_path / "plan.yaml"
@@ -83,18 +83,19 @@ def test_without_a_disk_no_disk_is_mentioned():
     config, _ = plan_of(Configuration(dram_gib=1.0))
     assert config["enable-hierarchical-cache"]
     assert not [name for name in config if "storage" in name or "disk" in name or "ttl" in name]
-    bare, _ = plan_of(Configuration())
-    assert not [name for name in bare if "hicache" in name or "hier" in name or "host" in name]
+    plain, _ = plan_of(Configuration())
+    assert not [name for name in plain if "hicache" in name or "hier" in name or "host" in name]
 
 
 def test_every_setting_that_was_simulated_is_in_the_file():
-    c = replace(WITH_DISK, page_size=64, prefetch_policy="wait_complete", write_policy="write_back")
+    policies = {"prefetch_policy": "wait_complete", "write_policy": "write_back"}
+    planned = replace(WITH_DISK, page_size=64, **policies)
     inputs = plan_inputs()
     config = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
     inputs.engine = replace(inputs.engine, settings=config)
-    config = ServerSettings.from_flags(plan_of(c, inputs)[0])
+    config = ServerSettings.from_flags(plan_of(planned, inputs)[0])
     assert config.fill_from(SGLANG_DEFAULTS) == config, "nothing is left to a default"
-    simulated = system_of(c, inputs.engine, inputs.prices, {})
+    simulated = system_of(planned, inputs.engine, inputs.prices, {})
     assert (config.page_size, config.hicache_storage_prefetch_policy) == (64, "wait_complete")
     assert config.hicache_write_policy == simulated.write_policy == "write_back"
     assert config.max_running_requests == simulated.max_running == 32
@@ -124,18 +125,17 @@ def test_instances_get_equal_parts_of_a_shared_store():
     assert "canopy-disk-eviction" not in config
 
 
-def with_groups(ids):
-    """Return a table whose groups do not depend on a window's confidence."""
-    inputs = plan_inputs(ids)
+def group_inputs(id_hash):
+    """Return inputs with a table whose groups do not depend on a window's confidence."""
+    inputs = plan_inputs(id_hash)
     # Two disks of 8 GiB: what their TTLs may use together.
-    inputs._tables[16.0, 1.0] = TTLTable(
-        (Group(17, 60.0), Group(99, 5.0)), 300.0, 64, ids, {"k1": 45.0}
-    )
+    groups = (Group(17, 60.0), Group(99, 5.0))
+    inputs._tables[16.0, 1.0] = TTLTable(groups, 300.0, 64, id_hash, {"k1": 45.0})
     return inputs
 
 
 def test_groups_of_another_trace_are_omitted_with_a_note():
-    config, notes = plan_of(replace(WITH_DISK, ttl="group", disk_gib=8.0), with_groups(TRACE_HASH))
+    config, notes = plan_of(replace(WITH_DISK, ttl="group", disk_gib=8.0), group_inputs(TRACE_HASH))
     # Categories carry over from any trace.
     assert TTLTable.from_json(config["canopy-ttl"]) == TTLTable((), 300.0, categories={"k1": 45.0})
     assert "2 groups of this trace left out" in notes["group_ttls"]
@@ -152,7 +152,7 @@ def test_auto_is_planned_as_it_is_served():
     inputs = plan_inputs()
     inputs.engine = replace(inputs.engine, auto=True)
     configuration = Configuration(policy="wa")
-    plan, _ = server_plan(row(configuration), inputs, {})
+    plan, _ = server_plan(row_of(configuration), inputs, {})
     assert plan["radix-eviction"] == "auto"
     assert plan["schedule-policy"] == "fcfs"  # so that auto orders the queue
     simulated = system_of(configuration, inputs.engine, inputs.prices, {})

@@ -13,25 +13,25 @@ from canopy_lab.plan.sizes import halved_sizes, middle_size, round_size
 from canopy_lab.plan.space import Configuration, Space
 
 
-def space(**fields):
+def space_with(**fields):
     defaults = {"dram_gib": (0.0, 1.0, 2.0), "disk_gib": (0.0, 4.0), "disks": ("a", "b")}
     return Space(**{**defaults, **fields})
 
 
 def test_the_grid_has_every_configuration_once():
-    grid = space(choices={"ttl": (None, 600.0)}).grid()
+    grid = space_with(choices={"ttl": (None, 600.0)}).grid()
     assert len(grid) == len(set(grid))
     # 3 sizes of DRAM without a disk; 2 of DRAM x 2 classes x 1 size x 2 TTLs with one.
     assert len(grid) == 3 + 2 * 2 * 2
 
 
 def test_the_count_equals_the_grids_length():
-    large = space(
+    large = space_with(
         instances=(1, 4), choices={"ttl": (None, 600.0), "page_size": (1, 64), "write_policy": ("write_through", "write_back")},
         bandwidths_mib_s={"a": (125.0, 1000.0)},
     )  # fmt: skip
-    for decision_space in (space(), large, space(disks=(), disk_gib=(0.0,)), large.finer(5, 3)):
-        assert decision_space.count() == len(decision_space.grid())
+    for tested in (space_with(), large, space_with(disks=(), disk_gib=(0.0,)), large.finer(5, 3)):
+        assert tested.count() == len(tested.grid())
 
 
 def test_options_of_an_absent_tier_make_no_difference():
@@ -41,35 +41,35 @@ def test_options_of_an_absent_tier_make_no_difference():
 
 
 def test_alternatives_differ_in_one_choice():
-    s = space(instances=(1, 4), choices={"ttl": (None, "group"), "page_size": (1, 64)})
+    tested = space_with(instances=(1, 4), choices={"ttl": (None, "group"), "page_size": (1, 64)})
     configuration = Configuration(dram_gib=1, disk="a", disk_gib=4)
-    alternatives = s.alternatives(configuration)
+    alternatives = tested.alternatives(configuration)
     assert replace(configuration, disk="b") in alternatives
     assert replace(configuration, ttl="group") in alternatives
     assert replace(configuration, instances=4) in alternatives
     assert replace(configuration, page_size=64) in alternatives
     assert len(alternatives) == 4
-    from_no_disk = s.alternatives(Configuration(dram_gib=1))
+    from_no_disk = tested.alternatives(Configuration(dram_gib=1))
     assert Configuration(dram_gib=1, disk="b", disk_gib=4) in from_no_disk
 
 
 def test_a_tier_that_is_added_gets_the_ttl_of_the_space():
-    s = space(policy="wa", choices={"ttl": (600.0,)})
-    grid = set(s.grid())
+    tested = space_with(policy="wa", choices={"ttl": (600.0,)})
+    grid = set(tested.grid())
     for configuration in grid:
-        assert set(s.alternatives(configuration)) <= grid
+        assert set(tested.alternatives(configuration)) <= grid
 
 
 def test_bandwidth_that_is_sold_separately_is_in_the_grid():
-    grid = space(bandwidths_mib_s={"a": (125.0, 1000.0)}).grid()
+    grid = space_with(bandwidths_mib_s={"a": (125.0, 1000.0)}).grid()
     assert {c.disk_mib_s for c in grid if c.disk == "a"} == {125.0, 1000.0}
     assert {c.disk_mib_s for c in grid if c.disk != "a"} == {0.0}
 
 
 def test_a_finer_grid_has_equal_steps_around_the_first_sizes():
-    fine = space().finer(4, 1)
+    fine = space_with().finer(4, 1)
     assert fine.dram_gib == (0, 0.5, 1, 1.5, 2)
-    assert set(space().grid()) <= set(fine.grid())
+    assert set(space_with().grid()) <= set(fine.grid())
 
 
 def test_sizes_reach_the_largest_and_none_is_below_the_least():

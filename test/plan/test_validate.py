@@ -32,35 +32,35 @@ START = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
 
 def prompts(count=150):
     """(seconds, tokens): conversations that grow, faster than the server computes."""
-    draw = np.random.default_rng(0)
-    seconds, history = 0.0, {}
+    rng = np.random.default_rng(0)
+    time_s, history = 0.0, {}
     for _ in range(count):
-        seconds += float(draw.exponential(0.12))
-        number = int(draw.integers(12))
-        history[number] = [*history.get(number, [])[:3000], *draw.integers(0, 30_000, 400).tolist()]
-        yield seconds, list(history[number])
+        time_s += float(rng.exponential(0.12))
+        number = int(rng.integers(12))
+        history[number] = [*history.get(number, [])[:3000], *rng.integers(0, 30_000, 400).tolist()]
+        yield time_s, list(history[number])
 
 
-def line(kind, seconds, body):
-    time = (START + datetime.timedelta(seconds=seconds)).isoformat()
-    return json.dumps({"timestamp": time, "event": f"request.{kind}", **body}) + "\n"
+def log_line(event, time_s, body):
+    time = (START + datetime.timedelta(seconds=time_s)).isoformat()
+    return json.dumps({"timestamp": time, "event": f"request.{event}", **body}) + "\n"
 
 
-def log_of(path, prompts_sent, result=None):
+def write_log(path, prompts_sent, result=None):
     """Write SGLang's log; without a result, requests are answered at once."""
     events = []
-    for number, (seconds, ids) in enumerate(prompts_sent):
+    for number, (time_s, ids) in enumerate(prompts_sent):
         obj = {"input_ids": ids, "sampling_params": {}}
-        events.append((seconds, line("received", seconds, {"rid": str(number), "obj": obj})))
+        events.append((time_s, log_line("received", time_s, {"rid": str(number), "obj": obj})))
         ttft, e2e = (0.1, 0.2) if result is None else (result.ttft_s[number], result.e2e_s[number])
         meta = {
             "completion_tokens": 16, "finish_reason": {"type": "stop"}, "e2e_latency": e2e,
             "cached_tokens": 0 if result is None else int(result.cached_tokens[number]),
-            "request_received_ts": 1000.0 + seconds,
-            "prefill_finished_time": 1000.0 + seconds + ttft, "first_token_latency": e2e,
+            "request_received_ts": 1000.0 + time_s,
+            "prefill_finished_time": 1000.0 + time_s + ttft, "first_token_latency": e2e,
         }  # fmt: skip
         body = {"rid": str(number), "obj": obj, "out": {"meta_info": meta}}
-        events.append((seconds + e2e, line("finished", seconds + e2e, body)))
+        events.append((time_s + e2e, log_line("finished", time_s + e2e, body)))
     path.write_text("".join(text for _, text in sorted(events, key=lambda e: e[0])))
     return path
 
@@ -69,11 +69,11 @@ def log_of(path, prompts_sent, result=None):
 def server_log(tmp_path):
     """The log of a server whose steps take 1.5 times the profile's."""
     prompts_sent = list(prompts())
-    draft = log_of(tmp_path / "draft.log", prompts_sent)
+    draft = write_log(tmp_path / "draft.log", prompts_sent)
     trace = CompactTrace(read_as_server(draft, block_tokens=64))
     config = system_of_plan(PLAN, PROFILE)
     simulated = simulate_system(Workload(trace, logged_times=True), config, rescale(PROFILE, 1.5))
-    return log_of(tmp_path / "server.log", prompts_sent, simulated)
+    return write_log(tmp_path / "server.log", prompts_sent, simulated)
 
 
 def read_trace_and_times(log):
@@ -117,15 +117,16 @@ def test_the_command_prints_and_writes_the_errors(server_log, tmp_path, capsys):
 
 def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
     """All conversations, a flush, and their last prompts again: none is cached."""
-    first = list(prompts(60))
-    repeated = [(first[-1][0] + 5 + 0.2 * i, ids) for i, (_, ids) in enumerate(first[-40:])]
+    first_prompts = list(prompts(60))
+    end_s, _ = first_prompts[-1]
+    repeated = [(end_s + 5 + 0.2 * i, ids) for i, (_, ids) in enumerate(first_prompts[-40:])]
     config = system_of_plan(PLAN, PROFILE)
     parts = []
-    for name, part in (("before", first), ("after", repeated)):
-        draft = log_of(tmp_path / name, part)
+    for name, part in (("before", first_prompts), ("after", repeated)):
+        draft = write_log(tmp_path / name, part)
         trace = CompactTrace(read_as_server(draft, block_tokens=64))
         simulated = simulate_system(Workload(trace, logged_times=True), config, PROFILE)
-        parts.append(log_of(tmp_path / name, part, simulated).read_text().replace('"rid": "', f'"rid": "{name}'))  # fmt: skip
+        parts.append(write_log(tmp_path / name, part, simulated).read_text().replace('"rid": "', f'"rid": "{name}'))  # fmt: skip
     log = tmp_path / "server.log"
     flush = "[2026-11-22 00:00:20] Cache flushed successfully!\n"
     log.write_text(flush.join(parts))
@@ -143,7 +144,7 @@ def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
 def test_a_prompt_about_a_flush_is_no_flush(tmp_path):
     log = tmp_path / "server.log"
     body = {"rid": "1", "obj": {"text": "Cache flushed successfully!"}}
-    log.write_text(line("received", 1.0, body))
+    log.write_text(log_line("received", 1.0, body))
     assert last_flush(log) == 0
     log.write_text("INFO\n[2026-11-22 00:00:20 TP0] Cache flushed successfully!\nINFO\n")
     assert last_flush(log) == 2
@@ -152,7 +153,7 @@ def test_a_prompt_about_a_flush_is_no_flush(tmp_path):
 def test_a_start_empties_the_cache_as_a_flush_does(tmp_path):
     log = tmp_path / "server.log"
     start = "[2026-11-22 00:00:20] server_args=ServerArgs(model_path='m')\n"
-    log.write_text(start + line("received", 1.0, {"rid": "1", "obj": {}}) + start + "INFO\n")
+    log.write_text(start + log_line("received", 1.0, {"rid": "1", "obj": {}}) + start + "INFO\n")
     assert last_flush(log) == 3
 
 
@@ -170,7 +171,7 @@ def test_the_pool_of_the_log_is_the_servers(server_log, tmp_path, capsys):
 def test_the_error_of_a_log_without_times_names_the_flag(tmp_path, capsys):
     log = tmp_path / "server.log"
     body = {"rid": "1", "obj": {"input_ids": [1]}, "out": {"meta_info": {"completion_tokens": 1}}}
-    log.write_text(line("finished", 1.0, body))
+    log.write_text(log_line("finished", 1.0, body))
     with pytest.raises(CanopyError, match=r"start the server with .*--enable-metrics"):
         read_served(log)
 
@@ -178,8 +179,8 @@ def test_the_error_of_a_log_without_times_names_the_flag(tmp_path, capsys):
 def test_a_plan_without_a_pool_size_is_refused():
     with pytest.raises(CanopyError, match="give --device-tokens"):
         system_of_plan({"canopy-host-gb": 1.0}, PROFILE)
-    extra = {"capacity_bytes": 1 << 30}
-    plan = {"canopy-host-gb": 1.0, "hicache-storage-backend-extra-config": extra}
+    disk_config = {"capacity_bytes": 1 << 30}
+    plan = {"canopy-host-gb": 1.0, "hicache-storage-backend-extra-config": disk_config}
     with pytest.raises(CanopyError, match="give --disk-mib-per-s"):
         system_of_plan(plan, PROFILE, device_tokens=1000)
 
@@ -187,22 +188,22 @@ def test_a_plan_without_a_pool_size_is_refused():
 def sequential_client(count=40, answer_s=0.03):
     """Return (seconds, tokens) of a client that waits for each answer and mostly repeats its prompts, and
     the hits of an endless cache."""
-    draw = np.random.default_rng(1)
-    prompts_sent, cached, earlier = [], [], set()
+    rng = np.random.default_rng(1)
+    prompts_sent, hit_tokens, seen_conversations = [], [], set()
     for i in range(count):
-        conversation = int(draw.integers(6))
+        conversation = int(rng.integers(6))
         prompts_sent.append((i * 1.5 * answer_s, [7000 + 10 * conversation, *range(8000, 8192)]))
-        cached.append(192 if conversation in earlier else 0)
-        earlier.add(conversation)
-    return prompts_sent, np.array(cached), np.full(count, answer_s)
+        hit_tokens.append(192 if conversation in seen_conversations else 0)
+        seen_conversations.add(conversation)
+    return prompts_sent, np.array(hit_tokens), np.full(count, answer_s)
 
 
 def test_hits_are_right_under_a_slow_profile(tmp_path):
     """Guards against a simulation in which a repeated question arrives during the first answer, because the
     profile is slower than the server: the client waited for each answer."""
-    prompts_sent, cached, answer_s = sequential_client()
-    result = SimpleNamespace(ttft_s=answer_s / 2, e2e_s=answer_s, cached_tokens=cached)
-    trace, times = read_trace_and_times(log_of(tmp_path / "server.log", prompts_sent, result))
+    prompts_sent, hit_tokens, answer_s = sequential_client()
+    result = SimpleNamespace(ttft_s=answer_s / 2, e2e_s=answer_s, cached_tokens=hit_tokens)
+    trace, times = read_trace_and_times(write_log(tmp_path / "server.log", prompts_sent, result))
     slow = rescale(PROFILE, 20.0)
     validation = validate(trace, times, system_of_plan(PLAN, slow), slow)
     assert validation.error("mean_ttft_s") > 1
@@ -210,13 +211,13 @@ def test_hits_are_right_under_a_slow_profile(tmp_path):
 
 
 def log_at_hours(*hours):
-    return [TraceRequest(h * 3600, 10, 1, (1,), 16, line=i) for i, h in enumerate(hours)]
+    return [TraceRequest(hour * 3600, 10, 1, (1,), 16, line=i) for i, hour in enumerate(hours)]
 
 
 def test_the_last_hours_end_at_the_last_request():
-    chosen = last_hours(log_at_hours(0, 5, 8.5, 9, 10), 2)
-    assert [r.line for r in chosen] == [2, 3, 4]
-    assert [r.time_s for r in chosen] == [0, 1800, 5400]
+    last_requests = last_hours(log_at_hours(0, 5, 8.5, 9, 10), 2)
+    assert [r.line for r in last_requests] == [2, 3, 4]
+    assert [r.time_s for r in last_requests] == [0, 1800, 5400]
 
 
 def test_a_log_without_requests_is_refused_with_the_reason():

@@ -36,24 +36,24 @@ def plan_inputs(trace, *classes, **engine):
     return PlanInputs(CompactTrace(trace), Engine(PROFILE, 40 * BLOCK_TOKENS, **engine), prices)
 
 
-def prompt(number, time_s, blocks=16, category="default", first=0):
-    ids = tuple(1000 * (first or number) + b for b in range(blocks))
+def prompt(number, time_s, blocks=16, category="default", first_id=0):
+    ids = tuple(1000 * (first_id or number) + b for b in range(blocks))
     return TraceRequest(time_s, blocks * BLOCK_TOKENS, 4, ids, BLOCK_TOKENS, category=category)
 
 
 def test_settings_are_sglangs_defaults_unless_planned():
     inputs = plan_inputs([prompt(1, 0.0)], disk_class())
-    c = Configuration(dram_gib=1.0, disk="d", disk_gib=4.0)
-    config = system_of(c, inputs.engine, inputs.prices, {})
+    chosen = Configuration(dram_gib=1.0, disk="d", disk_gib=4.0)
+    config = system_of(chosen, inputs.engine, inputs.prices, {})
     assert (config.prefetch_policy, config.page_tokens) == ("timeout", 1)
     assert (config.max_running, config.max_prefill_tokens) == (2048, 16384)
     engine = replace(inputs.engine, settings=ServerSettings(prefetch_threshold=16))
-    planned = replace(c, page_size=64, prefetch_policy="wait_complete", schedule_policy="lpm")
-    config = system_of(planned, engine, inputs.prices, {})
+    changed = replace(chosen, page_size=64, prefetch_policy="wait_complete", schedule_policy="lpm")
+    config = system_of(changed, engine, inputs.prices, {})
     assert (config.prefetch_policy, config.page_tokens) == ("wait_complete", 64)
     assert (config.prefetch_threshold_tokens, config.schedule_policy) == (64, "lpm")
     with pytest.raises(CanopyError, match="must be a multiple of page_size 48"):
-        system_of(replace(c, page_size=48), engine, inputs.prices, {})
+        system_of(replace(chosen, page_size=48), engine, inputs.prices, {})
 
 
 def test_a_prefetch_policy_changes_a_plans_disk_hits():
@@ -75,28 +75,27 @@ def test_instances_share_no_disk_unless_it_is_sold_as_one():
     requests = [prompt(i // 2, 8.0 * i, blocks=32) for i in range(16)]
     separate, shared = disk_class(), disk_class(name="s", shared=True)
     inputs = plan_inputs(requests, separate, shared, routing="round-robin")
-    c = Configuration(
-        2, 48 * BLOCK_BYTES / GIB, "d", 600 * BLOCK_BYTES / GIB, prefetch_policy="wait_complete"
-    )
+    dram_gib, disk_gib = 48 * BLOCK_BYTES / GIB, 600 * BLOCK_BYTES / GIB
+    chosen = Configuration(2, dram_gib, "d", disk_gib, prefetch_policy="wait_complete")
     with Evaluator(inputs) as evaluate:
-        alone, together = evaluate([c, replace(c, disk="s")])
-    assert alone["token_hit_ratio_by_tier"]["disk"] == 0
-    assert together["token_hit_ratio_by_tier"]["disk"] > 0.1
-    hour = separate.price_per_hour(c.disk_gib)
-    assert alone["cost_per_hour"] - together["cost_per_hour"] == pytest.approx(hour)
+        separate_row, shared_row = evaluate([chosen, replace(chosen, disk="s")])
+    assert separate_row["token_hit_ratio_by_tier"]["disk"] == 0
+    assert shared_row["token_hit_ratio_by_tier"]["disk"] > 0.1
+    disk_price = separate.price_per_hour(chosen.disk_gib)
+    assert separate_row["cost_per_hour"] - shared_row["cost_per_hour"] == pytest.approx(disk_price)
 
 
 def test_billing_by_use_counts_stored_and_transferred_bytes():
     by_use = disk_class(billing="used", read_per_gib=1.0, write_per_gib=2.0)
     prices = replace(load_prices("local-nvme"), disks={"d": by_use})
-    c = Configuration(1, 1.0, "d", 100.0)
+    chosen = Configuration(1, 1.0, "d", 100.0)
     metrics = {
         "mean_bytes_by_tier": {"disk": 10 * GIB}, "disk_read_bytes": 3 * GIB,
         "disk_written_bytes": 5 * GIB, "makespan_s": 7200.0,
     }  # fmt: skip
-    without = row_of(Configuration(1, 1.0), metrics, prices)["cost"]
-    stored_cost = 2 * 10 * 0.1 / 730
-    assert row_of(c, metrics, prices)["cost"] - without == pytest.approx(stored_cost + 3 + 10)
+    base_cost = row_of(Configuration(1, 1.0), metrics, prices)["cost"]
+    stored_usd = 2 * 10 * 0.1 / 730
+    assert row_of(chosen, metrics, prices)["cost"] - base_cost == pytest.approx(stored_usd + 3 + 10)
 
 
 def test_a_categorys_ttl_expires_its_pages():
@@ -112,9 +111,8 @@ def test_a_categorys_ttl_expires_its_pages():
     hits = {}
     for name, ttl in (("none", None), ("k0 short", table)):
         disk = TierSpec(600 * BLOCK_BYTES, 5e9, 5e9, ttl=ttl)
-        config = SystemConfig(
-            device_tokens=12 * BLOCK_TOKENS, host=host, disk=disk, prefetch_policy="wait_complete"
-        )
+        tiers = {"host": host, "disk": disk, "prefetch_policy": "wait_complete"}
+        config = SystemConfig(device_tokens=12 * BLOCK_TOKENS, **tiers)
         cached = simulate_system(requests, config, PROFILE).cached_tokens
         hits[name] = [cached[k::4].sum() for k in range(4)]
     assert hits["none"][0] > 0
@@ -130,10 +128,10 @@ def test_group_ttls_are_learnt_from_the_whole_trace():
 def test_a_row_has_the_outcome_of_its_group_ttls():
     requests = [prompt(i % 40, 2.0 * i, 4) for i in range(400)]
     inputs = plan_inputs(requests, disk_class())
-    c = Configuration(1, 8 * BLOCK_BYTES / GIB, "d", 1000 * BLOCK_BYTES / GIB, ttl="group")
+    chosen = Configuration(1, 8 * BLOCK_BYTES / GIB, "d", 1000 * BLOCK_BYTES / GIB, ttl="group")
     with Evaluator(inputs) as evaluate:
-        (row,) = evaluate([c])
-    table = inputs.table_of(c)
+        (row,) = evaluate([chosen])
+    table = inputs.table_of(chosen)
     assert row["ttl_table"]["groups"] == len(table.groups)
 
     def with_table(**changed):
@@ -148,9 +146,9 @@ def test_a_row_has_the_outcome_of_its_group_ttls():
 def test_a_disk_billed_by_use_with_group_ttls_has_capacity_for_peaks():
     by_use = disk_class(billing="used")
     inputs = plan_inputs([prompt(1, 0.0)], by_use, disk_class(name="fixed"))
-    c = Configuration(1, 1.0, "d", 10.0, ttl="group")
+    chosen = Configuration(1, 1.0, "d", 10.0, ttl="group")
     table = TTLTable()
-    assert system_of(c, inputs.engine, inputs.prices, {}, table).disk.capacity_bytes > 10 * GIB
-    for without_peaks in (replace(c, disk="fixed"), replace(c, ttl=60.0)):
+    assert system_of(chosen, inputs.engine, inputs.prices, {}, table).disk.capacity_bytes > 10 * GIB
+    for without_peaks in (replace(chosen, disk="fixed"), replace(chosen, ttl=60.0)):
         config = system_of(without_peaks, inputs.engine, inputs.prices, {}, table)
         assert config.disk.capacity_bytes == 10 * GIB

@@ -1,3 +1,5 @@
+"""Canopy's TLRU: which tokens are free, its targets, and its learnt prompt growth."""
+
 import pytest
 
 from sglang_canopy.policy.block_tree import RadixTree
@@ -6,11 +8,10 @@ from sglang_canopy.records import Leaf, Request
 from support.tree_recount import recount
 
 
-def serve(tree, path, time, output=0, **fields):
+def serve(tree, path, time, output_tokens=0, **fields):
     """Serve one request of one-token blocks; returns its uncached tokens."""
-    request = Request(
-        time=time, path=tuple(path), prompt_tokens=len(path), output_tokens=output, **fields
-    )
+    tokens = {"prompt_tokens": len(path), "output_tokens": output_tokens}
+    request = Request(time=time, path=tuple(path), **tokens, **fields)
     return len(path) - tree.access(request)
 
 
@@ -20,7 +21,7 @@ def conversation(name, length):
 
 def worst_next_turn(name, options):
     """Figure 1 of arXiv 2510.15152: A and B of 100 blocks each, whose next turns add 100."""
-    waits = []
+    uncached_tokens = []
     for returning in (1, 2):
         policy = make_policy(name, options)
         tree = RadixTree(policy, 100, 1)
@@ -33,15 +34,15 @@ def worst_next_turn(name, options):
                 policy.drop(leaf)
         serve(tree, conversation(1, 100), 2.0)
         serve(tree, conversation(2, 100), 3.0)
-        waits.append(serve(tree, conversation(returning, 200), 4.0))
+        uncached_tokens.append(serve(tree, conversation(returning, 200), 4.0))
         recount(tree)
-    return max(waits)
+    return max(uncached_tokens)
 
 
 def test_figure_1_of_the_paper_worst_case_150_instead_of_200():
     assert worst_next_turn("lru", {}) == 200
-    tail = {"threshold_tokens": 150, "caching": "optional"}
-    assert worst_next_turn("canopy-tlru", tail) == 150
+    options = {"threshold_tokens": 150, "caching": "optional"}
+    assert worst_next_turn("canopy-tlru", options) == 150
 
 
 def test_forced_caching_cannot_reach_the_bound():
@@ -49,15 +50,15 @@ def test_forced_caching_cannot_reach_the_bound():
 
 
 def test_figure_1_with_eviction_after_the_request_as_in_algorithm_1():
-    waits = []
+    uncached_tokens = []
     for returning in (1, 2):
         options = {"threshold_tokens": 150, "next_prompt_tokens": 100}
         tree = RadixTree(make_policy("canopy-tlru", options), 100, 1, optional_caching=True)
         serve(tree, conversation(1, 100), 2.0)
         serve(tree, conversation(2, 100), 3.0)
-        waits.append(serve(tree, conversation(returning, 200), 4.0))
+        uncached_tokens.append(serve(tree, conversation(returning, 200), 4.0))
         recount(tree)
-    assert waits == [150, 150]
+    assert uncached_tokens == [150, 150]
 
 
 def leaf_of(policy, history, length, offset=0, time=0.0):
@@ -128,11 +129,11 @@ def test_plans_for_the_growth_of_the_leafs_own_category():
     policy = make_policy("canopy-tlru", {"threshold_tokens": 50})
     tree = RadixTree(policy, 100_000, 1)
     for n in range(1, 41):
-        kind, adds = ("long", 90) if n % 2 else ("short", 10)
-        serve(tree, conversation(n, 100), 10.0 * n, category=kind)
-        serve(tree, conversation(n, 100 + adds), 10.0 * n + 1, category=kind)
+        category, added_tokens = ("long", 90) if n % 2 else ("short", 10)
+        serve(tree, conversation(n, 100), 10.0 * n, category=category)
+        serve(tree, conversation(n, 100 + added_tokens), 10.0 * n + 1, category=category)
     policy.model.fit(500.0)
-    long, short = (f"{kind}|-|turn1|out<64" for kind in ("long", "short"))
+    long, short = (f"{category}|-|turn1|out<64" for category in ("long", "short"))
     assert policy.next_tokens(long) == 90
     assert policy.next_tokens(short) == 10
 

@@ -9,22 +9,26 @@ from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, age_bin
 
 
-def make_category(label, rank):
+def ranks_of(first_ranks):
+    """Return the ranks of all age bins; 0 after ``first_ranks``."""
+    return [float(rank) for rank in first_ranks] + [0.0] * (BINS - len(first_ranks))
+
+
+def make_category(label, first_ranks):
     category = Category(label, None)
-    category.rank = [float(r) for r in rank] + [0.0] * (BINS - len(rank))
+    category.rank = ranks_of(first_ranks)
     return category
 
 
-def scan_ends(live, now):
+def scan_ends(admitted, now):
     """Return (rank, last access, -offset, number, leaf) of both ends of each category's queue."""
     ends = []
-    for category in {id(c): c for c, _ in live}.values():
-        leaves = [
-            (leaf.last_access, -leaf.offset, leaf.number, leaf) for c, leaf in live if c is category
-        ]
-        for oldest_first in (1, -1):
-            end = min(leaves, key=lambda keys: (oldest_first * keys[0], *keys[1:3]))
-            ends.append((category.rank[age_bin(now - end[0])], *end))
+    for category in {id(c): c for c, _ in admitted}.values():
+        leaves = [leaf for c, leaf in admitted if c is category]
+        for sign in (1, -1):  # the oldest, the youngest
+            end = min(leaves, key=lambda leaf: (sign * leaf.last_access, -leaf.offset, leaf.number))
+            rank = category.rank[age_bin(now - end.last_access)]
+            ends.append((rank, end.last_access, -end.offset, end.number, end))
     return ends
 
 
@@ -43,27 +47,28 @@ STEPS = st.lists(
 def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
     ranks = {"a": [3, 1, 2], "b": [1, 1, 4, 0], "c": []}
     categories = [make_category(label, rank) for label, rank in ranks.items()]
-    cells, live, now = Cells(), [], 20.0
-    for number, step in enumerate(steps):
-        if step[0] == "push":
-            leaf = Leaf(step[3], 1, number=number * 7 % 61)  # not in the order of pushes
-            leaf.last_access = float(step[2])
-            category = categories[step[1]]
+    cells, admitted, now = Cells(), [], 20.0
+    for number, (operation, value, *others) in enumerate(steps):
+        if operation == "push":
+            last_access, offset = others
+            leaf = Leaf(offset, 1, number=number * 7 % 61)  # not in the order of pushes
+            leaf.last_access = float(last_access)
+            category = categories[value]
             cells.push(category.label, leaf, lambda category=category: (category, 1.0))
-            live.append((category, leaf))
-        elif step[0] == "remove" and live:
-            cells.remove(live.pop(step[1] % len(live))[1])
-        elif step[0] == "wait":
-            now += step[1]
-        elif step[0] == "refit":
-            categories[step[1]].rank = [float(r) for r in step[2]] + [0.0] * (BINS - len(step[2]))
+            admitted.append((category, leaf))
+        elif operation == "remove" and admitted:
+            _, leaf = admitted.pop(value % len(admitted))
+            cells.remove(leaf)
+        elif operation == "wait":
+            now += value
+        elif operation == "refit":
+            categories[value].rank = ranks_of(*others)
             cells.reweigh()
         least = cells.least(now)
-        if not live:
+        if not admitted:
             assert least is None
             continue
-        ends = scan_ends(live, now)
-        assert (*least.order, least.entry[LEAF]) == min(ends, key=lambda end: end[:4])
+        assert (*least.order, least.entry[LEAF]) == min(scan_ends(admitted, now), key=lambda end: end[:4])
 
 
 def test_weights_scale_a_cell():

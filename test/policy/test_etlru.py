@@ -1,3 +1,5 @@
+"""ET-LRU: evicted tails, its floor, and its order without a target."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,12 +72,12 @@ def test_repeated_trims_end_when_the_whole_leaf_matters():
     policy = policy_with({"threshold_tokens": 1000.0}, grows_to=100)
     leaf = leaf_of(policy, history=2000, length=2000)
     for _ in range(100):
-        keep = policy.victim(0.0).keep_tokens
-        if keep == 0:
+        keep_tokens = policy.victim(0.0).keep_tokens
+        if keep_tokens == 0:
             break
-        assert keep < leaf.length
+        assert keep_tokens < leaf.length
         policy.drop(leaf)
-        leaf.length = keep
+        leaf.length = keep_tokens
         policy.admit(leaf, 0.0)
     assert 2000 - 1000 - 16 <= leaf.length <= 2000 - 1000 + 16
 
@@ -84,20 +86,20 @@ PATHS = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, ma
 
 
 @given(PATHS)
-def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
-    def cuts(name, options):
-        evicted = []
+def test_with_threshold_0_and_equal_rates_it_orders_like_lru(requests):
+    def evicted_runs(name, options):
+        cuts = []
         policy = make_policy(name, options)
         if name == "etlru":  # one category with one rate for all requests
             policy.model.categories.refine = lambda names, *_: policy.model.categories.root
             policy.model.categories.root.exponential = Exponential(0.5, 100.0, 0.01)
             policy.model.fit = lambda now: None
-        tree = RadixTree(policy, 10, 1, on_evict=evicted.append)
-        for time, (conversation, length) in enumerate(steps):
+        tree = RadixTree(policy, 10, 1, on_evict=cuts.append)
+        for time, (conversation, length) in enumerate(requests):
             path = tuple(conversation * 10 + i for i in range(length))
             tree.access(Request(time=float(time), path=path, prompt_tokens=length))
             recount(tree)
-        return [cut.blocks for cut in evicted]
+        return [cut.blocks for cut in cuts]
 
     options = {"threshold_tokens": 0.0, "model": "exponential"}
-    assert cuts("etlru", options) == cuts("lru", {})
+    assert evicted_runs("etlru", options) == evicted_runs("lru", {})

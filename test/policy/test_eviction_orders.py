@@ -6,10 +6,10 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from support.radix_cases import serve_paths
 
-SHORT = {"threshold_tokens": 25}
+SHORT_THRESHOLD = {"threshold_tokens": 25}
 
 
-def paths(text):
+def paths_of(text):
     """Return the paths in ``text``: "12 3" is (1, 2) and (3,); "A" is 10, "B" 11."""
     return [tuple(int(c, 16) for c in word) for word in text.split()]
 
@@ -31,17 +31,17 @@ def paths(text):
         ("lfu", {}, 2, "1 1 2 3 4", "2 3"),
         ("lfu", {}, 5, "12 13 14 5 5 6 7 8", "2 3 4"),
         # Short conversations first; then LRU; 1 counts as the head of 123; the output counts.
-        ("threshold-lru", SHORT, 5, "123 4 5 6", "4"),
-        ("threshold-lru", SHORT, 6, "123 456 7", "3"),
-        ("threshold-lru", SHORT, 5, "123 1 9 456 8 7", "9 3 2 8"),
-        ("threshold-lru", {**SHORT, "output_tokens": 5}, 3, "12 4 5", "4"),
+        ("threshold-lru", SHORT_THRESHOLD, 5, "123 4 5 6", "4"),
+        ("threshold-lru", SHORT_THRESHOLD, 6, "123 456 7", "3"),
+        ("threshold-lru", SHORT_THRESHOLD, 5, "123 1 9 456 8 7", "9 3 2 8"),
+        ("threshold-lru", {**SHORT_THRESHOLD, "output_tokens": 5}, 3, "12 4 5", "4"),
         ("wa", {}, 3, "1 2 3 1 4", "2"),  # without samples it is LRU
         ("wa", {}, 4, "12 9 13 5 6 7 8", "2 9 3 1"),
         ("wa", {"model": "exponential"}, 4, "12 9 13 5 6 7 8", "2 9 3 1"),
     ],
 )
 def test_evicts_in_order(policy, options, capacity, requests, evicted):
-    assert serve_paths(policy, capacity, paths(requests), **options) == paths(evicted)
+    assert serve_paths(policy, capacity, paths_of(requests), **options) == paths_of(evicted)
 
 
 @pytest.mark.parametrize(

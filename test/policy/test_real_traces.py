@@ -26,9 +26,9 @@ def agentic(data_dir):
     return list(overlay(archive, 80, 3600.0, 1))
 
 
-def run(trace, name, capacity, options=None, **more):
-    blocks = int(distinct_blocks(trace) * capacity)
-    return simulate(trace, make_policy(name, options), blocks, **more)
+def run(trace, name, capacity_share, options=None, **fields):
+    blocks = int(distinct_blocks(trace) * capacity_share)
+    return simulate(trace, make_policy(name, options), blocks, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +36,24 @@ def gain(request):
     """Points of block hit ratio that wa wins; each simulation runs once."""
 
     @cache
-    def hits(trace, name, capacity):
-        return run(request.getfixturevalue(trace), name, capacity).block_hit_ratio
+    def hit_ratio(trace, name, share):
+        return run(request.getfixturevalue(trace), name, share).block_hit_ratio
 
-    def gain(trace, capacity, baseline="lru"):
-        return 100 * (hits(trace, "wa", capacity) - hits(trace, baseline, capacity))
+    def gain(trace, share, baseline="lru"):
+        return 100 * (hit_ratio(trace, "wa", share) - hit_ratio(trace, baseline, share))
 
     return gain
 
 
 @pytest.mark.parametrize(
-    ("capacity", "points"),
+    ("capacity_share", "points"),
     [
         (0.05, 1.3),
         *(pytest.param(*pair, marks=pytest.mark.long) for pair in ((0.02, 3.0), (0.1, 0.5))),
     ],
 )
-def test_wa_against_lru_on_the_conversation_trace(gain, capacity, points):
-    assert gain("conversation", capacity) >= points
+def test_wa_against_lru_on_the_conversation_trace(gain, capacity_share, points):
+    assert gain("conversation", capacity_share) >= points
 
 
 def test_wa_against_lru_on_agents(gain):
@@ -61,26 +61,24 @@ def test_wa_against_lru_on_agents(gain):
 
 
 @pytest.mark.parametrize(
-    "capacity", [0.2, *(pytest.param(share, marks=pytest.mark.long) for share in (0.01, 0.5))]
+    "capacity_share", [0.2, *(pytest.param(share, marks=pytest.mark.long) for share in (0.01, 0.5))]
 )
-def test_wa_loses_nowhere_by_more_than_a_third_of_a_point(gain, capacity):
-    assert gain("conversation", capacity) >= -0.3
-    assert gain("synthetic", capacity) >= -0.3
+def test_wa_loses_nowhere_by_more_than_a_third_of_a_point(gain, capacity_share):
+    assert gain("conversation", capacity_share) >= -0.3
+    assert gain("synthetic", capacity_share) >= -0.3
 
 
 @pytest.mark.parametrize("baseline", ["fifo", "lfu"])
 def test_wa_is_no_worse_than_any_simple_baseline(gain, baseline):
-    for capacity in (0.05, 0.1):
-        assert gain("conversation", capacity, baseline) >= -0.5
-        assert gain("synthetic", capacity, baseline) >= -0.5
+    for capacity_share in (0.05, 0.1):
+        assert gain("conversation", capacity_share, baseline) >= -0.5
+        assert gain("synthetic", capacity_share, baseline) >= -0.5
 
 
 def test_etlru_cuts_the_tail_and_keeps_the_hits(conversation):
-    threshold = 42 * 512.0
-    lru = run(conversation, "lru", 0.1, threshold_tokens=threshold)
-    etlru = run(
-        conversation, "etlru", 0.1, {"threshold_tokens": threshold}, threshold_tokens=threshold
-    )
+    threshold = {"threshold_tokens": 42 * 512.0}
+    lru = run(conversation, "lru", 0.1, **threshold)
+    etlru = run(conversation, "etlru", 0.1, threshold, **threshold)
     assert etlru.uncached_tokens_p95 <= 0.95 * lru.uncached_tokens_p95
     assert etlru.tel_tokens <= 0.92 * lru.tel_tokens
     assert etlru.block_hit_ratio >= lru.block_hit_ratio - 0.005

@@ -17,14 +17,14 @@ OPTIONS = {
 }
 
 
-def trace() -> list[TraceRequest]:
+def make_trace() -> list[TraceRequest]:
     """Chats that grow slowly, code sessions that grow fast, and API calls that do not return."""
-    draw, requests, paths = random.Random(3), [], {}
+    rng, requests, paths = random.Random(3), [], {}
     for number in range(600):
-        chat = draw.randrange(20) if draw.random() < 0.6 else 100 + number
+        chat = rng.randrange(20) if rng.random() < 0.6 else 100 + number
         category = "api" if chat >= 100 else ("chat", "code")[chat % 2]
-        count = {"api": 3, "chat": 1, "code": 9}[category]
-        path = paths[chat] = [*paths.get(chat, ()), *(draw.randrange(10**9) for _ in range(count))]
+        blocks = {"api": 3, "chat": 1, "code": 9}[category]
+        path = paths[chat] = [*paths.get(chat, ()), *(rng.randrange(10**9) for _ in range(blocks))]
         if len(path) > 40:
             paths.pop(chat)
         requests.append(
@@ -35,7 +35,7 @@ def trace() -> list[TraceRequest]:
                 input_tokens=10 * len(path),
                 output_tokens=1,
                 category=category,
-                turn=1 + len(path) // count,
+                turn=1 + len(path) // blocks,
                 conversation=str(chat),
             )
         )
@@ -44,11 +44,11 @@ def trace() -> list[TraceRequest]:
 
 @pytest.mark.parametrize("name", policy_names())
 def test_shuffled_labels_change_only_policies_that_read_them(name: str) -> None:
-    def uncached(placebo_seed: int | None) -> list[int]:
+    def uncached_tokens(placebo_seed: int | None) -> list[int]:
         policy = make_policy(name, OPTIONS.get(name))
-        return list(simulate(trace(), policy, 150, placebo_seed=placebo_seed).uncached_tokens)
+        return list(simulate(make_trace(), policy, 150, placebo_seed=placebo_seed).uncached_tokens)
 
-    changed = uncached(None) != uncached(1)
+    changed = uncached_tokens(None) != uncached_tokens(1)
     assert changed == policy_class(name).reads_labels
 
 
@@ -65,5 +65,5 @@ def test_policies_with_a_tail_target_have_its_option(name: str) -> None:
 @pytest.mark.parametrize("name", policy_names())
 def test_policies_that_receive_requests_declare_learning(name: str) -> None:
     cls = policy_class(name)
-    receives = any(getattr(cls, call) is not getattr(Policy, call) for call in ("arrive", "finish"))
+    receives = any(getattr(cls, hook) is not getattr(Policy, hook) for hook in ("arrive", "finish"))
     assert cls.learns is receives

@@ -22,7 +22,7 @@ FORGED = (LAW, f"/{LAW}", f"{LAW}/", "a", "a/", f"a{LAW}", f"a/{LAW}", f"a/{LAW}
 """Keys with which a client could try to match an adapter's KV."""
 
 
-def req(
+def make_req(
     extra_key: str | None = None, lora_id: str | None = None, salt: str | None = None, **fields
 ) -> Req:
     """SGLang's own ``Req``, as its scheduler makes it."""
@@ -33,7 +33,7 @@ def req(
 
 
 def create_request(tree: LiveTree, adapter: str | None = None, extra_key: str | None = None) -> Req:
-    request = req(extra_key, {"law": LAW, "tax": TAX, None: None}[adapter])
+    request = make_req(extra_key, {"law": LAW, "tax": TAX, None: None}[adapter])
     scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=True)
     received = SimpleNamespace(mm_inputs=None, lora_name=adapter)
     arrivals.register_created(request, scheduler, received)
@@ -47,7 +47,7 @@ KEYS = st.one_of(st.sampled_from(FORGED), st.text(max_size=5), st.just(TAX))
 def test_keys_are_equal_for_equal_adapters_and_tenants_alone(pairs) -> None:
     namespaces, tenants = {}, {}
     for key, adapter in pairs:
-        request = req(key, adapter)
+        request = make_req(key, adapter)
         isolate_adapter_keys(request)
         assert tenant_of_req(request) == tenant_of(key, None)
         owner = namespaces.setdefault(request.extra_key, (key or None, adapter))
@@ -58,7 +58,7 @@ def test_keys_are_equal_for_equal_adapters_and_tenants_alone(pairs) -> None:
 
 def test_sglangs_own_key_can_be_forged() -> None:
     """The reason for this file; if it fails, SGLang has fixed it."""
-    assert req(LAW).extra_key == req(None, LAW).extra_key
+    assert make_req(LAW).extra_key == make_req(None, LAW).extra_key
 
 
 def test_three_tiers_separate_adapters_and_forged_keys(tmp_path) -> None:
@@ -68,18 +68,18 @@ def test_three_tiers_separate_adapters_and_forged_keys(tmp_path) -> None:
     for time, (adapter, extra_key) in enumerate(cases):  # each evicts its predecessor to the host
         request = create_request(tree, adapter, extra_key)
         keys.append(request.extra_key)
-        assert tree.match(TOKENS, extra=request.extra_key) == 0
+        assert tree.match(TOKENS, extra_key=request.extra_key) == 0
         assert tree.fetch(TOKENS, request.extra_key) == 0
         assert tree.load_back(TOKENS, request.extra_key) == 0
         request.canopy.request.time = float(time)
         request.canopy.request.phase = RequestPhase.DONE
-        tree.insert(TOKENS, request.canopy.request, extra=request.extra_key)
+        tree.insert(TOKENS, request.canopy.request, extra_key=request.extra_key)
     assert len(set(keys)) == len(cases)
     assert tree.load_back(TOKENS, keys[-2]) == len(TOKENS)  # from the host
     tree.close()
     restarted = DiskTree(tmp_path, tokens=16, host_tokens=64)
-    assert restarted.on_disk(TOKENS, keys[0]) == len(TOKENS)
-    assert restarted.on_disk(TOKENS, f"{TAX}{LAW}") == 0
+    assert restarted.disk_tokens(TOKENS, keys[0]) == len(TOKENS)
+    assert restarted.disk_tokens(TOKENS, f"{TAX}{LAW}") == 0
     restarted.close()
 
 
@@ -95,7 +95,7 @@ def test_policies_separate_adapters() -> None:
 
 def test_a_server_without_adapters_leaves_keys_as_they_are() -> None:
     tree = LiveTree(64)
-    request = req("a/")
+    request = make_req("a/")
     scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=False)
     arrivals.register_created(request, scheduler, SimpleNamespace(mm_inputs=None, lora_name=None))
     assert request.extra_key == "a/"

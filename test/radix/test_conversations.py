@@ -18,8 +18,8 @@ def serve(tree: LiveTree, prompt: list[int], time: float, salt: str | None = Non
 
 def test_one_prompt_under_ever_new_names_grows_nothing() -> None:
     tree = LiveTree(256, "wa")
-    for n in range(2000):
-        serve(tree, [1, 2, 3, 4], float(n), conversation=f"made-up-{n}")
+    for number in range(2000):
+        serve(tree, [1, 2, 3, 4], float(number), conversation=f"made-up-{number}")
     assert len(tree.core.conversations) <= 2 * len(tree.core._node_arena) + 64
     check(tree)
 
@@ -27,7 +27,7 @@ def test_one_prompt_under_ever_new_names_grows_nothing() -> None:
 def ended_tokens(tree: LiveTree) -> set[int]:
     """Return the tokens of nodes whose conversation is over."""
     nodes = tree.core._node_arena.values()
-    return {t for node in nodes if node.canopy.over for t in node.key.raw_token_ids()}
+    return {token for node in nodes if node.canopy.over for token in node.key.raw_token_ids()}
 
 
 TURN_1 = list(range(200, 220))
@@ -54,13 +54,13 @@ def test_a_request_that_ends_its_session_ends_the_conversations_kv() -> None:
 )
 def test_any_hints_leave_the_tree_consistent_and_other_tenants_unchanged(steps: list) -> None:
     tree = LiveTree(128, "wa", {"quantum_tokens": 1, "block_tokens": 2})
-    for n, (salt, name, over, prompt) in enumerate(steps):
+    for number, (salt, name, over, prompt) in enumerate(steps):
         others_before = {
             id(node): (node.canopy.over, node.canopy.keep_until)
             for node in tree.core._node_arena.values()
             if node.canopy.tenant != salt
         }
-        serve(tree, prompt, float(n), salt, conversation=name, linear=True, over=over)
+        serve(tree, prompt, float(number), salt, conversation=name, linear=True, over=over)
         for node in tree.core._node_arena.values():
             if id(node) in others_before and node.canopy.tenant != salt:
                 assert others_before[id(node)] == (node.canopy.over, node.canopy.keep_until)

@@ -22,15 +22,15 @@ def test_a_conversations_tokens_are_located():
     tree.serve(list(range(10)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(16)), 5.0, conversation="a", category="chat")
     tree.request(20.0)
-    (explained,) = explain_conversation(tree, "a", tenant=None)
-    assert explained["cached"]
-    assert explained["tokens"]["device"] == 16
-    assert explained["last_use_ago_s"] == 15.0
-    assert [(row["offset"], row["tokens"]) for row in explained["nodes"]] == [(0, 10), (10, 6)]
-    assert explained["belief"]["category"].startswith("chat")
-    assert explained["next_to_go"]["tokens_before"] == 0
-    assert explained["next_to_go"]["free_tokens"] == 48
-    assert explained["evicted"] == []
+    (explanation,) = explain_conversation(tree, "a", tenant=None)
+    assert explanation["cached"]
+    assert explanation["tokens"]["device"] == 16
+    assert explanation["last_use_ago_s"] == 15.0
+    assert [(row["offset"], row["tokens"]) for row in explanation["nodes"]] == [(0, 10), (10, 6)]
+    assert explanation["belief"]["category"].startswith("chat")
+    assert explanation["next_to_go"]["tokens_before"] == 0
+    assert explanation["next_to_go"]["free_tokens"] == 48
+    assert explanation["evicted"] == []
 
 
 def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
@@ -40,18 +40,18 @@ def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
     tree.serve([*system, *range(100, 108)], 5.0, conversation="b")
     tree.serve([*system, *range(200, 208)], 9.0, conversation="c")
     tree.request(20.0)
-    (explained,) = explain_conversation(tree, "a", tenant=None)
-    assert explained["last_use_ago_s"] == 19.0
-    assert [node["last_use_ago_s"] for node in explained["nodes"]] == [11.0, 19.0]
+    (explanation,) = explain_conversation(tree, "a", tenant=None)
+    assert explanation["last_use_ago_s"] == 19.0
+    assert [node["last_use_ago_s"] for node in explanation["nodes"]] == [11.0, 19.0]
 
 
 def test_the_cause_of_an_eviction_is_remembered():
     tree = LiveTree(32, "canopy-lru", {"quantum_tokens": 1})
     tree.serve(list(range(16)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(100, 124)), 4.0, conversation="b")
-    (explained,) = explain_conversation(tree, "a", tenant=None)
-    assert explained["tokens"]["device"] == 8
-    (eviction,) = explained["evicted"]
+    (explanation,) = explain_conversation(tree, "a", tenant=None)
+    assert explanation["tokens"]["device"] == 8
+    (eviction,) = explanation["evicted"]
     assert eviction == {
         "evicted_ago_s": 0.0,
         "tier": "device",
@@ -64,58 +64,58 @@ def test_the_cause_of_an_eviction_is_remembered():
         "demoted": False,
     }
     tree.serve(list(range(200, 232)), 9.0, conversation="c")
-    (explained,) = explain_conversation(tree, "a", tenant=None)
-    assert not explained["cached"]
-    assert explained["next_to_go"] is None
-    assert len(explained["evicted"]) == 2
+    (explanation,) = explain_conversation(tree, "a", tenant=None)
+    assert not explanation["cached"]
+    assert explanation["next_to_go"] is None
+    assert len(explanation["evicted"]) == 2
 
 
 @pytest.mark.parametrize("policy", live_names())
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_question_changes_no_eviction(seed, policy):
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     trees = [LiveTree(64, policy, {"quantum_tokens": 1}, host_tokens=64) for _ in range(2)]
     for step in range(60):
-        name = draw.randrange(5)
-        tokens = [100 * name + i for i in range(draw.randint(1, 30))]
+        name = rng.randrange(5)
+        tokens = [100 * name + i for i in range(rng.randint(1, 30))]
         for tree in trees:
             tree.serve(tokens, float(step), conversation=str(name))
         if step % 7 == 0:
-            (explained,) = explain_conversation(trees[0], str(name), tenant=None)
-            on_device = [row for row in explained["nodes"] if "device" in row["tiers"]]
-            assert explained["tokens"]["device"] == sum(row["tokens"] for row in on_device) > 0
-            json.dumps(explained)
+            (explanation,) = explain_conversation(trees[0], str(name), tenant=None)
+            on_device = [row for row in explanation["nodes"] if "device" in row["tiers"]]
+            assert explanation["tokens"]["device"] == sum(row["tokens"] for row in on_device) > 0
+            json.dumps(explanation)
             check(trees[0])
     sums = [tree.core.live.counters.victim_digest.count_and_digest for tree in trees]
     assert sums[0] == sums[1]
 
 
 def decision(**fields):
-    common = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
-    rest = {"offset": 0, "tokens": 10, "reason": 0, "policy": "wa", "idle_s": 1.0}
-    return TierEviction(**{**common, **rest, "demoted": False, **fields})
+    labels = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
+    defaults = {"offset": 0, "tokens": 10, "reason": 0, "policy": "wa", "idle_s": 1.0}
+    return TierEviction(**{**labels, **defaults, "demoted": False, **fields})
 
 
 def test_decisions_are_bounded_and_the_newest_come_first():
-    ring = EvictionLog()
+    decisions = EvictionLog()
     for number in range(MAX_EVICTIONS + 10):
-        ring.append(decision(time=float(number), tokens=number))
-    assert len(ring) == MAX_EVICTIONS
-    assert [entry.tokens for entry in ring.latest_of(None, "a", limit=2)] == [
+        decisions.append(decision(time=float(number), tokens=number))
+    assert len(decisions) == MAX_EVICTIONS
+    assert [entry.tokens for entry in decisions.latest_of(None, "a", limit=2)] == [
         MAX_EVICTIONS + 9,
         MAX_EVICTIONS + 8,
     ]
-    assert ring.latest_of("other tenant", "a") == []
+    assert decisions.latest_of("other tenant", "a") == []
 
 
 def test_the_rate_is_of_recent_evictions():
-    ring = EvictionLog()
-    assert ring.tokens_per_s(0, 1000.0) == 0.0
-    ring.append(decision(time=100.0, tokens=10**6))
-    ring.append(decision(time=900.0, tokens=300))
-    ring.append(decision(time=950.0, tokens=300))
-    ring.append(decision(time=960.0, tokens=999, tier=1))
-    assert ring.tokens_per_s(0, 1000.0) == 6.0
+    decisions = EvictionLog()
+    assert decisions.tokens_per_s(0, 1000.0) == 0.0
+    decisions.append(decision(time=100.0, tokens=10**6))
+    decisions.append(decision(time=900.0, tokens=300))
+    decisions.append(decision(time=950.0, tokens=300))
+    decisions.append(decision(time=960.0, tokens=999, tier=1))
+    assert decisions.tokens_per_s(0, 1000.0) == 6.0
 
 
 def test_continuation_probability_follows_the_survival_curve():
@@ -124,9 +124,9 @@ def test_continuation_probability_follows_the_survival_curve():
     assert continuation_probability([1.0, 0.0], 1e9) == 0.0
 
 
-@pytest.mark.parametrize("bad", ["[", "{}", '{"answer": "../x", "conversation": "a"}', "[1]"])
-def test_a_malformed_question_is_ignored(bad):
-    assert parse_question(bad) is None
+@pytest.mark.parametrize("question", ["[", "{}", '{"answer": "../x", "conversation": "a"}', "[1]"])
+def test_a_malformed_question_is_ignored(question):
+    assert parse_question(question) is None
 
 
 def test_a_bounded_number_of_leaves_is_examined(monkeypatch):
@@ -137,12 +137,12 @@ def test_a_bounded_number_of_leaves_is_examined(monkeypatch):
     for tenant in ("a", "b", "c"):
         tree.serve([7, 8, 9], 600.0, conversation="last", tenant=tenant)
     policy, calls = tree.core.live.device_policy, []
-    victim = policy.victim
-    monkeypatch.setattr(policy, "victim", lambda now: calls.append(now) or victim(now))
-    explained = explain_conversation(tree, "last")
-    assert len(explained) == 3
+    original = policy.victim
+    monkeypatch.setattr(policy, "victim", lambda now: calls.append(now) or original(now))
+    explanation = explain_conversation(tree, "last")
+    assert len(explanation) == 3
     assert len(calls) == LOOKED_AHEAD_LEAVES
-    assert explained[0]["next_to_go"]["looked_at_tokens"] == 2 * LOOKED_AHEAD_LEAVES
+    assert explanation[0]["next_to_go"]["looked_at_tokens"] == 2 * LOOKED_AHEAD_LEAVES
     check(tree)
 
 
@@ -173,10 +173,10 @@ def evict_all(tree):
 @pytest.mark.parametrize("policy", live_names())
 def test_tied_leaves_are_evicted_in_the_same_order_after_a_question(policy, leaves, monkeypatch):
     """For every look-ahead: a rank's own speed must not decide."""
-    explained, untouched = samples_of_one_prompt(policy), samples_of_one_prompt(policy)
+    explained_tree, untouched_tree = samples_of_one_prompt(policy), samples_of_one_prompt(policy)
     monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_LEAVES", leaves)
-    explain_conversation(explained, "c", tenant=None)
-    assert evict_all(explained) == evict_all(untouched)
+    explain_conversation(explained_tree, "c", tenant=None)
+    assert evict_all(explained_tree) == evict_all(untouched_tree)
 
 
 def test_a_look_ahead_reads_a_bounded_number_of_children(monkeypatch):
@@ -185,6 +185,6 @@ def test_a_look_ahead_reads_a_bounded_number_of_children(monkeypatch):
     tree = LiveTree(600, "canopy-lru", {"quantum_tokens": 1})
     for number in range(100):
         tree.serve([1, 1000 + number], float(number), conversation=f"c{number}")
-    (explained,) = explain_conversation(tree, "c99", tenant=None)
-    assert explained["next_to_go"]["tokens_before"] == 99
+    (explanation,) = explain_conversation(tree, "c99", tenant=None)
+    assert explanation["next_to_go"]["tokens_before"] == 99
     check(tree)

@@ -23,13 +23,13 @@ from sglang_canopy.tenant import Vouched
 from sglang_canopy.whatif import meter
 from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
 from sglang_canopy.whatif.sampled_caches import Origins
-from support.containers import entries, growth
+from support.containers import count_entries, grown_containers
 from support.live_tree import LiveTree, fake_req
 
 KV_TOKENS = 512
 PROMPT_TOKENS = 80
 """More than a block of 64 tokens: the learner ignores shorter prompts."""
-SLACK = 512
+SLACK_ENTRIES = 512
 """The number of dead heap entries varies."""
 
 
@@ -75,16 +75,16 @@ class Server:
         req.retraction_count = 0
         self.observer.refuse(req, INVALID)
 
-    def entries(self) -> dict[str, int]:
-        return entries(self.core, self.gate, self.order, self.observer)
+    def count_entries(self) -> dict[str, int]:
+        return count_entries(self.core, self.gate, self.order, self.observer)
 
 
 def fresh_names(*keys: str) -> Callable[[int], dict[str, str | None]]:
     """Names of the ``number``-th request: those of ``keys`` are new each time."""
 
     def names(number: int) -> dict[str, str | None]:
-        stable: dict[str, str | None] = {"tenant": "t", "conversation": f"c{number % 7}"}
-        return {**stable, "category": "chat"} | {key: f"{key}-{number}" for key in keys}
+        stable_names: dict[str, str | None] = {"tenant": "t", "conversation": f"c{number % 7}"}
+        return {**stable_names, "category": "chat"} | {key: f"{key}-{number}" for key in keys}
 
     return names
 
@@ -95,25 +95,26 @@ def half_vouched(number: int) -> dict[str, str | None]:
 
 
 all_fresh = fresh_names("tenant", "conversation", "category")
-KINDS = {"vouched": half_vouched, "one tenant": fresh_names("conversation", "category")}
-KINDS |= {"everything": all_fresh}
+NAMES_BY_CASE = {"vouched": half_vouched, "one tenant": fresh_names("conversation", "category")}
+NAMES_BY_CASE |= {"everything": all_fresh}
 
 
-def growth_of(kind: str, first: int, last: int) -> dict[str, tuple[int, int]]:
+def growth_of(case: str, first: int, last: int) -> dict[str, tuple[int, int]]:
     server = Server("wa")
-    names = KINDS[kind]
-    return growth(server, lambda number: server.serve(**names(number)), first, last, 0.1, SLACK)
+    names = NAMES_BY_CASE[case]
+    serve = lambda number: server.serve(**names(number))  # noqa: E731
+    return grown_containers(server, serve, first, last, 0.1, SLACK_ENTRIES)
 
 
 @pytest.mark.parametrize(
-    "kind", ["vouched", "one tenant", pytest.param("everything", marks=pytest.mark.long)]
+    "case", ["vouched", "one tenant", pytest.param("everything", marks=pytest.mark.long)]
 )
-def test_no_container_grows_with_new_names(kind) -> None:
-    assert growth_of(kind, 1_300, 2_200) == {}
+def test_no_container_grows_with_new_names(case) -> None:
+    assert growth_of(case, 1_300, 2_200) == {}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["everything", "vouched"])
-def test_no_container_grows_with_100_000_new_names(kind) -> None:
-    assert growth_of(kind, 5_000, 100_000) == {}
+@pytest.mark.parametrize("case", ["everything", "vouched"])
+def test_no_container_grows_with_100_000_new_names(case) -> None:
+    assert growth_of(case, 5_000, 100_000) == {}

@@ -1,4 +1,4 @@
-"""The loss of a tenant next to a lying tenant, in a tree in which each would have half of the pool.
+"""The loss of a tenant next to one with false hints, in a tree in which each would have half of the pool.
 
 A replay of benchmark/security on a live tree: conversations in rotation, and between two of their
 requests the same number of tokens of a neighbour that never returns to its prompts.
@@ -14,10 +14,10 @@ from support.live_tree import LiveTree
 
 POOL_TOKENS, CONVERSATIONS, SYSTEM_TOKENS, TURN_TOKENS, TURNS = 2048, 3, 96, 48, 6
 STEP_S = 0.3
-WARM_UP, STEPS = 150, 400
+WARM_UP_STEPS, STEPS = 150, 400
 """Requests of the warm-up, in which hints turn out false and curves are learnt, and of the run."""
 
-Lie = Callable[[int, float], dict[str, Any]]
+Hints = Callable[[int, float], dict[str, Any]]
 
 
 def prompt(step: int) -> tuple[str, int, list[int]]:
@@ -29,30 +29,30 @@ def prompt(step: int) -> tuple[str, int, list[int]]:
 
 
 @cache
-def hit_rate(hints: Lie) -> float:
-    """Return the honest tenant's hit ratio after the warm-up."""
+def hit_ratio(hints: Hints) -> float:
+    """Return the hit ratio of the tenant with conversations, after the warm-up."""
     tree = LiveTree(POOL_TOKENS, "wa")
-    hits = prompt_tokens = 0
+    hits = total_tokens = 0
     for step in range(STEPS):
         now = 2 * step * STEP_S
-        name, turn, honest = prompt(step)
+        name, turn, tokens = prompt(step)
         # The tree's keys have no tenants here: the two share no token.
-        fields = {"category": "chat", "turn": turn, "conversation": name, "tenant": "honest"}
-        hit = tree.serve(honest, now, path=blocks(honest), block_tokens=16, **fields)
-        if step >= WARM_UP:
-            hits, prompt_tokens = hits + hit, prompt_tokens + len(honest)
-        flood = [10**7 + 1000 * step + i for i in range(len(honest))]
+        fields = {"category": "chat", "turn": turn, "conversation": name, "tenant": "steady"}
+        hit = tree.serve(tokens, now, path=block_hashes(tokens), block_tokens=16, **fields)
+        if step >= WARM_UP_STEPS:
+            hits, total_tokens = hits + hit, total_tokens + len(tokens)
+        filler = [10**7 + 1000 * step + i for i in range(len(tokens))]
         fields = {"category": "generate", "tenant": "neighbour", **hints(step, now + STEP_S)}
-        tree.serve(flood, now + STEP_S, path=blocks(flood), block_tokens=16, **fields)
-    return hits / prompt_tokens
+        tree.serve(filler, now + STEP_S, path=block_hashes(filler), block_tokens=16, **fields)
+    return hits / total_tokens
 
 
-def blocks(tokens: list[int]) -> list[int]:
+def block_hashes(tokens: list[int]) -> list[int]:
     """Chained hashes of the full blocks of 16 tokens."""
-    chain, hashes = 0, []
+    block_hash, hashes = 0, []
     for start in range(0, len(tokens) - 15, 16):
-        chain = hash((chain, *tokens[start : start + 16]))
-        hashes.append(chain)
+        block_hash = hash((block_hash, *tokens[start : start + 16]))
+        hashes.append(block_hash)
     return hashes
 
 
@@ -68,6 +68,6 @@ def no_hints(step: int, now: float) -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("lie", [keeps_and_returns, returns_as_a_new_tenant])
-def test_a_neighbours_false_hints_cost_no_hits_after_detection(lie: Lie) -> None:
-    assert hit_rate(lie) >= hit_rate(no_hints) - 0.01
+@pytest.mark.parametrize("hints", [keeps_and_returns, returns_as_a_new_tenant])
+def test_a_neighbours_false_hints_cost_no_hits_after_detection(hints: Hints) -> None:
+    assert hit_ratio(hints) >= hit_ratio(no_hints) - 0.01

@@ -1,83 +1,91 @@
 """Random operations on trees with windows and states: every pool is recounted after each one."""
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
+from sglang.srt.mem_cache.base_prefix_cache import TreeLock
 
 from sglang_canopy.policy.registry import live_names
 from support.kit_tree import FULL, HYBRIDS, MAMBA, SWA, KitTree
 from support.policy_rules import PolicyRules
 
-runs = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 
 
-class Tree(PolicyRules):
+class HeldLock(NamedTuple):
+    lock: TreeLock
+    slots: list[int]
+
+
+class HybridTreeMachine(PolicyRules):
     """Serve, look up, lock with and without the state, release windows early, evict each kind."""
 
     @initialize(
         kind=st.sampled_from(list(HYBRIDS)),
         policy=st.sampled_from(live_names()),
-        write=st.sampled_from([None, "write_through", "write_back"]),
+        write_policy=st.sampled_from([None, "write_through", "write_back"]),
         host_ratio=st.sampled_from([0.7, 2.0]),
     )
-    def start(self, kind, policy, write, host_ratio) -> None:
-        self.tree = KitTree(kind, policy, write, host_ratio)
+    def start(self, kind, policy, write_policy, host_ratio) -> None:
+        self.tree = KitTree(kind, policy, write_policy, host_ratio)
         self.time = 0.0
-        self.locks: list = []
+        self.locks: list[HeldLock] = []
 
-    def _tokens(self, run: list[int]) -> list[int]:
+    def _tokens(self, numbers: list[int]) -> list[int]:
         """Return two pages of tokens for each number (three tokens if a page has one)."""
-        width = 3 if self.tree.cfg.page_size == 1 else 2 * self.tree.cfg.page_size
-        return [100 * number + i for number in run for i in range(width)]
+        tokens_per_number = 3 if self.tree.cfg.page_size == 1 else 2 * self.tree.cfg.page_size
+        return [100 * number + i for number in numbers for i in range(tokens_per_number)]
 
     @rule(
-        run=runs,
-        wait=st.sampled_from([0.0, 0.5, 60.0]),
+        numbers=RUNS,
+        pause_s=st.sampled_from([0.0, 0.5, 60.0]),
         category=st.sampled_from(["chat", "api"]),
         turn=st.integers(1, 3),
         over=st.booleans(),
     )
-    def serve(self, run, wait, category, turn, over) -> None:
-        tokens, tree = self._tokens(run), self.tree
+    def serve(self, numbers, pause_s, category, turn, over) -> None:
+        tokens, tree = self._tokens(numbers), self.tree
         if tree.obtainable_tokens() < len(tokens):
             return
-        if tree.has_mamba and not tree.available(MAMBA) + tree.core.mamba_evictable_size():
+        if tree.has_mamba and not tree.available_slots(MAMBA) + tree.core.mamba_evictable_size():
             return
-        self.time += wait
+        self.time += pause_s
         tree.serve(tokens, self.time, category=category, turn=turn, over=over)
         assert tree.match(tokens).device_prefix_len == len(tokens)
 
-    @rule(run=runs)
-    def load_back(self, run) -> None:
+    @rule(numbers=RUNS)
+    def load_back(self, numbers) -> None:
         if self.tree.write is not None:
-            self.tree.load_back(self._tokens(run))
+            self.tree.load_back(self._tokens(numbers))
 
-    @rule(run=runs)
-    def look_up(self, run) -> None:
-        tokens = self._tokens(run)
+    @rule(numbers=RUNS)
+    def look_up(self, numbers) -> None:
+        tokens = self._tokens(numbers)
         assert 0 <= self.tree.match(tokens).device_prefix_len <= len(tokens)
 
-    @rule(run=runs, without_state=st.booleans())
-    def lock(self, run, without_state) -> None:
+    @rule(numbers=RUNS, without_state=st.booleans())
+    def lock(self, numbers, without_state) -> None:
         if len(self.locks) > 1:
             return
-        tokens = self._tokens(run)
+        tokens = self._tokens(numbers)
         hit = self.tree.match(tokens)
         lock = self.tree.lock(tokens, without_state)
         if lock is not None:
             slots = self.tree.cache.path_device_indices(hit.last_device_node).tolist()
-            self.locks.append((lock, slots, without_state))
+            self.locks.append(HeldLock(lock, slots))
 
     @rule()
     def unlock(self) -> None:
         if self.locks:
-            self.tree.cache.unlock(self.locks.pop()[0])
+            self.tree.cache.unlock(self.locks.pop().lock)
 
     @rule()
-    def leave_the_window(self) -> None:
+    def release_window(self) -> None:
         if self.locks and self.tree.has_swa:
-            lock = self.locks[-1][0]
+            lock = self.locks[-1].lock
             if lock.receipt.component_lock_uuids.get(SWA) is not None:
                 self.tree.cache.release_swa(lock)
 
@@ -87,8 +95,8 @@ class Tree(PolicyRules):
 
     @invariant()
     def nothing_locked_was_freed(self) -> None:
-        for _, slots, _ in getattr(self, "locks", ()):
-            assert set(slots) <= set(self.tree.values(FULL))
+        for held in getattr(self, "locks", ()):
+            assert set(held.slots) <= set(self.tree.slots(FULL))
 
     @invariant()
     def everything_adds_up(self) -> None:
@@ -100,7 +108,7 @@ class Tree(PolicyRules):
             self.tree.close()
 
 
-TestHybridTree = Tree.TestCase
+TestHybridTree = HybridTreeMachine.TestCase
 TestHybridTree.settings = settings(
     max_examples=settings.default.max_examples // 2,
     stateful_step_count=25,

@@ -6,14 +6,14 @@ import pytest
 from sglang_canopy.radix.counters import DEVICE, HOST
 from support.kit_tree import FULL, HYBRIDS, MAMBA, SWA, KitTree
 
-KINDS = pytest.mark.parametrize("kind", HYBRIDS)
+EACH_KIND = pytest.mark.parametrize("kind", HYBRIDS)
 
 
 def sequence(tree: KitTree, start: int, pages: int) -> list[int]:
     return tree.steps._make_seq(start, pages)
 
 
-@KINDS
+@EACH_KIND
 def test_a_requests_fields_reach_its_nodes(kind) -> None:
     tree = KitTree(kind, "wa")
     tokens = sequence(tree, 1, 8)
@@ -33,7 +33,7 @@ def test_a_leaf_with_a_state_is_evicted_whole_and_no_other_is(core) -> None:
     tree.evict(full=1)
     assert tree.match(old).device_prefix_len == 0
     assert tree.match(young).device_prefix_len == 8
-    assert tree.available(FULL) == tree.cfg.kv_size - 8
+    assert tree.available_slots(FULL) == tree.cfg.kv_size - 8
     tree.recount()
 
 
@@ -57,19 +57,19 @@ def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
     tree.serve([*young, 900, 901], 2.0)
     tree.serve(old, 1.5)
     # The tip of the younger path is evicted, and with it the only state below its parent.
-    tip = tree.core.node_by_id(tree.match([*young, 900, 901]).last_device_node)
-    head = tip.parent
+    youngest_node = tree.core.node_by_id(tree.match([*young, 900, 901]).last_device_node)
+    parent = youngest_node.parent
     actions: list = []
-    frees = {FULL: [], MAMBA: []}
+    freed = {FULL: [], MAMBA: []}
     tree.core._evict_component_and_detach_lru(
-        head, tree.cache.components[MAMBA], frees, {}, actions, tracker=None
+        parent, tree.cache.components[MAMBA], freed, {}, actions, tracker=None
     )
-    tree.cache._free_values(frees, {})
+    tree.cache._free_values(freed, {})
     lock = tree.lock(old)
     tree.evict(full=2)
     tree.cache.unlock(lock)
     tree.recount()
-    assert tree.core.evictable_device_leaves.lowest_ranked(100, 100)[0] == (head, 0)
+    assert tree.core.evictable_device_leaves.lowest_ranked(100, 100)[0] == (parent, 0)
     tree.core.evictable_device_leaves.has_victim_expired = True  # of the eviction before
     tree.evict(full=1)
     assert not tree.core.evictable_device_leaves.has_victim_expired
@@ -78,27 +78,27 @@ def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
     tree.recount()
 
 
-WRITES = pytest.mark.parametrize("write", ["write_through", "write_back"])
+EACH_WRITE_POLICY = pytest.mark.parametrize("write", ["write_through", "write_back"])
 
 
-@WRITES
+@EACH_WRITE_POLICY
 @pytest.mark.parametrize("core", ["sglang", "canopy-lru", "wa"])
-@KINDS
+@EACH_KIND
 def test_demoted_kv_is_found_on_the_host_and_loaded(kit_tree, kind, core, write) -> None:
     tree = kit_tree(kind, core, write=write)
     tokens = sequence(tree, 1, 6)
     tree.serve(tokens, 1.0)
     tree.evict(full=len(tokens))
     tree.recount()
-    assert tree.available(FULL) == tree.cfg.kv_size
+    assert tree.available_slots(FULL) == tree.cfg.kv_size
     hit = tree.match(tokens)
     assert (hit.device_prefix_len, hit.host_hit_length) == (0, len(tokens))
     assert tree.load_back(tokens) == len(tokens)
     tree.recount()
     if tree.has_mamba:
-        assert len(tree.values(MAMBA)) == 1
+        assert len(tree.slots(MAMBA)) == 1
     if tree.has_swa:
-        assert tree.cfg.sliding_window_size <= len(tree.values(SWA)) <= len(tokens)
+        assert tree.cfg.sliding_window_size <= len(tree.slots(SWA)) <= len(tokens)
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
@@ -118,29 +118,29 @@ def test_a_tail_cut_from_a_leaf_keeps_its_window_below(kit_tree, kind, core) -> 
 @pytest.mark.parametrize("kind", ["mamba", "swa"])
 def test_a_full_host_evicts_by_the_policy(kit_tree, kind, core) -> None:
     tree = kit_tree(kind, core, write="write_back", host_ratio=0.8)
-    size = tree.cfg.kv_size // 4
+    length = tree.cfg.kv_size // 4
     for number in range(8):
-        tree.serve(sequence(tree, 1000 * number, size), float(number))
+        tree.serve(sequence(tree, 1000 * number, length), float(number))
         tree.recount()
     rows = tree.core.live.counters.row("default").tiers
     assert sum(rows[DEVICE].evicted_tokens) > 0
     assert sum(rows[HOST].evicted_tokens) > 0
-    hit_tokens = [tree.match(sequence(tree, 1000 * n, size)).full_kv_hit_length for n in range(8)]
+    hit_tokens = [tree.match(sequence(tree, 1000 * n, length)).full_kv_hit_length for n in range(8)]
     assert hit_tokens[0] == 0
-    assert hit_tokens[-1] == size
+    assert hit_tokens[-1] == length
 
 
 def test_kv_with_its_state_on_the_host_is_usable(kit_tree) -> None:
     """Its leaf is not evicted first."""
     tree = kit_tree("mamba", "canopy-lru", write="write_through")
-    first = sequence(tree, 1, 6)
-    tree.serve(first, 1.0)
-    tree.serve([*first, *sequence(tree, 500, 4)], 2.0)
+    prefix = sequence(tree, 1, 6)
+    tree.serve(prefix, 1.0)
+    tree.serve([*prefix, *sequence(tree, 500, 4)], 2.0)
     tree.evict(mamba=1)  # the older state, in the middle of the path
     tree.evict(full=4)  # and the leaf below it
-    assert (tree.match(first).device_prefix_len, tree.values(MAMBA)) == (0, [])
-    assert len(tree.values(FULL)) == len(first)
+    assert (tree.match(prefix).device_prefix_len, tree.slots(MAMBA)) == (0, [])
+    assert len(tree.slots(FULL)) == len(prefix)
     tree.core.evictable_device_leaves.admit_pending()
     assert not tree.core.evictable_device_leaves.unusable_leaves
     tree.recount()
-    assert tree.load_back(first) == len(first)
+    assert tree.load_back(prefix) == len(prefix)

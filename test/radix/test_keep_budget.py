@@ -10,16 +10,21 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import live_names, make_policy
-from sglang_canopy.records import CLIENT, GATEWAY, Request
+from sglang_canopy.records import CLIENT, GATEWAY, Leaf, Request
 from sglang_canopy.telemetry.status import StatusCollector
 from sglang_canopy.tenant import UNVOUCHED, Vouched, shown_tenant
 from support.live_tree import LiveTree, check, fake_req
-from support.parity import PAGE, chained_path, fields, tokens_of, turns
+from support.parity import PAGE_TOKENS, chained_path, labels_of, tokens_of, turns
 from support.tree_recount import recount, recount_keeps
 
 
 def conversation(number: int, tokens: int = 20) -> list[int]:
     return [1000 * number + i for i in range(tokens)]
+
+
+def leaves_of(tree: LiveTree) -> list[Leaf]:
+    nodes, root = tree.core._node_arena.values(), tree.core.root_node
+    return [node.canopy for node in nodes if node is not root]
 
 
 @pytest.fixture
@@ -29,9 +34,9 @@ def tree():
 
 def test_a_tenant_that_keeps_everything_gets_only_its_share(tree) -> None:
     for n in range(25):
-        tree.serve(conversation(n), float(n), tenant="hostile", keep_until=3600.0)
+        tree.serve(conversation(n), float(n), tenant="keeping", keep_until=3600.0)
     for n in range(25, 50):
-        tree.serve(conversation(n), float(n), tenant="honest")
+        tree.serve(conversation(n), float(n), tenant="steady")
     tree.evict(500)
     assert sum(tree.match(conversation(n)) for n in range(25)) == 100
     assert sum(tree.match(conversation(n)) for n in range(25, 50)) == 400
@@ -60,25 +65,25 @@ def test_all_tenants_together_keep_the_total_and_no_more(tree) -> None:
 
 
 def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share(tree) -> None:
-    tree.serve(conversation(0), 0.0, tenant="honest", source=GATEWAY)
+    tree.serve(conversation(0), 0.0, tenant="steady", source=GATEWAY)
     for n in range(1, 40):
         tree.serve(conversation(n), float(n), tenant=f"x{n}", keep_until=3600.0)
     for n in range(40, 50):
-        tree.serve(conversation(n), float(n), tenant="honest", source=GATEWAY, keep_until=3600.0)
-    assert tree.core.protected.keeps.budget.by_tenant == {Vouched("honest"): 100, UNVOUCHED: 100}
+        tree.serve(conversation(n), float(n), tenant="steady", source=GATEWAY, keep_until=3600.0)
+    assert tree.core.protected.keeps.budget.by_tenant == {Vouched("steady"): 100, UNVOUCHED: 100}
     check(tree)
 
 
 def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -> None:
     for n in range(50):
         tree.serve(conversation(n), float(n))
-    queue_request(tree, conversation(0), 60.0, tenant="honest", source=GATEWAY)
+    queue_request(tree, conversation(0), 60.0, tenant="steady", source=GATEWAY)
     for n in range(1, 30):
         queue_request(tree, conversation(n), 60.0, tenant=f"x{n}")
     for n in range(30, 50):
-        queue_request(tree, conversation(n), 60.0, tenant="honest", source=GATEWAY)
+        queue_request(tree, conversation(n), 60.0, tenant="steady", source=GATEWAY)
     budgets = tree.core.protected.awaited.budget.by_tenant
-    assert budgets == {Vouched("honest"): 240, UNVOUCHED: 240}  # 250 in whole paths
+    assert budgets == {Vouched("steady"): 240, UNVOUCHED: 240}  # 250 in whole paths
     check(tree)
 
 
@@ -141,9 +146,8 @@ def queue_request(
 def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it(tree) -> None:
     tree.serve(conversation(1), 0.0)
     queue_request(tree, conversation(1), 1.0)
-    nodes = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
-    assert [n.keep_until for n in nodes] == [None]
-    assert [n.awaited_until for n in nodes] == [61.0]
+    (leaf,) = leaves_of(tree)
+    assert (leaf.keep_until, leaf.awaited_until) == (None, 61.0)
     assert tree.core.protected.keeps.budget.used_tokens == 0
 
 
@@ -161,7 +165,7 @@ def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more(tree) ->
         tree.serve(conversation(n), float(n))
     for n in range(40):
         queue_request(tree, conversation(n), 60.0)
-    leaves = [n for n in tree.core._node_arena.values() if (n.canopy.awaited_until or 0.0) > 60.0]
+    leaves = [leaf for leaf in leaves_of(tree) if (leaf.awaited_until or 0.0) > 60.0]
     assert len(leaves) == 12  # a quarter of the tier, in whole paths
     check(tree)
 
@@ -173,15 +177,14 @@ def test_parts_of_an_awaited_path_stay_charged_however_it_is_split() -> None:
         queue_request(tree, conversation(n, 240), 10.0 + n)
         tree.match([*conversation(n, 235), 7])  # a prefix without the last tokens: splits the node
         check(tree)
-    nodes = tree.core._node_arena.values()
-    leaves = [n.canopy for n in nodes if n.canopy.awaited_until is not None]
+    leaves = [leaf for leaf in leaves_of(tree) if leaf.awaited_until is not None]
     used_tokens = tree.core.protected.awaited.budget.used_tokens
     assert sum(leaf.length for leaf in leaves) == used_tokens == 240
     tree.evict(900)  # evicts tails of protected paths
     check(tree)
     tree.core.protected.protect_queue([])  # the clients have disconnected
     assert tree.core.protected.awaited.budget.used_tokens == 0
-    assert not [n for n in nodes if n.canopy.awaited_until is not None]
+    assert not [leaf for leaf in leaves_of(tree) if leaf.awaited_until is not None]
 
 
 def test_each_part_of_a_path_on_two_tiers_is_charged_while_it_is_protected() -> None:
@@ -191,18 +194,17 @@ def test_each_part_of_a_path_on_two_tiers_is_charged_while_it_is_protected() -> 
     tree.settle()
     queue_request(tree, conversation(1, 60), 10.0)
     check(tree)
-    top, lower = (n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node)
-    top, lower = sorted((top, lower), key=lambda leaf: leaf.offset)
-    assert top.awaited_until == lower.awaited_until == 70.0
+    parent, child = sorted(leaves_of(tree), key=lambda leaf: leaf.offset)
+    assert parent.awaited_until == child.awaited_until == 70.0
     assert tree.core.protected.awaited.budget.used_tokens == 60
-    tree.core.protected.drop_leaf(lower)
+    tree.core.protected.drop_leaf(child)
     assert tree.core.protected.awaited.budget.used_tokens == 40
 
 
 def test_a_node_from_storage_inherits_no_granted_keep(tree) -> None:
     tree.serve(conversation(1, 20), 0.0, keep_until=3600.0)
     tree.serve(conversation(1, 40), 1.0)
-    child = next(n for n in tree.core._node_arena.values() if n.canopy.offset == 20)
+    child = next(node for node in tree.core._node_arena.values() if node.canopy.offset == 20)
     tree.core.readmit(child)
     child.canopy.hits = 0  # as SGLang makes it for pages without metadata
     tree.request(2.0)
@@ -212,10 +214,10 @@ def test_a_node_from_storage_inherits_no_granted_keep(tree) -> None:
 
 
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     steps = []
-    for now, number, blocks in turns(draw, requests):
-        keep = now + draw.choice([2.0, 20.0, 200.0]) if draw.random() < 0.5 else None
+    for now, number, blocks in turns(rng, requests):
+        keep_until = now + rng.choice([2.0, 20.0, 200.0]) if rng.random() < 0.5 else None
         steps.append(
             {
                 "time": now,
@@ -224,7 +226,7 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
                 "conversation": f"c{number}",
                 "tenant": ("a", "b", None)[number % 3],
                 "source": GATEWAY if number % 3 else CLIENT,
-                "keep_until": keep,
+                "keep_until": keep_until,
             }
         )
     return steps
@@ -234,38 +236,39 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
     granted = refused = 0
     for seed in range(4):
         live = LiveTree(
-            40 * PAGE,
+            40 * PAGE_TOKENS,
             "wa",
             {
                 "quantum_tokens": 1,
-                "block_tokens": PAGE,
+                "block_tokens": PAGE_TOKENS,
                 "keep_tenant_share": 0.5,
                 "keep_total_share": 0.6,
             },
-            page_size=PAGE,
+            page_size=PAGE_TOKENS,
         )
-        sim = RadixTree(make_policy("wa"), 40, PAGE, keep_tenant_share=0.5, keep_total_share=0.6)
+        shares = {"keep_tenant_share": 0.5, "keep_total_share": 0.6}
+        simulated = RadixTree(make_policy("wa"), 40, PAGE_TOKENS, **shares)
         for step in workload(seed, 120):
-            path, labels = chained_path(step), fields(step)
-            hit = sim.access(
+            path, labels = chained_path(step), labels_of(step)
+            hit = simulated.access(
                 Request(
                     time=step["time"],
                     path=path,
-                    block_tokens=PAGE,
-                    prompt_tokens=len(path) * PAGE,
+                    block_tokens=PAGE_TOKENS,
+                    prompt_tokens=len(path) * PAGE_TOKENS,
                     **labels,
                 )
             )
-            stamp = {"path": path, "block_tokens": PAGE, **labels}
-            live_hit = live.serve(tokens_of(step, PAGE), step["time"], **stamp)
-            assert live_hit == hit * PAGE
-            assert live.core.protected.keeps.budget.by_tenant == sim.keeps.budget.by_tenant
-            recount(sim)
+            stamp = {"path": path, "block_tokens": PAGE_TOKENS, **labels}
+            live_hit = live.serve(tokens_of(step, PAGE_TOKENS), step["time"], **stamp)
+            assert live_hit == hit * PAGE_TOKENS
+            assert live.core.protected.keeps.budget.by_tenant == simulated.keeps.budget.by_tenant
+            recount(simulated)
             check(live)
             nodes = live.core._node_arena.values()
             recount_keeps(live.core.protected.keeps, (node.canopy for node in nodes))
-        granted += sim.keeps.granted_paths
-        refused += sim.keeps.refused_paths
+        granted += simulated.keeps.granted_paths
+        refused += simulated.keeps.refused_paths
     assert granted > 50
     assert refused > 50
 
@@ -276,8 +279,8 @@ def test_the_status_shows_kept_tokens_by_tenant() -> None:
     tree.serve(conversation(2), 1.0, keep_until=3600.0)
     for n in range(3, 10):
         tree.serve(conversation(n), float(n), tenant="a", keep_until=3600.0)
-    keep = StatusCollector(tree.cache, 0).collect(0.0)["keep"]
+    keep_status = StatusCollector(tree.cache, 0).collect(0.0)["keep"]
     tenants = [{"tenant": shown_tenant("a"), "tokens": 100}, {"tenant": None, "tokens": 20}]
-    assert keep["tenants"] == tenants
-    assert (keep["tenant_limit_tokens"], keep["total_limit_tokens"]) == (100, 250)
-    assert (keep["granted"], keep["refused"]) == (6, 3)
+    assert keep_status["tenants"] == tenants
+    assert (keep_status["tenant_limit_tokens"], keep_status["total_limit_tokens"]) == (100, 250)
+    assert (keep_status["granted"], keep_status["refused"]) == (6, 3)

@@ -19,7 +19,7 @@ from sglang_canopy.ttl.table import TTLTable
 from support.live_tree import LiveTree, check
 from support.tier_books import TierBooks
 
-PAGE = 2
+PAGE_TOKENS = 2
 GPU, CPU = StorageMedium.GPU.value, StorageMedium.CPU.value
 Prefixes = set[tuple[str | None, tuple[int, ...]]]
 
@@ -33,7 +33,7 @@ def cached_prefixes(tree: LiveTree, medium: str) -> Prefixes:
         data = node.component_data[ComponentType.FULL]
         slots = data.value if medium == GPU else data.host_value
         if node.parent is not None and slots is not None:
-            ends = range(len(prefix) + PAGE, len(tokens) + 1, PAGE)
+            ends = range(len(prefix) + PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS)
             prefixes.update((node.key.cache_salt, tokens[:end]) for end in ends)
         for child in node.children.values():
             visit(child, tokens)
@@ -49,9 +49,9 @@ def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **fi
     tree.insert(tokens, request, salt)
 
 
-def path_tokens(run: list[int]) -> list[int]:
+def path_tokens(numbers: list[int]) -> list[int]:
     """Tokens of a path: equal beginnings are shared."""
-    return [100 * i + token for i, token in enumerate(run) for _ in range(PAGE)]
+    return [100 * i + token for i, token in enumerate(numbers) for _ in range(PAGE_TOKENS)]
 
 
 class Listener:
@@ -67,10 +67,10 @@ class Listener:
             for blocks in self.by_medium.values():
                 blocks.clear()
         elif isinstance(event, BlockStored):
-            parent, size = event.parent_block_hash, event.block_size
+            parent, block_size = event.parent_block_hash, event.block_size
             assert parent is None or parent in self.blocks, "stored below an unknown block"
             for i, block in enumerate(event.block_hashes):
-                tokens = tuple(event.token_ids[i * size : (i + 1) * size])
+                tokens = tuple(event.token_ids[i * block_size : (i + 1) * block_size])
                 self.blocks[block] = (parent, tokens, event.cache_salt)
                 self.by_medium[event.medium or GPU].add(block)
                 parent = block
@@ -91,48 +91,48 @@ class Listener:
         return salt, tokens if parent is None else self._path(parent)[1] + tokens
 
 
-runs = st.lists(st.integers(0, 2), min_size=1, max_size=7)
+RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
 
-class Events(RuleBasedStateMachine):
+class EventsMachine(RuleBasedStateMachine):
     """After each serve, cut, demotion, load, expiry and flush, the listener's state equals the tree."""
 
     @initialize(
         policy=st.sampled_from(["canopy-lru", "wa", "threshold-lru", "canopy-tlru"]),
         host_tokens=st.sampled_from([0, 48]),
-        write=st.sampled_from(["write_through", "write_back"]),
-        ttl=st.sampled_from([None, 5.0]),
+        write_policy=st.sampled_from(["write_through", "write_back"]),
+        ttl_s=st.sampled_from([None, 5.0]),
     )
-    def start(self, policy, host_tokens, write, ttl) -> None:
-        table = TTLTable(residual_ttl_s=ttl) if ttl and host_tokens else None
+    def start(self, policy, host_tokens, write_policy, ttl_s) -> None:
+        table = TTLTable(residual_ttl_s=ttl_s) if ttl_s and host_tokens else None
         self.tree = LiveTree(
             32,
             policy,
             {"quantum_tokens": 1},
-            PAGE,
+            PAGE_TOKENS,
             host_tokens=host_tokens,
-            write_policy=write,
+            write_policy=write_policy,
             tiers=TierOptions(host_ttl=table),
             events=True,
         )
         self.books, self.listener, self.time = TierBooks(self.tree.core), Listener(), 0.0
 
-    @rule(run=runs, salt=st.sampled_from([None, None, "a"]), wait=st.sampled_from([0.5, 20.0]))
-    def serve(self, run, salt, wait) -> None:
-        self.time += wait
-        serve(self.tree, path_tokens(run), self.time, salt)
+    @rule(numbers=RUNS, salt=st.sampled_from([None, None, "a"]), gap_s=st.sampled_from([0.5, 20.0]))
+    def serve(self, numbers, salt, gap_s) -> None:
+        self.time += gap_s
+        serve(self.tree, path_tokens(numbers), self.time, salt)
 
     @rule(tokens=st.integers(1, 40))
     def evict(self, tokens) -> None:
         self.tree.evict(tokens)
 
-    @rule(run=runs)
-    def look_up(self, run) -> None:
-        self.tree.match(path_tokens(run))
+    @rule(numbers=RUNS)
+    def look_up(self, numbers) -> None:
+        self.tree.match(path_tokens(numbers))
 
-    @rule(run=runs)
-    def load_back(self, run) -> None:
-        self.tree.load_back(path_tokens(run))
+    @rule(numbers=RUNS)
+    def load_back(self, numbers) -> None:
+        self.tree.load_back(path_tokens(numbers))
 
     @rule()
     def flush(self) -> None:
@@ -153,5 +153,5 @@ class Events(RuleBasedStateMachine):
         self.books.check()
 
 
-TestEvents = Events.TestCase
+TestEvents = EventsMachine.TestCase
 TestEvents.settings = settings(stateful_step_count=20)

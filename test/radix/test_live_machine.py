@@ -20,18 +20,18 @@ from support.live_tree import LiveTree, check
 from support.policy_rules import PolicyRules
 from support.tier_books import TierBooks
 
-WIDTH, MAX_RUN = 2, 8
+ELEMENT_TOKENS, MAX_ELEMENTS = 2, 8
 """Tokens of an element of a run, and elements."""
-runs = st.lists(st.integers(0, 2), min_size=1, max_size=MAX_RUN)
+RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=MAX_ELEMENTS)
 
 
-class Tree(PolicyRules):
+class TreeMachine(PolicyRules):
     """Serve, look up, lock, evict, move between the tiers, flush, restart; a model records each page's history."""
 
     @initialize(
-        device=st.sampled_from(live_names()),
+        policy=st.sampled_from(live_names()),
         host=st.sampled_from([None, "lfu", "wa"]),
-        write=st.sampled_from(["write_through", "write_back"]),
+        write_policy=st.sampled_from(["write_through", "write_back"]),
         host_ttl=st.sampled_from([None, 5.0]),
         pages_on_disk=st.sampled_from([0, 0, 12, 1000]),
         host_tokens=st.sampled_from([0, 64]),
@@ -40,25 +40,25 @@ class Tree(PolicyRules):
         pairs=st.booleans(),
     )
     def start(
-        self, device, host, write, host_ttl, pages_on_disk, host_tokens, page, whole, pairs
+        self, policy, host, write_policy, host_ttl, pages_on_disk, host_tokens, page, whole, pairs
     ) -> None:
         self.folder = Path(tempfile.mkdtemp())
         table = None if host_ttl is None else TTLTable(residual_ttl_s=host_ttl)
-        choice = None if host is None else PolicyChoice(host)
-        self.page, self.disk = page, pages_on_disk * 4096
-        self.pairs = pairs and not self.disk
+        host_policy = None if host is None else PolicyChoice(host)
+        self.page, self.disk_bytes = page, pages_on_disk * 4096
+        self.pairs = pairs and not self.disk_bytes
         """Whether keys are of token pairs, as in EAGLE; 1 token more than pairs is in a path."""
         self.options = {
-            "policy": device,
-            "write_policy": write,
+            "policy": policy,
+            "write_policy": write_policy,
             "config": {"quantum_tokens": 1, "whole_nodes": whole},
             "page_size": page,
             "floor": True,
             "pairs": self.pairs,
         }
-        self.host = host_tokens or self.disk
-        if self.host:
-            self.options["tiers"] = TierOptions(host=choice, host_ttl=table)
+        self.has_host = host_tokens or self.disk_bytes
+        if self.has_host:
+            self.options["tiers"] = TierOptions(host=host_policy, host_ttl=table)
         self.time = 0.0
         self.history: dict[tuple[int, ...], tuple[int, float, float, str]] = {}
         """A path up to the end of a page -> hits, created, last access, category."""
@@ -69,11 +69,11 @@ class Tree(PolicyRules):
         self.tree = self.begin()
 
     def begin(self) -> LiveTree:
-        if self.disk:
-            disk = {"capacity_bytes": self.disk}
+        if self.disk_bytes:
+            disk = {"capacity_bytes": self.disk_bytes}
             tree: LiveTree = DiskTree(self.folder / "disk", disk=disk, **self.options)
         else:
-            tree = LiveTree(32, host_tokens=64 if self.host else 0, **self.options)
+            tree = LiveTree(32, host_tokens=64 if self.has_host else 0, **self.options)
         self.books = TierBooks(tree.core)
         return tree
 
@@ -82,28 +82,28 @@ class Tree(PolicyRules):
         return [tuple(tokens[: end + self.pairs]) for end in ends]
 
     @rule(
-        run=runs,
-        wait=st.sampled_from([0.0, 0.5, 3.0, 60.0]),
+        run=RUNS,
+        pause_s=st.sampled_from([0.0, 0.5, 3.0, 60.0]),
         category=st.sampled_from(["chat", "api"]),
         conversation=st.sampled_from([None, "a", "b"]),
         turn=st.integers(1, 3),
         stop=st.sampled_from([None, "tool", "end"]),
         over=st.booleans(),
-        back=st.sampled_from([None, 1.0, 30.0]),
+        return_in_s=st.sampled_from([None, 1.0, 30.0]),
     )
-    def serve(self, run, wait, category, conversation, turn, stop, over, back) -> None:
+    def serve(self, run, pause_s, category, conversation, turn, stop, over, return_in_s) -> None:
         self.serve_run(
-            run, wait, category=category, conversation=conversation, turn=turn, stop=stop, over=over,
-            return_in_s=back,
+            run, pause_s, category=category, conversation=conversation, turn=turn, stop=stop, over=over,
+            return_in_s=return_in_s,
         )  # fmt: skip
 
-    def serve_run(self, run, wait=0.5, category="chat", **fields) -> None:
+    def serve_run(self, run, pause_s=0.5, category="chat", **fields) -> None:
         tokens, tree = _tokens(run), self.tree
         free_tokens = tree.allocator.available_size() + tree.cache.evictable_size()
-        if free_tokens < WIDTH * MAX_RUN:
+        if free_tokens < ELEMENT_TOKENS * MAX_ELEMENTS:
             return
-        self.time += wait
-        if self.host and not self.disk:
+        self.time += pause_s
+        if self.has_host and not self.disk_bytes:
             tree.load_back(tokens)
         hit = tree.serve(tokens, self.time, category=category, **fields)
         assert hit % self.page == 0
@@ -119,11 +119,11 @@ class Tree(PolicyRules):
             self.history[page] = (hits + 1, created, self.time, category)
             self.fetched.discard(page)
 
-    @rule(run=runs)
+    @rule(run=RUNS)
     def look_up(self, run) -> None:
         assert 0 <= self.tree.match(_tokens(run)) <= len(_tokens(run))
 
-    @rule(run=runs)
+    @rule(run=RUNS)
     def lock(self, run) -> None:
         tokens, cache = _tokens(run), self.tree.cache
         hit = cache.match_prefix(self.tree.match_params(tokens))
@@ -131,12 +131,12 @@ class Tree(PolicyRules):
             self.locks.append(cache.lock(hit.last_device_node))
             length = hit.device_prefix_len + self.pairs
             self.locked[tuple(tokens[:length])] = self.locks[-1]
-            self.below = run[: hit.device_prefix_len // WIDTH]
+            self.locked_run = run[: hit.device_prefix_len // ELEMENT_TOKENS]
 
-    @rule(run=runs)
+    @rule(run=RUNS)
     def evict_below_a_lock(self, run) -> None:
         if self.locks:
-            self.serve_run((self.below + run)[:MAX_RUN])
+            self.serve_run((self.locked_run + run)[:MAX_ELEMENTS])
             self.tree.evict(40)
             self.tree.settle()
 
@@ -154,20 +154,20 @@ class Tree(PolicyRules):
 
     @rule(tokens=st.integers(1, 12))
     def evict_host(self, tokens) -> None:
-        if self.host:
+        if self.has_host:
             self.tree.cache.evict_host(tokens)
             self.tree.settle()
 
-    @rule(run=runs)
+    @rule(run=RUNS)
     def read_from_disk(self, run) -> None:
-        if self.disk:
+        if self.disk_bytes:
             self.tree.fetch(_tokens(run))
             self.fetched.update(self.pages(_tokens(run)))
 
-    @rule(run=runs)
+    @rule(run=RUNS)
     def load_back(self, run) -> None:
         tokens = _tokens(run)
-        if self.host:
+        if self.has_host:
             self.tree.load_back(tokens)
         assert self.tree.kv(tokens) == tokens[: self.tree.match(tokens)]
 
@@ -180,7 +180,7 @@ class Tree(PolicyRules):
 
     @rule()
     def restart(self) -> None:
-        if self.disk and not self.locks:
+        if self.disk_bytes and not self.locks:
             self.tree.close()
             self.tree = self.begin()
             self.tree.request(self.time)
@@ -195,7 +195,7 @@ class Tree(PolicyRules):
         if hasattr(self, "tree"):
             check(self.tree)
             self.books.check()
-            if self.disk:
+            if self.disk_bytes:
                 recount(self.tree.store)
 
     @invariant()
@@ -217,7 +217,7 @@ class Tree(PolicyRules):
 
     @invariant()
     def the_disk_has_the_same_history(self) -> None:
-        for path, (hits, *_) in self.history.items() if getattr(self, "disk", 0) else ():
+        for path, (hits, *_) in self.history.items() if getattr(self, "disk_bytes", 0) else ():
             (meta,) = self.tree.store.meta(self.tree.keys(list(path))[-1:])
             if meta is not None:
                 assert meta.hits <= hits
@@ -225,7 +225,7 @@ class Tree(PolicyRules):
 
     def teardown(self) -> None:
         if hasattr(self, "tree"):
-            if self.disk:
+            if self.disk_bytes:
                 self.tree.close()
             shutil.rmtree(self.folder)
         PAGES.clear()
@@ -233,7 +233,7 @@ class Tree(PolicyRules):
 
 def _tokens(run: list[int]) -> list[int]:
     """Tokens encode their position in the path, to detect mixed-up KV."""
-    return [100 * depth + 10 * name + i for depth, name in enumerate(run) for i in range(WIDTH)]
+    return [100 * depth + 10 * x + i for depth, x in enumerate(run) for i in range(ELEMENT_TOKENS)]
 
 
 def _path(core, node) -> list[int]:
@@ -251,7 +251,7 @@ def report_at_once():
     disk_link.REPORT_INTERVAL_S = interval
 
 
-TestTree = Tree.TestCase
+TestTree = TreeMachine.TestCase
 TestTree.settings = settings(
     max_examples=settings.default.max_examples,
     stateful_step_count=30,

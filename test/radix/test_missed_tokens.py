@@ -13,7 +13,7 @@ from sglang_canopy.radix.missed import BlockMap, ComputingRequest, scale_to_tota
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree
-from support.missed_runs import TreeRequest, causes, misses
+from support.missed_runs import TreeRequest, missed_tokens, tokens_by_cause
 
 CONFIG = {"quantum_tokens": 1, "block_tokens": 4}
 PROMPT = list(range(16))
@@ -29,7 +29,8 @@ def serve(tree, tokens, time, **fields):
 
 def new_causes(tree, before):
     """Return the causes since ``before``."""
-    return {key: n - before.get(key, 0) for key, n in causes(tree).items() if n != before.get(key)}
+    tokens = tokens_by_cause(tree)
+    return {key: n - before.get(key, 0) for key, n in tokens.items() if n != before.get(key)}
 
 
 @pytest.fixture
@@ -39,15 +40,15 @@ def tree():
 
 def test_a_first_prompt_was_never_seen_and_its_repeat_misses_the_last_token(tree):
     serve(tree, PROMPT, 1.0)
-    assert causes(tree) == {("never_seen", "none"): 16}
+    assert tokens_by_cause(tree) == {("never_seen", "none"): 16}
     serve(tree, PROMPT, 2.0)
-    assert causes(tree) == {("never_seen", "none"): 16, ("partial_page", "none"): 1}
+    assert tokens_by_cause(tree) == {("never_seen", "none"): 16, ("partial_page", "none"): 1}
 
 
 def test_an_evicted_prompt_has_a_time_and_a_cause(tree):
     serve(tree, PROMPT, 1.0, category="chat")
     serve(tree, list(range(100, 160)), 3.0, category="batch")
-    before = causes(tree)
+    before = tokens_by_cause(tree)
     serve(tree, PROMPT, 11.0, category="chat")
     assert new_causes(tree, before) == {("evicted", "device"): 12}
     stats = tree.core.departures.stats()
@@ -59,7 +60,7 @@ def test_a_prompt_that_another_request_computes_is_in_flight(tree):
     first, second = TreeRequest(tree, PROMPT, 1.0).admit(), TreeRequest(tree, PROMPT, 2.0).admit()
     first.end()
     second.end()
-    assert causes(tree) == {("never_seen", "none"): 16, ("in_flight", "none"): 16}
+    assert tokens_by_cause(tree) == {("never_seen", "none"): 16, ("in_flight", "none"): 16}
 
 
 def flush(tree):
@@ -77,24 +78,21 @@ EVENTS = {
 
 @pytest.mark.parametrize("case", EVENTS)
 def test_a_miss_has_the_cause_of_its_event(case):
-    host_tokens, copies, event, late_host, expected = EVENTS[case]
+    host_tokens, copies, event, unloaded_host_tokens, expected = EVENTS[case]
     tree = tree_of(host_tokens=host_tokens)
     tree.cache.write_through_threshold = copies
     serve(tree, PROMPT, 1.0)
     event(tree)
-    before = causes(tree)
-    TreeRequest(tree, PROMPT, 2.0).admit(late_host=late_host).end()
+    before = tokens_by_cause(tree)
+    TreeRequest(tree, PROMPT, 2.0).admit(unloaded_host_tokens=unloaded_host_tokens).end()
     assert new_causes(tree, before) == expected
 
 
 def test_a_request_that_ended_without_kv_wrote_nothing(tree):
     TreeRequest(tree, PROMPT, 1.0).admit().abort()
-    before = causes(tree)
+    before = tokens_by_cause(tree)
     serve(tree, PROMPT, 2.0)
     assert new_causes(tree, before)["not_written", "device"] >= 8
-
-
-# ---- tiers ----
 
 
 def test_tokens_that_left_the_host_were_evicted_there():
@@ -102,7 +100,7 @@ def test_tokens_that_left_the_host_were_evicted_there():
     serve(tree, PROMPT, 1.0)
     for number in range(1, 5):
         serve(tree, list(range(100 * number, 100 * number + 60)), 1.0 + number)
-    before = causes(tree)
+    before = tokens_by_cause(tree)
     serve(tree, PROMPT, 20.0)
     (key,) = new_causes(tree, before)
     assert key in (("evicted", "host"), ("not_written", "host"))
@@ -116,7 +114,7 @@ def disk_tree(tmp_path):
     PAGES.clear()
 
 
-def flood(tree, time):
+def fill_cache(tree, time):
     for number in range(1, 8):
         serve(tree, list(range(100 * number, 100 * number + 28)), time + number)
 
@@ -124,19 +122,16 @@ def flood(tree, time):
 def test_unread_tokens_on_disk_are_late_and_others_evicted_there(disk_tree):
     serve(disk_tree, PROMPT, 1.0)
     disk_tree.settle()
-    flood(disk_tree, 1.0)
-    assert disk_tree.on_disk(PROMPT) >= 14
-    before = causes(disk_tree)
+    fill_cache(disk_tree, 1.0)
+    assert disk_tree.disk_tokens(PROMPT) >= 14
+    before = tokens_by_cause(disk_tree)
     serve(disk_tree, PROMPT, 20.0)
     assert set(new_causes(disk_tree, before)) <= {("late", "disk"), ("partial_page", "none")}
-    flood(disk_tree, 20.0)
+    fill_cache(disk_tree, 20.0)
     disk_tree.store.clear()
-    before = causes(disk_tree)
+    before = tokens_by_cause(disk_tree)
     serve(disk_tree, PROMPT, 60.0)
     assert ("evicted", "disk") in new_causes(disk_tree, before)
-
-
-# ---- bounds, sampling, ranks ----
 
 
 def test_the_map_of_blocks_is_bounded_and_keeps_the_latest():
@@ -152,14 +147,14 @@ def test_the_map_of_blocks_is_bounded_and_keeps_the_latest():
 
 def serve_many(seed, one_in=1):
     """Serve a mix of prompts; return the tree."""
-    draw, tree = random.Random(seed), tree_of(256)
+    rng, tree = random.Random(seed), tree_of(256)
     tree.core.departures.sample_stride = one_in
     time = 0.0
     for _ in range(250):
-        time += draw.random() * 10
-        run = [draw.randrange(4) for _ in range(draw.randrange(1, 6))]
+        time += rng.random() * 10
+        run = [rng.randrange(4) for _ in range(rng.randrange(1, 6))]
         tokens = [100 * depth + name * 20 + i for depth, name in enumerate(run) for i in range(12)]
-        serve(tree, [*tokens, 9999], time, category=draw.choice(["chat", "batch"]))
+        serve(tree, [*tokens, 9999], time, category=rng.choice(["chat", "batch"]))
     return tree
 
 
@@ -171,16 +166,14 @@ def test_two_ranks_have_equal_counts(one_in):
 
 
 def test_sampled_blocks_have_nearly_the_same_causes():
-    exact, sampled = causes(serve_many(5)), causes(serve_many(5, one_in=2))
+    exact, sampled = tokens_by_cause(serve_many(5)), tokens_by_cause(serve_many(5, one_in=2))
     total = sum(exact.values())
     assert sum(sampled.values()) == total
     for key in {*exact, *sampled}:
         assert abs(exact.get(key, 0) - sampled.get(key, 0)) < 0.15 * total, key
 
 
-@pytest.mark.parametrize(
-    ("blocks", "one_in"), [(1 << 12, 1), (1 << 13, 8), (1 << 19, 8), (1 << 20, 16)]
-)
+@pytest.mark.parametrize(("blocks", "one_in"), [(4096, 1), (8192, 8), (1 << 19, 8), (1 << 20, 16)])
 def test_a_sample_is_fixed_by_the_size_of_the_cache(tree, blocks, one_in):
     departed = tree.core.departures
     tree.core.live.device_tokens = 4 * blocks
@@ -189,7 +182,7 @@ def test_a_sample_is_fixed_by_the_size_of_the_cache(tree, blocks, one_in):
     serve(tree, list(range(100, 160)), 3.0)
     assert departed.sample_stride == one_in
     assert departures.MIN_BLOCKS <= departed._blocks.limit <= departures.MAX_BLOCKS
-    assert sum(causes(tree).values()) == misses(tree)
+    assert sum(tokens_by_cause(tree).values()) == missed_tokens(tree)
 
 
 def test_causes_are_scaled_to_the_counted_misses():
@@ -201,39 +194,38 @@ def test_causes_are_scaled_to_the_counted_misses():
 
 # ---- random operations ----
 
-runs = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
-class Misses(RuleBasedStateMachine):
+class MissesMachine(RuleBasedStateMachine):
     """Requests begin, overlap, end or are aborted; nodes are evicted; the cache is flushed."""
 
     @initialize(
         page=st.sampled_from([1, 2, 8]),
-        host=st.sampled_from([0, 64, 160]),
+        host_tokens=st.sampled_from([0, 64, 160]),
         copies=st.sampled_from([1, 100]),
         one_in=st.sampled_from([1, 2]),
     )
-    def start(self, page, host, copies, one_in) -> None:
-        self.tree = tree_of(96, page_size=page, host_tokens=host)
-        if host:
+    def start(self, page, host_tokens, copies, one_in) -> None:
+        self.tree = tree_of(96, page_size=page, host_tokens=host_tokens)
+        if host_tokens:
             self.tree.cache.write_through_threshold = copies
         self.tree.core.departures.sample_stride = one_in
         self.time, self.running = 0.0, []
 
     @rule(
-        run=runs,
-        extra=st.integers(0, 3),
+        run=RUNS,
+        extra_tokens=st.integers(0, 3),
         tenant=st.sampled_from([None, None, "a", "b"]),
-        wait=st.sampled_from([0.5, 70.0]),
+        pause_s=st.sampled_from([0.5, 70.0]),
     )
-    def begin(self, run, extra, tenant, wait) -> None:
+    def begin(self, run, extra_tokens, tenant, pause_s) -> None:
         if len(self.running) > 2:
             return
-        self.time += wait
+        self.time += pause_s
         tokens = [100 * depth + 10 * name + i for depth, name in enumerate(run) for i in range(6)]
-        request = TreeRequest(
-            self.tree, [*tokens, *range(9000, 9000 + extra)], self.time, cache_salt=tenant
-        )
+        prompt = [*tokens, *range(9000, 9000 + extra_tokens)]
+        request = TreeRequest(self.tree, prompt, self.time, cache_salt=tenant)
         if self.tree.cache.cache_controller is not None and tenant is None:
             self.tree.load_back(request.tokens[:-1])
         self.running.append(request.admit())
@@ -262,18 +254,18 @@ class Misses(RuleBasedStateMachine):
     @invariant()
     def causes_sum_to_the_misses(self) -> None:
         if hasattr(self, "tree"):
-            tokens = causes(self.tree)
+            tokens = tokens_by_cause(self.tree)
             assert all(n > 0 for n in tokens.values())
             assert self.tree.core.departures.corrected_tokens == 0
 
     @invariant()
     def unknown_is_rare(self) -> None:
         if hasattr(self, "tree"):
-            tokens = causes(self.tree)
+            tokens = tokens_by_cause(self.tree)
             assert tokens.get(("unknown", "none"), 0) <= 0.25 * max(sum(tokens.values()), 100)
 
 
-TestMisses = Misses.TestCase
+TestMisses = MissesMachine.TestCase
 TestMisses.settings = settings(
     max_examples=settings.default.max_examples,
     stateful_step_count=25,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,16 +27,24 @@ from support.live_tree import LiveTree
 SLOTS = 4096
 register_tree_core_backend("offset-walk", OffsetWalkCore)
 
+
+class Scope(NamedTuple):
+    """What separates equal tokens of two requests."""
+
+    extra_key: str | None = None
+    salt: str | None = None
+
+
 # Few blocks, so that paths meet, part and end inside one another's nodes.
-blocks = st.lists(st.integers(0, 3), min_size=1, max_size=5)
-tails = st.integers(0, 9)
-scopes = st.sampled_from([(None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant")])
+scopes = st.builds(Scope, st.sampled_from([None, "adapter"]), st.sampled_from([None, "tenant"]))
+PROMPT = (st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(0, 9), scopes)
+"""Blocks, tokens after them, scope."""
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("insert"), blocks, tails, scopes, st.integers(0, 60), st.integers(0, 2)),
-        st.tuples(st.just("match"), blocks, tails, scopes, st.booleans()),
+        st.tuples(st.just("insert"), *PROMPT, st.integers(0, 60), st.integers(0, 2)),
+        st.tuples(st.just("match"), *PROMPT, st.booleans()),
         st.tuples(st.just("evict"), st.integers(1, 120)),
-        st.tuples(st.just("lock"), blocks, tails, scopes),
+        st.tuples(st.just("lock"), *PROMPT),
         st.tuples(st.just("unlock")),
     ),
     min_size=1,
@@ -44,42 +52,41 @@ operations = st.lists(
 )
 
 
-def path(chosen: list[int], tail: int) -> array:
+def path(path_blocks: list[int], tail_tokens: int) -> array:
     """Blocks of 20 tokens that share their first ten with the next, and a tail."""
     tokens = []
-    for block in chosen:
+    for block in path_blocks:
         tokens += [block // 2] * 10 + [10 + block] * 10
-    return array("q", tokens + [7] * tail)
+    return array("q", tokens + [7] * tail_tokens)
 
 
 class TreeDriver:
     """A tree and its operations; ``state`` returns its visible state."""
 
-    def __init__(
-        self, core: str, page: int, host_tokens: int, write_policy: str, bigram: bool
-    ) -> None:
+    def __init__(self, core: str, page_tokens: int, host_tokens, write_policy, is_bigram) -> None:
         tiers = {"host_tokens": host_tokens, "write_policy": write_policy}
-        self.live = LiveTree(SLOTS, "lru", page_size=page, core=core, **tiers)
-        self.core, self.cache, self.page = self.live.core, self.live.cache, page
-        self.core.is_eagle = bigram
+        self.tree = LiveTree(SLOTS, "lru", page_size=page_tokens, core=core, **tiers)
+        self.core, self.cache, self.page_tokens = self.tree.core, self.tree.cache, page_tokens
+        self.core.is_eagle = is_bigram
         self.locks: list[Any] = []
-        self.first = self.core.root_node.id
+        self.root_id = self.core.root_node.id
 
     def apply(self, operation: str, *arguments: Any) -> Any:
         result = getattr(self, operation)(*arguments)
-        self.live.settle()
+        self.tree.settle()
         return result
 
-    def insert(self, chosen, tail, scope, owned_tokens, priority) -> Any:
-        key = RadixKey(path(chosen, tail), scope[0], cache_salt=scope[1])
-        aligned = len(key) // self.page * self.page
-        if not aligned or self.live.allocator.available_size() < aligned + self.page:
+    def insert(self, path_blocks, tail_tokens, scope, owned_tokens, priority) -> Any:
+        key = RadixKey(path(path_blocks, tail_tokens), scope.extra_key, cache_salt=scope.salt)
+        aligned_tokens = len(key) // self.page_tokens * self.page_tokens
+        free_slots = self.tree.allocator.available_size()
+        if not aligned_tokens or free_slots < aligned_tokens + self.page_tokens:
             return None
-        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, scope)))
-        cached = self.core.collect_full_device_indices(match.last_device_node, self.first)
-        owned_tokens = min(owned_tokens, len(cached)) // self.page * self.page
-        new_slots = self.live.allocator.alloc(aligned - owned_tokens)
-        value = torch.cat([cached[:owned_tokens], new_slots])
+        match = self.find(self.key(path_blocks, tail_tokens, scope))
+        cached_slots = self.core.collect_full_device_indices(match.last_device_node, self.root_id)
+        owned_tokens = min(owned_tokens, len(cached_slots)) // self.page_tokens * self.page_tokens
+        new_slots = self.tree.allocator.alloc(aligned_tokens - owned_tokens)
+        value = torch.cat([cached_slots[:owned_tokens], new_slots])
         result = self.cache.insert(
             InsertParams(
                 key=key,
@@ -92,14 +99,16 @@ class TreeDriver:
         )
         return dataclasses.replace(result, last_device_node=self.path_of(result.last_device_node))
 
-    def key(self, chosen, tail, scope, capped=False) -> RadixKey:
-        tokens = path(chosen, tail)
+    def key(self, path_blocks, tail_tokens, scope, capped=False) -> RadixKey:
+        tokens = path(path_blocks, tail_tokens)
         limit = max(len(tokens) - 1, 0) if capped else None
-        return RadixKey(tokens, scope[0], limit=limit, cache_salt=scope[1])
+        return RadixKey(tokens, scope.extra_key, limit=limit, cache_salt=scope.salt)
 
-    def match(self, chosen, tail, scope, capped) -> Any:
-        key = self.key(chosen, tail, scope, capped)
-        match = self.cache.match_prefix(MatchPrefixParams(key=key))
+    def find(self, key: RadixKey) -> MatchResult:
+        return self.cache.match_prefix(MatchPrefixParams(key=key))
+
+    def match(self, path_blocks, tail_tokens, scope, capped) -> Any:
+        match = self.find(self.key(path_blocks, tail_tokens, scope, capped))
         nodes = {
             field: self.path_of(getattr(match, field))
             for field in ("last_device_node", "last_host_node", "best_match_node")
@@ -112,8 +121,8 @@ class TreeDriver:
     def evict(self, tokens) -> None:
         self.cache.evict(EvictParams(num_tokens=tokens))
 
-    def lock(self, chosen, tail, scope) -> None:
-        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, scope)))
+    def lock(self, path_blocks, tail_tokens, scope) -> None:
+        match = self.find(self.key(path_blocks, tail_tokens, scope))
         self.locks.append(self.cache.lock(match.last_device_node))
 
     def unlock(self) -> None:
@@ -121,7 +130,7 @@ class TreeDriver:
             self.cache.unlock(self.locks.pop())
 
     def path_of(self, node_id: int) -> tuple:
-        """A node by its path: two trees number theirs differently."""
+        """Return the keys from the root to a node, which two trees number differently."""
         node, parts = self.core.node_by_id(node_id), []
         while node is not self.core.root_node:
             parts.append(tuple(node.key.raw_token_ids()))
@@ -143,7 +152,7 @@ class TreeDriver:
                 node.component_data[full].lock_ref,
             )
             for node in nodes
-        ], sorted(self.live.allocator.free_pages.tolist())
+        ], sorted(self.tree.allocator.free_pages.tolist())
 
     def slots(self, node: Any, tier: str) -> Any:
         value = getattr(node.component_data[BASE_COMPONENT_TYPE], tier)
@@ -173,9 +182,8 @@ def test_results_and_tree_equal_sglangs_walk(page, host_tokens, write_policy, st
 
 
 def test_a_walk_continues_after_each_node_it_writes_to_the_host() -> None:
-    anonymous = (None, None)
     inserts = [[0, 1], [0, 3], [0, 1, 0], [0, 1, 0, 2], [0, 1, 0, 2, 3]]
-    steps = [("insert", blocks, 0, anonymous, 0, 0) for blocks in inserts]
+    steps = [("insert", blocks, 0, Scope(), 0, 0) for blocks in inserts]
     check_equal(steps, 1, SLOTS, "write_through", False, writes_at_hit=3)
 
 
@@ -193,16 +201,16 @@ def test_they_equal_sglangs_with_keys_of_token_pairs(page, steps) -> None:
     st.booleans(),
     st.integers(0, 4),
 )
-def test_a_cursor_advances_as_far_as_sglangs_match(case, page, bigram, start) -> None:
-    step, stored_tokens, rest = case
-    stored = RadixKey(array("q", stored_tokens), None, is_bigram=bigram).page_aligned(page)
+def test_a_cursor_advances_as_far_as_sglangs_match(case, page, is_bigram, start) -> None:
+    compared_at_once, stored_tokens, key_tokens = case
+    stored = RadixKey(array("q", stored_tokens), None, is_bigram=is_bigram).page_aligned(page)
     node = type("Node", (), {"key": stored})()
-    key = RadixKey(array("q", [5] * start + rest), None, is_bigram=bigram)
+    key = RadixKey(array("q", [5] * start + key_tokens), None, is_bigram=is_bigram)
     key = CappedKey.share_tokens(key).page_aligned(page)
     if len(key) <= start or not len(stored):
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offset_walk, "_COMPARED_IDS", step)
+        patch.setattr(offset_walk, "_COMPARED_IDS", compared_at_once)
         cursor = KeyCursor(key, page)
         cursor.offset = start
         assert cursor.advance(node) == stored.match_at(key, start, page)
@@ -212,14 +220,14 @@ def test_a_walked_array_can_grow_again() -> None:
     """The scheduler appends output to the array that a key shares with its request."""
     driver = TreeDriver("offset-walk", 4, 0, "write_through", False)
     tokens = path([1, 2], 0)
-    slots = driver.live.allocator.alloc(40)
+    slots = driver.tree.allocator.alloc(40)
     driver.cache.insert(InsertParams(key=RadixKey(tokens, None), value=slots))
     tokens.append(0)
     assert {len(node.key) for node in driver.core._node_arena.values()} == {0, 40}
     tokens.pop()
     driver.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None, limit=39)))
     tokens.extend([1] * 1000)
-    assert driver.live.match(list(tokens)) == 40
+    assert driver.tree.match(list(tokens)) == 40
     assert {len(node.key.token_ids) for node in driver.core._node_arena.values()} == {0, 40 - 4, 4}
 
 
@@ -227,16 +235,16 @@ def test_duplicate_slots_are_freed_even_if_the_insert_raises(monkeypatch) -> Non
     def free_slots(core: str) -> int:
         tree = LiveTree(SLOTS, "lru", page_size=4, core=core)
         tokens = array("q", range(80))
-        half = InsertParams(key=RadixKey(tokens[:40], None), value=tree.allocator.alloc(40))
-        tree.cache.insert(half)
+        first_half = InsertParams(key=RadixKey(tokens[:40], None), value=tree.allocator.alloc(40))
+        tree.cache.insert(first_half)
 
         def raise_error(*_: Any, **__: Any) -> None:
             raise RuntimeError("no room")
 
         monkeypatch.setattr(tree.core, "_add_new_node", raise_error)
-        full = InsertParams(key=RadixKey(tokens, None), value=tree.allocator.alloc(80))
+        both_halves = InsertParams(key=RadixKey(tokens, None), value=tree.allocator.alloc(80))
         with pytest.raises(RuntimeError, match="no room"):
-            tree.cache.insert(full)
+            tree.cache.insert(both_halves)
         assert not tree.core.has_ongoing_insert()
         return tree.allocator.available_size()
 

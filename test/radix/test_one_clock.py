@@ -12,12 +12,16 @@ from support.live_tree import LiveTree, check
 
 DECISION_FOLDERS = ("admission", "policy", "radix", "reuse", "schedule", "ttl", "whatif")
 IMPURE_MODULES = {"time", "datetime", "random", "secrets", "uuid"}
-EXEMPT = {"whatif/meter.py", "radix/storage_holds.py"}
-EXEMPT |= {"radix/self_test.py", "radix/tier_self_test.py"}
+EXEMPT_FILES = {
+    "radix/self_test.py",
+    "radix/storage_holds.py",
+    "radix/tier_self_test.py",
+    "whatif/meter.py",
+}
 """The meter reports its own cost; the ranks agree on the end of a wait for the storage; the tests at
 start draw from fixed seeds."""
 
-TOKENS = 24
+CAPACITY_TOKENS = 24
 PATHS = [[p * 100 + i for i in range(8)] for p in range(6)]
 ARRIVALS = st.lists(
     st.tuples(st.integers(0, 5), st.floats(0.0, 3.0), st.sampled_from(["chat", "agent"])),
@@ -28,14 +32,13 @@ ARRIVALS = st.lists(
 
 @given(ARRIVALS)
 def test_ranks_agree_and_time_never_decreases(arrivals) -> None:
-    """``late``: seconds between a request's stamp and the scheduler."""
-    ranks = [LiveTree(TOKENS, "wa", {"block_tokens": 4}) for _ in range(2)]
+    """``delay_s``: seconds between a request's stamp and the scheduler."""
+    ranks = [LiveTree(CAPACITY_TOKENS, "wa", {"block_tokens": 4}) for _ in range(2)]
     for tree in ranks:
         times = []
-        for number, (path, late, category) in enumerate(arrivals):
-            request = tree.request(
-                number - late + 10.0, category=category, prompt_tokens=len(PATHS[path])
-            )
+        for number, (path, delay_s, category) in enumerate(arrivals):
+            tokens = len(PATHS[path])
+            request = tree.request(number - delay_s + 10.0, category=category, prompt_tokens=tokens)
             times.append(request.time)
             tree.core.requests.finish(request)
             tree.insert(PATHS[path], request)
@@ -58,4 +61,4 @@ def test_decisions_read_no_clock_and_draw_no_random_number(folder) -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").partition(".")[0])
         name = str(path.relative_to(root))
-        assert name in EXEMPT or not imported & IMPURE_MODULES, (name, imported & IMPURE_MODULES)
+        assert name in EXEMPT_FILES or not imported & IMPURE_MODULES, name

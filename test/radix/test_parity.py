@@ -4,7 +4,7 @@ Both are fed the same requests; every request must hit the same tokens, and ever
 the same part of the same path.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,7 +14,7 @@ from sglang_canopy.policy.floored import FlooredPolicy
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
-from support.parity import PAGE, add_samples, chained_path, fields, tokens_of, workload
+from support.parity import PAGE_TOKENS, add_samples, chained_path, labels_of, tokens_of, workload
 from support.policy_rules import Readmission
 from support.tree_recount import recount
 
@@ -29,56 +29,64 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
 CASES = [(name, config) for name in live_names() for config in CONFIGS.get(name, [{}])]
 
 
+class Served(NamedTuple):
+    """Per request its hit; each victim's offset and length in tokens and its first block."""
+
+    hit_tokens: list[int]
+    victims: list[tuple[int, int, int]]
+
+
 def simulate(
     policy: str,
     config: dict,
     steps: list[dict],
-    page: int,
+    page_tokens: int,
     lru_turns: range | None = None,
     **settings: Any,
-):
+) -> Served:
     """``lru_turns``: the steps at which LRU and the policy take turns."""
-    cuts: list[tuple[int, int, int]] = []
+    victims: list[tuple[int, int, int]] = []
 
-    def record(cut: TreeCut) -> None:
-        cuts.append((cut.offset, cut.tokens, cut.blocks[0]))
+    def record(victim: TreeCut) -> None:
+        victims.append((victim.offset, victim.tokens, victim.blocks[0]))
 
-    order = make_policy(policy, config)
+    ranking = make_policy(policy, config)
     if lru_turns is not None:
-        order = FlooredPolicy(order)
-    tree = RadixTree(order, MAX_BLOCKS, page, on_evict=record, **settings)
-    hits = []
+        ranking = FlooredPolicy(ranking)
+    tree = RadixTree(ranking, MAX_BLOCKS, page_tokens, on_evict=record, **settings)
+    hit_tokens = []
     for number, step in enumerate(steps):
-        if isinstance(order, FlooredPolicy) and lru_turns is not None and number in lru_turns:
-            order.rank_by(lru=not order.is_lru_ranking)
+        if isinstance(ranking, FlooredPolicy) and lru_turns is not None and number in lru_turns:
+            ranking.rank_by(lru=not ranking.is_lru_ranking)
         path = chained_path(step)
         request = Request(
             time=step["time"],
             path=path,
-            block_tokens=page,
-            prompt_tokens=len(path) * page,
-            **fields(step),
+            block_tokens=page_tokens,
+            prompt_tokens=len(path) * page_tokens,
+            **labels_of(step),
         )
-        hits.append(tree.access(request) * page)
+        hit_tokens.append(tree.access(request) * page_tokens)
         recount(tree)
-    return hits, cuts
+    return Served(hit_tokens, victims)
 
 
 def serve_live(
     policy: str,
     config: dict,
     steps: list[dict],
-    page: int,
-    readmit: tuple[int, int] | None = None,
+    page_tokens: int,
+    readmission_seeds: tuple[int, int] | None = None,
     lru_turns: range | None = None,
     **settings: Any,
-):
-    """``readmit``: seeds that draw which leaves are re-admitted before each request, and in which
+) -> Served:
+    """``readmission_seeds``: they draw the leaves that are re-admitted before each request, and their
     order."""
-    options = {**config, **settings, "block_tokens": page}
-    tree = LiveTree(MAX_BLOCKS * page, policy, options, page_size=page, floor=lru_turns is not None)
+    options = {**config, **settings, "block_tokens": page_tokens}
+    floor = lru_turns is not None
+    tree = LiveTree(MAX_BLOCKS * page_tokens, policy, options, page_size=page_tokens, floor=floor)
     core = tree.core
-    cuts: list[tuple[int, int, int]] = []
+    victims: list[tuple[int, int, int]] = []
     delete = core._delete_unbacked_device_leaf
 
     def record_and_delete(node: Any, *args: Any, **kwargs: Any) -> None:
@@ -86,79 +94,80 @@ def serve_live(
         while ancestor is not core.root_node:
             path = list(ancestor.key.raw_token_ids()) + path
             ancestor = ancestor.parent
-        blocks = path[::page]
-        first = node.canopy.offset // page
-        cuts.append((node.canopy.offset, len(node.key), hash((*blocks[: first + 1],))))
+        blocks = path[::page_tokens]
+        victim_block = node.canopy.offset // page_tokens
+        block_hash = hash((*blocks[: victim_block + 1],))
+        victims.append((node.canopy.offset, len(node.key), block_hash))
         delete(node, *args, **kwargs)
 
     core._delete_unbacked_device_leaf = record_and_delete
-    readmission = None if readmit is None else Readmission(core, *readmit)
-    hits = []
+    readmission = None if readmission_seeds is None else Readmission(core, *readmission_seeds)
+    hit_tokens = []
     for number, step in enumerate(steps):
-        order = core.live.device_policy
-        if isinstance(order, FlooredPolicy) and lru_turns is not None and number in lru_turns:
-            order.rank_by(lru=not order.is_lru_ranking)
+        device_policy = core.live.device_policy
+        if isinstance(device_policy, FlooredPolicy) and lru_turns is not None and number in lru_turns:
+            device_policy.rank_by(lru=not device_policy.is_lru_ranking)
         if readmission is not None:
             readmission()
-        labels = {"path": chained_path(step), "block_tokens": page}
-        hits.append(tree.serve(tokens_of(step, page), step["time"], **labels, **fields(step)))
+        labels = {"path": chained_path(step), "block_tokens": page_tokens}
+        labels |= labels_of(step)
+        hit_tokens.append(tree.serve(tokens_of(step, page_tokens), step["time"], **labels))
         check(tree)
-    return hits, cuts
+    return Served(hit_tokens, victims)
 
 
-def check_equal(policy: str, config: dict[str, Any], page: int, **settings: Any) -> None:
+def check_equal(policy: str, config: dict[str, Any], page_tokens: int, **settings: Any) -> None:
     for seed in (1, 2):
         steps = workload(seed, 120)
-        simulated_hits, simulated_cuts = simulate(policy, config, steps, page, **settings)
-        live_hits, live_cuts = serve_live(policy, config, steps, page, **settings)
-        first = next((i for i, (a, b) in enumerate(zip(simulated_hits, live_hits)) if a != b), None)
-        assert first is None, (first, simulated_hits[first], live_hits[first])
-        assert live_cuts == simulated_cuts
-        assert sum(simulated_hits) > 0
-        assert simulated_cuts
+        simulated = simulate(policy, config, steps, page_tokens, **settings)
+        live = serve_live(policy, config, steps, page_tokens, **settings)
+        assert live.hit_tokens == simulated.hit_tokens
+        assert live.victims == simulated.victims
+        assert sum(simulated.hit_tokens) > 0
+        assert simulated.victims
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["by need", "whole nodes"])
+@pytest.mark.parametrize("whole_nodes", [False, True], ids=["by need", "whole nodes"])
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
-def test_simulator_and_live_cache_hit_and_evict_the_same(policy, config, whole):
-    check_equal(policy, config, PAGE, quantum_tokens=1, whole_nodes=whole)
+def test_simulator_and_live_cache_hit_and_evict_the_same(policy, config, whole_nodes):
+    check_equal(policy, config, PAGE_TOKENS, quantum_tokens=1, whole_nodes=whole_nodes)
 
 
 @pytest.mark.parametrize("policy", ["wa", "threshold-lru"])
 def test_they_are_equal_while_lru_and_the_policy_take_turns(policy: str) -> None:
     config = CONFIGS.get(policy, [{}])[0]
-    check_equal(policy, config, PAGE, quantum_tokens=1, lru_turns=range(20, 120, 15))
+    check_equal(policy, config, PAGE_TOKENS, quantum_tokens=1, lru_turns=range(20, 120, 15))
 
 
 @pytest.mark.parametrize("policy", ["wa", "threshold-lru"])
 def test_a_floored_policy_ranks_as_itself_or_as_lru(policy: str) -> None:
     config, steps = CONFIGS.get(policy, [{}])[0], workload(1, 120)
-    policy_run, lru_run = (
-        (simulate(name, options, steps, PAGE)) for name, options in ((policy, config), ("lru", {}))
-    )
+    policy_run = simulate(policy, config, steps, PAGE_TOKENS)
+    lru_run = simulate("lru", {}, steps, PAGE_TOKENS)
     assert policy_run != lru_run
-    assert simulate(policy, config, steps, PAGE, range(0)) == policy_run
-    assert simulate(policy, config, steps, PAGE, range(1)) == lru_run
+    assert simulate(policy, config, steps, PAGE_TOKENS, range(0)) == policy_run
+    assert simulate(policy, config, steps, PAGE_TOKENS, range(1)) == lru_run
 
 
-@pytest.mark.parametrize("page", [4, 16, 64])
+@pytest.mark.parametrize("page_tokens", [4, 16, 64])
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
-def test_they_are_equal_at_the_servers_quantum(policy, config, page):
-    check_equal(policy, config, page, quantum_tokens=TreeSettings().quantum_tokens)
+def test_they_are_equal_at_the_servers_quantum(policy, config, page_tokens):
+    check_equal(policy, config, page_tokens, quantum_tokens=TreeSettings().quantum_tokens)
 
 
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
 def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy, config):
     steps = add_samples(workload(1, 80))
     first, second = (
-        serve_live(policy, config, steps, PAGE, (1, order), quantum_tokens=1) for order in (1, 2)
+        serve_live(policy, config, steps, PAGE_TOKENS, (1, seed), quantum_tokens=1)
+        for seed in (1, 2)
     )
     assert first == second
-    assert first[1]
+    assert first.victims
 
 
 @pytest.mark.parametrize("policy", ["canopy-lru", "threshold-lru", "wa"])
 def test_a_readmitted_leaf_ranks_as_before(policy: str) -> None:
     steps = add_samples(workload(1, 80))
-    expected = simulate(policy, {}, steps, PAGE, quantum_tokens=1)
-    assert serve_live(policy, {}, steps, PAGE, (1, 1), quantum_tokens=1) == expected
+    expected = simulate(policy, {}, steps, PAGE_TOKENS, quantum_tokens=1)
+    assert serve_live(policy, {}, steps, PAGE_TOKENS, (1, 1), quantum_tokens=1) == expected

@@ -11,24 +11,30 @@ PROMPT = list(range(100, 116))
 OUTPUT = list(range(500, 508))
 
 
+def labelled_events(tree: LiveTree) -> dict[str, float]:
+    """Return the learnt returns of each category that has any."""
+    categories = tree.core.live.device_policy.model.categories
+    return {curve.label: sum(curve.events) for curve in categories if any(curve.events)}
+
+
 def serve(
-    tree: LiveTree, tokens: list[int], time: float, reason: object, output: list[int], **stamp
+    tree: LiveTree, prompt: list[int], time: float, reason: object, output: list[int], **stamp
 ) -> Req:
     """A request from its arrival to its end, as the scheduler leaves it."""
-    custom = {"canopy": {"time": time, "category": "chat", **stamp}}
-    params = SamplingParams(temperature=0, max_new_tokens=64, custom_params=custom)
-    req = Req("r", "", array("q", tokens), params)
+    custom_params = {"canopy": {"time": time, "category": "chat", **stamp}}
+    params = SamplingParams(temperature=0, max_new_tokens=64, custom_params=custom_params)
+    req = Req("r", "", array("q", prompt), params)
     tree.core.requests.register(req)
     req.output_ids = array("q", output)
     req.finished_reason = reason
     tree.core.requests.report_end(req)
-    tree.insert(tokens, req.canopy.request)
+    tree.insert(prompt, req.canopy.request)
     return req
 
 
-def serve_prefill(tree: LiveTree, tokens: list[int], time: float, **stamp) -> Req:
-    """SGLang's prefill side: one token computed, a length of 0 when the KV is handed over."""
-    return serve(tree, tokens, time, FINISH_LENGTH(length=0), OUTPUT[:1], **stamp)
+def serve_prefill(tree: LiveTree, prompt: list[int], time: float, **stamp) -> Req:
+    """As SGLang's prefill side ends a request: one token, and a length of 0 once its KV is sent."""
+    return serve(tree, prompt, time, FINISH_LENGTH(length=0), OUTPUT[:1], **stamp)
 
 
 def test_a_request_passed_to_the_decode_side_has_no_stop_reason() -> None:
@@ -37,8 +43,8 @@ def test_a_request_passed_to_the_decode_side_has_no_stop_reason() -> None:
     assert request.stop is None
     assert request.output_tokens == 0
     assert len(request.path) == len(PROMPT) // 4
-    decoded = serve(tree, PROMPT, 2.0, FINISH_LENGTH(length=8), OUTPUT).canopy.request
-    assert (decoded.stop, decoded.output_tokens) == ("length", 8)
+    answered = serve(tree, PROMPT, 2.0, FINISH_LENGTH(length=8), OUTPUT).canopy.request
+    assert (answered.stop, answered.output_tokens) == ("length", 8)
 
 
 def test_the_clients_hint_of_the_end_counts() -> None:
@@ -51,14 +57,13 @@ def test_the_next_turn_contains_the_output() -> None:
     events = {}
     for side in ("prefill", "both"):
         tree = LiveTree(128, "wa", {"block_tokens": 4})
-        model = tree.core.live.device_policy.model
         if side == "prefill":
             serve_prefill(tree, PROMPT, 1.0)
         else:
             serve(tree, PROMPT, 1.0, FINISH_MATCHED_TOKEN(matched=2), OUTPUT)
         next_turn = [*PROMPT, *OUTPUT, *range(900, 908)]
         serve_prefill(tree, next_turn, 6.0)
-        events[side] = {c.label: sum(c.events) for c in model.categories if any(c.events)}
+        events[side] = labelled_events(tree)
         assert tree.match(next_turn) == len(next_turn)
     assert events["prefill"] == {"chat|-|turn1|out<64|added<512": 1.0}
     assert events["both"] == {"chat|end|turn1|out<64|added<512": 1.0}
@@ -66,13 +71,12 @@ def test_the_next_turn_contains_the_output() -> None:
 
 def test_a_turn_loaded_from_the_host_is_a_return() -> None:
     tree = LiveTree(48, "wa", {"block_tokens": 4}, host_tokens=192)
-    model = tree.core.live.device_policy.model
     serve_prefill(tree, PROMPT, 1.0)
     for number in range(3):
-        serve_prefill(tree, [2000 + 100 * number + token for token in range(40)], 2.0 + number)
+        serve_prefill(tree, list(range(2000 + 100 * number, 2040 + 100 * number)), 2.0 + number)
     assert tree.match(PROMPT) == 0
     next_turn = [*PROMPT, *OUTPUT, *range(900, 908)]
     assert tree.load_back(next_turn) == len(PROMPT)
     serve_prefill(tree, next_turn, 6.0)
-    assert {c.label for c in model.categories if any(c.events)} == {"chat|-|turn1|out<64|added<512"}
+    assert set(labelled_events(tree)) == {"chat|-|turn1|out<64|added<512"}
     assert tree.match(next_turn) == len(next_turn)

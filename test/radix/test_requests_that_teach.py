@@ -42,18 +42,18 @@ class Server:
         self.tree.insert(tokens, request)
         return request
 
-    def requests_and_tokens(self) -> tuple[int, int]:
+    def count_requests_and_tokens(self) -> tuple[int, int]:
         rows = self.core.live.counters.rows()
         return sum(row.requests for row in rows), sum(row.prompt_tokens for row in rows)
 
 
-def chat(time: float, number: int, output: int = 4, samples: int = 0, **fields: Any) -> Any:
-    """The first turn of conversation ``talk``, which nothing continues."""
+def chat(time: float, number: int, output_tokens: int = 4, samples: int = 0, **fields: Any) -> Any:
+    """Return the first turn of conversation ``c{number}``, which nothing continues."""
     stamp: dict[str, Any] = {"time": time, "category": "chat", "conversation": f"c{number}"}
     if samples:
         stamp["samples"] = samples
     tokens = [1000 * number + i for i in range(1, 19)]
-    return fake_req(tokens, [7 + i for i in range(output)], stamp, **fields)
+    return fake_req(tokens, [7 + i for i in range(output_tokens)], stamp, **fields)
 
 
 def expand_samples(time: float, number: int) -> tuple[Any, list[Any]]:
@@ -84,7 +84,7 @@ def test_parallel_samples_are_one_request_in_learning_and_counts(server) -> None
     server.model.fit(500.0)
     assert server.model.samples == 0
     assert len(server.model.shadow) == 80
-    assert server.requests_and_tokens() == (80, 80 * 18)
+    assert server.count_requests_and_tokens() == (80, 80 * 18)
     assert server.meter.prompt_tokens == 80 * 18
     assert all(learner.model.samples == 0 for learner in learners_with_models(server.meter))
     hits = [node.canopy.hits for node in server.core._node_arena.values() if node.canopy.length]
@@ -97,7 +97,7 @@ def test_equal_prompts_of_one_batch_with_samples_are_one_request(server) -> None
     warm_ups, samples = zip(*(expand_samples(1.0, 1) for _ in range(2)))
     for req in (*warm_ups, *samples[0], *samples[1]):
         server.serve(req)
-    assert server.requests_and_tokens() == (1, 18)
+    assert server.count_requests_and_tokens() == (1, 18)
     assert server.model.samples == 0
     assert len(server.requests.samples) == 0
 
@@ -122,16 +122,14 @@ def test_the_same_prompt_in_another_request_is_no_sample(server) -> None:
         warm_up, samples = expand_samples(time, 1)
         for req in (warm_up, *samples):
             server.serve(req)
-    assert server.requests_and_tokens()[0] == 2
+    assert server.count_requests_and_tokens()[0] == 2
     assert server.model.samples == 1
 
 
 PRIORITY_ERROR = "Using priority is disabled for this server."
 
 
-@pytest.mark.parametrize(
-    "cause", ["queue", "invalid", "priority", "given_up", "between two chunks"]
-)
+@pytest.mark.parametrize("cause", ["queue", "invalid", "priority", "given_up", "between chunks"])
 def test_a_retry_is_no_turn_and_no_return(cause: str) -> None:
     server = Server()
     scheduler = SimpleNamespace(tree_cache=server.tree.cache)
@@ -145,7 +143,7 @@ def test_a_retry_is_no_turn_and_no_return(cause: str) -> None:
                 req.finished_reason = req.to_finish
                 server.requests.report_end(req)
                 server.tree.insert([0], None)
-            elif cause == "between two chunks":
+            elif cause == "between chunks":
                 server.tree.insert(req.origin_input_ids[:8], server.requests.admit(req))
                 end_aborted(None, scheduler, SimpleNamespace(finished_reason=None), req)
                 assert not request.misses
@@ -153,13 +151,13 @@ def test_a_retry_is_no_turn_and_no_return(cause: str) -> None:
                 text = "The request queue is full." if cause == "queue" else PRIORITY_ERROR
                 reason = None if cause == "given_up" else {"status_code": 503, "message": text}
                 end_aborted(None, scheduler, SimpleNamespace(finished_reason=reason), req)
-        last = server.serve(chat(100.0 * number + 15.0, number))
-        assert last.turn == 1
+        answered = server.serve(chat(100.0 * number + 15.0, number))
+        assert answered.turn == 1
     assert server.model.samples == 0
-    assert server.requests_and_tokens() == (30, 30 * 18)
+    assert server.count_requests_and_tokens() == (30, 30 * 18)
     assert server.meter.prompt_tokens == 30 * 18
-    counts = {"invalid": INVALID, "priority": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
-    expected = [90 * (counts.get(cause) == index) for index in range(3)]
+    causes = {"invalid": INVALID, "priority": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
+    expected = [90 * (causes.get(cause) == index) for index in range(3)]
     assert server.core.live.counters.refusal_counts == expected
 
 
@@ -168,8 +166,8 @@ def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
         for attempt in range(3):
             req = chat(100.0 * number + 5.0 * attempt, number, 2, finished_reason=abort_reason())
             server.serve(req)
-        last = server.serve(chat(100.0 * number + 15.0, number))
-        assert last.turn == 1
+        answered = server.serve(chat(100.0 * number + 15.0, number))
+        assert answered.turn == 1
         next_turn = chat(100.0 * number + 40.0, number)
         next_turn.origin_input_ids = [*next_turn.origin_input_ids, *range(900, 920)]
         assert server.serve(next_turn).turn == 2
@@ -181,11 +179,11 @@ def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
 
 
 def test_an_overtaken_request_does_not_turn_the_time_back(server) -> None:
-    late, early = chat(1.0, 1), chat(2.0, 2)
-    for req in (late, early):
+    overtaken, overtaking = chat(1.0, 1), chat(2.0, 2)
+    for req in (overtaken, overtaking):
         server.requests.register(req)
-    assert server.serve(early).time == 2.0
-    assert server.serve(late).time == 2.0
+    assert server.serve(overtaking).time == 2.0
+    assert server.serve(overtaken).time == 2.0
 
 
 def test_remembered_warm_ups_are_bounded_by_tenant_and_in_total() -> None:
@@ -203,7 +201,7 @@ def test_remembered_warm_ups_are_bounded_by_tenant_and_in_total() -> None:
         samples.register_sample(request)
         return request
 
-    arrive("honest", 0)
+    arrive("steady", 0)
     for number in range(1, 2000):
         arrive("other", number)
     assert len(samples) == 1 + TENANT_GROUPS
@@ -215,9 +213,9 @@ def test_remembered_warm_ups_are_bounded_by_tenant_and_in_total() -> None:
 
 def test_a_health_probe_is_no_request(server) -> None:
     """They arrive every few seconds."""
-    for rid, requests in (("HEALTH_CHECK_1f", 0), ("1f", 1)):
+    for rid, expected_requests in (("HEALTH_CHECK_1f", 0), ("1f", 1)):
         req = fake_req(list(range(200)), [1], rid=rid)
         assert server.requests.register(req) is server.requests.register(req)
         server.requests.report_end(req)
-        assert server.requests_and_tokens()[0] == requests
-        assert bool(server.model.shadow.blocks) == bool(requests)
+        assert server.count_requests_and_tokens()[0] == expected_requests
+        assert bool(server.model.shadow.blocks) == bool(expected_requests)

@@ -1,7 +1,5 @@
 """Faults seeded in functions of SGLang: the check that detects each at start."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -51,19 +49,19 @@ def test_the_installed_sglang_passes(page_size: int) -> None:
     check_overrides(*OVERRIDING_CLASSES, CanopyStorage)
 
 
-def _result(change: Change) -> Change:
+def _map_result(change: Change) -> Change:
     return lambda old: lambda *args, **kwargs: change(old(*args, **kwargs))
 
 
-def _nothing(_old: Any) -> Any:
+def _do_nothing(_old: Any) -> Any:
     return lambda *_a, **_k: None
 
 
-def _twice(old: Any) -> Any:
+def _call_twice(old: Any) -> Any:
     return lambda self, *args: (old(self, *args), old(self, *args))[1]
 
 
-def _renamed(old: str, new: str) -> Change:
+def _rename_keyword(old: str, new: str) -> Change:
     def change(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if old in kwargs:
@@ -75,7 +73,7 @@ def _renamed(old: str, new: str) -> Change:
     return change
 
 
-def _without_leaf(old: Any) -> Any:
+def _drop_leaf(old: Any) -> Any:
     def add(self: Any, *args: Any, **kwargs: Any) -> Any:
         node = old(self, *args, **kwargs)
         self.evictable_device_leaves.discard(node)
@@ -84,7 +82,7 @@ def _without_leaf(old: Any) -> Any:
     return add
 
 
-def _one_page_later(old: Any) -> Any:
+def _split_one_page_later(old: Any) -> Any:
     def split(self: Any, key: Any, child: Any, length: int) -> Any:
         page = self.page_size
         return old(self, key, child, length + page if length + page < len(key) else length)
@@ -92,50 +90,47 @@ def _one_page_later(old: Any) -> Any:
     return split
 
 
-def _half(old: Any) -> Any:
+def _lose_first_slots(old: Any) -> Any:
     return lambda self, frees, *rest: old(self, {k: v[1:] for k, v in frees.items()}, *rest)
 
 
-TREE: dict[str, tuple[type, str, Change]] = {
-    "a keyword is renamed": (CORE, "_add_new_node", _renamed("session_id", "session")),
-    "a result is a number": (CORE, "evict_device_leaf", _result(lambda step: step.unbacked_tokens)),
+TREE_FAULTS: dict[str, tuple[type, str, Change]] = {
+    "a keyword is renamed": (CORE, "_add_new_node", _rename_keyword("session_id", "session")),
+    "a result is a number": (CORE, "evict_device_leaf", _map_result(lambda x: x.unbacked_tokens)),
     "a lock is not taken": (
         *(FULL, "acquire_component_lock"),
         lambda _: lambda self, node, result, **_k: result,
     ),
-    "a lock is not released": (FULL, "release_component_lock", _nothing),
-    "a node is split elsewhere": (CORE, "_split_node", _one_page_later),
+    "a lock is not released": (FULL, "release_component_lock", _do_nothing),
+    "a node is split elsewhere": (CORE, "_split_node", _split_one_page_later),
     "a split takes one more argument": (
         *(CORE, "_split_node"),
         lambda old: lambda self, key, node, length, kind: old(self, key, node, length),
     ),
-    "a new node is no leaf": (CORE, "_add_new_node", _without_leaf),
+    "a new node is no leaf": (CORE, "_add_new_node", _drop_leaf),
     "no leaf is evictable": (CORE, "_is_device_leaf", lambda _: lambda *_a: False),
     "a field of the result is missing": (
         *(CORE, "match_prefix"),
-        _result(lambda match: match._replace(device_prefix_len=None)),
+        _map_result(lambda match: match._replace(device_prefix_len=None)),
     ),
-    "freed slots are lost": (CACHE, "_free_values", _nothing),
-    "a victim's first slots are lost": (CACHE, "_free_values", _half),
-    "a store is not recorded": (Recorder, "record_store", _nothing),
-    "a removal is recorded twice": (Recorder, "record_remove", _twice),
-    "an allocation evicts nothing": (CACHE, "evict_for_alloc", _nothing),
-    "a key is rounded up to pages": (
-        *(RadixKey, "page_aligned"),
-        lambda _: lambda self, page: self,
-    ),
-    "nodes are kept when removed": (CORE, "_unregister_node", _nothing),
+    "freed slots are lost": (CACHE, "_free_values", _do_nothing),
+    "a victim's first slots are lost": (CACHE, "_free_values", _lose_first_slots),
+    "a store is not recorded": (Recorder, "record_store", _do_nothing),
+    "a removal is recorded twice": (Recorder, "record_remove", _call_twice),
+    "an allocation evicts nothing": (CACHE, "evict_for_alloc", _do_nothing),
+    "a key is rounded to pages": (*(RadixKey, "page_aligned"), lambda _: lambda self, page: self),
+    "nodes are kept when removed": (CORE, "_unregister_node", _do_nothing),
 }
-WALK: dict[str, tuple[type, str, Change]] = {
-    "hits are counted twice": (CORE, "_inc_hit_count_and_check", _twice),
+WALK_FAULTS: dict[str, tuple[type, str, Change]] = {
+    "hits are counted twice": (CORE, "_inc_hit_count_and_check", _call_twice),
     "a match has another length": (
         *(CORE, "match_prefix"),
-        _result(lambda match: match._replace(full_kv_hit_length=match.full_kv_hit_length + 1)),
+        _map_result(lambda hit: hit._replace(full_kv_hit_length=hit.full_kv_hit_length + 1)),
     ),
 }
 
 
-HOST: dict[str, tuple[type, str, Change]] = {
+HOST_FAULTS: dict[str, tuple[type, str, Change]] = {
     "loaded KV is exchanged": (
         *(CORE, "commit_load_back"),
         lambda old: lambda self, node, slots, *rest: old(self, node, slots.flip(0), *rest),
@@ -143,7 +138,7 @@ HOST: dict[str, tuple[type, str, Change]] = {
 }
 
 
-def _signature(change: Callable[[list[Any]], list[Any]]) -> Change:
+def _change_signature(change: Callable[[list[Any]], list[Any]]) -> Change:
     def changed(old: Any) -> Any:
         def function(*args: Any, **kwargs: Any) -> Any:
             return old(*args, **kwargs)
@@ -157,36 +152,36 @@ def _signature(change: Callable[[list[Any]], list[Any]]) -> Change:
     return changed
 
 
-def _with_one_more(parameters: list[Any]) -> list[Any]:
+def _add_parameter(parameters: list[Any]) -> list[Any]:
     return [*parameters, inspect.Parameter("reserve", inspect.Parameter.KEYWORD_ONLY)]
 
 
-def _with_last_renamed(parameters: list[Any]) -> list[Any]:
+def _rename_last(parameters: list[Any]) -> list[Any]:
     return [*parameters[:-1], parameters[-1].replace(name="other")]
 
 
-PARAMETERS = {
-    "an eviction takes one more keyword": (CACHE, "_evict_components", _with_one_more),
+PARAMETER_FAULTS = {
+    "an eviction takes one more keyword": (CACHE, "_evict_components", _add_parameter),
     "an insert's last parameter is renamed": (
         *(CacheComponent, "commit_insert_component_data"),
-        _with_last_renamed,
+        _rename_last,
     ),
-    "a victim's last parameter is renamed": (FULL, "_evict_device_next_node", _with_last_renamed),
-    "a removal states its reason": (KVCacheEventRecorder, "record_remove", _with_one_more),
+    "a victim's last parameter is renamed": (FULL, "_evict_device_next_node", _rename_last),
+    "a removal states its reason": (KVCacheEventRecorder, "record_remove", _add_parameter),
 }
 
 
-@pytest.mark.parametrize("name", TREE)
+@pytest.mark.parametrize("name", TREE_FAULTS)
 def test_a_changed_tree_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = TREE[name]
+    owner, attribute, change = TREE_FAULTS[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match=r"differs from the tested ones \(0\.5\.22 to"):
         check_tree(4)
 
 
-@pytest.mark.parametrize("name", WALK)
+@pytest.mark.parametrize("name", WALK_FAULTS)
 def test_a_changed_walk_switches_canopys_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = WALK[name]
+    owner, attribute, change = WALK_FAULTS[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
     check_tree(4)
     assert [*releases.SWITCHED_OFF] == ["walk by offsets"]
@@ -218,10 +213,10 @@ def test_the_installed_sglangs_host_tier_passes(page_size: int, write_policy: st
     assert get_memory().hicache_size == 1 << 20
 
 
-@pytest.mark.parametrize("name", HOST)
+@pytest.mark.parametrize("name", HOST_FAULTS)
 def test_a_changed_host_tier_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = _host_tier(4, "write_back")
-    owner, attribute, change = HOST[name]
+    owner, attribute, change = HOST_FAULTS[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match="host tier differs from the tested ones"):
         tier_self_test.check_host_tier(new_cache, 4, arguments, "cpu")
@@ -231,34 +226,34 @@ def test_a_page_at_another_address_is_refused(tmp_path, monkeypatch) -> None:
     pool = DiskTree(tmp_path, page_size=4).storage.mem_pool_host
     check_page(pool)
     assert pool.available_size() == pool.size
-    address = type(pool).get_page_buffer_meta
-    monkeypatch.setattr(type(pool), "get_page_buffer_meta", lambda self, at: address(self, at + 4))
+    find = type(pool).get_page_buffer_meta
+    monkeypatch.setattr(type(pool), "get_page_buffer_meta", lambda self, slot: find(self, slot + 4))
     with pytest.raises(CanopyError, match="differs from the page written"):
         check_page(pool)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", PARAMETER_FAULTS)
 def test_other_parameters_are_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = PARAMETERS[name]
-    monkeypatch.setattr(owner, attribute, _signature(change)(getattr(owner, attribute)))
+    owner, attribute, change = PARAMETER_FAULTS[name]
+    monkeypatch.setattr(owner, attribute, _change_signature(change)(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match=rf"{attribute} of this SGLang has other parameters"):
         check_overrides(*OVERRIDING_CLASSES)
 
 
 def test_an_optional_hook_without_its_function_is_switched_off() -> None:
     (hook,) = [hook for hook in HOOKS if hook.target.endswith("._get_scheduler_first_token_time")]
-    absent = dataclasses.replace(hook, target=f"{hook.target}_absent")
-    check_signature(absent)
-    absent.register()
-    assert absent.is_in_place()
-    assert hook.fallback in releases.SWITCHED_OFF[absent.target]
+    absent_hook = dataclasses.replace(hook, target=f"{hook.target}_absent")
+    check_signature(absent_hook)
+    absent_hook.register()
+    assert absent_hook.is_in_place()
+    assert hook.fallback in releases.SWITCHED_OFF[absent_hook.target]
 
 
 def test_hooks_that_sglang_does_not_call_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HookRegistry, "register", lambda *_: None)
-    first = [h for h in HOOKS if h.is_on_first_request and hasattr(*_find_owner(h.target))]
-    for hook in first:
+    first_hooks = [h for h in HOOKS if h.is_on_first_request and hasattr(*_find_owner(h.target))]
+    for hook in first_hooks:
         hook.register()
-    releases.UNCALLED_HOOKS.difference_update(hook.target for hook in first[1:])
+    releases.UNCALLED_HOOKS.difference_update(hook.target for hook in first_hooks[1:])
     releases.record_uncalled_hooks()
-    assert [*releases.SWITCHED_OFF] == [first[0].target]
+    assert [*releases.SWITCHED_OFF] == [first_hooks[0].target]

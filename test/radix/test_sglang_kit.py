@@ -66,10 +66,10 @@ def test_buffer_only_host_memory_returns_the_same_kv(kit_tree, tmp_path, core, b
 
 def test_a_prompt_that_sglang_inserts_again_with_its_answer_is_used_once(kit_tree) -> None:
     tree = kit_tree(FULL_CONFIGS[1], "wa", steps=UnifiedRadixCacheStorageFixtures)
-    core, tokens, answer = tree.cache.tree_core, tree.steps._make_seq(1, 3), tree.cfg.page_size
-    req, _ = tree.steps._make_inflight_req(
-        tree.cache, tree.allocator, tree.pool, tokens[:-answer], tokens[-answer:]
-    )
+    core, tokens = tree.cache.tree_core, tree.steps._make_seq(1, 3)
+    answer_tokens = tree.cfg.page_size
+    prompt, answer = tokens[:-answer_tokens], tokens[-answer_tokens:]
+    req, _ = tree.steps._make_inflight_req(tree.cache, tree.allocator, tree.pool, prompt, answer)
     req.sampling_params.custom_params = {"canopy": {"time": 1.0}}
     core.clock.advance(5.0)  # another request has arrived meanwhile
     tree.cache.checkpoint(req, up_to=len(tokens))
@@ -89,43 +89,40 @@ def test_pages_written_through_a_buffer_have_their_metadata_on_disk(kit_tree, tm
     node = req.last_node
     tree.steps._buffer_backup_and_wait(tree.cache, node)
     store = tree.cache.cache_controller.storage_backend.store
-    metas = store.meta(tree.steps._all_page_hashes(tree.cache, node))
-    assert [(m.offset, m.turn, m.tenant) for m in metas] == [
+    page_metas = store.meta(tree.steps._all_page_hashes(tree.cache, node))
+    assert [(m.offset, m.turn, m.tenant) for m in page_metas] == [
         (4 * i, 3, tree.cache.tree_core.node_by_id(node).canopy.tenant) for i in range(3)
     ]
-    assert metas[0].tenant
+    assert page_metas[0].tenant
 
 
-# ---- state after an exception ----
-
-
-class Broken(Exception):
+class SeededError(Exception):
     pass
 
 
-def raise_at(call: int, method):
-    """``method``, which raises ``Broken`` instead of its ``call``-th call."""
+def raise_at(number: int, method):
+    """Return ``method``, which raises ``SeededError`` at its ``number``-th call."""
     calls = itertools.count(1)
 
     def call_or_raise(*args, **kwargs):
-        if next(calls) == call:
-            raise Broken
+        if next(calls) == number:
+            raise SeededError
         return method(*args, **kwargs)
 
     return call_or_raise
 
 
 @ALL_CORES
-@pytest.mark.parametrize("host", [False, True], ids=["device", "host"])
-def test_an_eviction_that_raises_loses_no_slot(kit_tree, monkeypatch, core, host) -> None:
+@pytest.mark.parametrize("has_host", [False, True], ids=["device", "host"])
+def test_an_eviction_that_raises_loses_no_slot(kit_tree, monkeypatch, core, has_host) -> None:
     tree = kit_tree(FULL_CONFIGS[1], core)
-    if host:
+    if has_host:
         tree.add_host_tier({})
     for name in (1, 2000, 4000, 6000):
         tree.insert(tree.steps._make_seq(name, 2))
     events = tree.cache.tree_core.kv_events
     monkeypatch.setattr(events, "record_remove", raise_at(3, events.record_remove))
-    with pytest.raises(Broken):
+    with pytest.raises(SeededError):
         tree.cache.evict(EvictParams(num_tokens=4 * 2 * tree.cfg.page_size))
     tree.recount()
     tree.cache.evict(EvictParams(num_tokens=4 * 2 * tree.cfg.page_size))
@@ -133,7 +130,7 @@ def test_an_eviction_that_raises_loses_no_slot(kit_tree, monkeypatch, core, host
     tree.recount()
 
 
-@pytest.mark.parametrize("point", ["prepare", "insert"])
+@pytest.mark.parametrize("point", ["floor_cache_len", "begin_insert"])
 def test_the_fields_of_an_insert_that_raised_reach_no_other_node(kit_tree, monkeypatch, point):
     tree = kit_tree(FULL_CONFIGS[1], "wa")
     cache, steps = tree.cache, tree.steps
@@ -141,11 +138,9 @@ def test_the_fields_of_an_insert_that_raised_reach_no_other_node(kit_tree, monke
     tokens = steps._make_seq(1, 2)
     req, _ = steps._make_inflight_req(cache, tree.allocator, tree.pool, tokens)
     req.sampling_params.custom_params = {"canopy": {"time": 1.0, "category": "chat"}}
-    method = (
-        (core, "begin_insert") if point == "insert" else (cache.components[FULL], "floor_cache_len")
-    )
-    monkeypatch.setattr(*method, raise_at(1, getattr(*method)))
-    with pytest.raises(Broken):
+    owner = core if point == "begin_insert" else cache.components[FULL]
+    monkeypatch.setattr(owner, point, raise_at(1, getattr(owner, point)))
+    with pytest.raises(SeededError):
         cache.checkpoint(req, up_to=len(tokens))
     other_tokens = steps._make_seq(5000, 2)
     tree.insert(other_tokens)

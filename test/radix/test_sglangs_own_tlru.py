@@ -19,24 +19,24 @@ from sglang_canopy.records import Leaf, Request
 from support.live_tree import LiveTree
 from support.tree_recount import recount
 
-PAGE = 4
+PAGE_TOKENS = 4
 CAPACITY_BLOCKS = 40
 
 
 @settings(max_examples=300)
 @given(
-    threshold=st.integers(0, 200),
-    growth=st.integers(0, 200),
+    threshold_tokens=st.integers(0, 200),
+    next_prompt_tokens=st.integers(0, 200),
     nodes=st.lists(st.tuples(*[st.integers(1, 200)] * 3), min_size=2, max_size=8),
 )
-def test_leaves_are_ordered_as_by_sglangs_strategy(threshold, growth, nodes) -> None:
-    strategy = TLRUStrategy(threshold=threshold, next_prompt_estimate=growth)
-    options = {"threshold_tokens": threshold, "next_prompt_tokens": growth}
+def test_leaves_are_ordered_as_by_sglangs_strategy(threshold_tokens, next_prompt_tokens, nodes):
+    strategy = TLRUStrategy(threshold=threshold_tokens, next_prompt_estimate=next_prompt_tokens)
+    options = {"threshold_tokens": threshold_tokens, "next_prompt_tokens": next_prompt_tokens}
     policy = make_policy("sglang-tlru", options)
     priorities = {}
-    for time, (offset, length, growth_tokens) in enumerate(nodes):
+    for time, (offset, length, later_tokens) in enumerate(nodes):
         leaf = Leaf(offset, length)
-        leaf.history, leaf.last_access = offset + length + growth_tokens, float(time)
+        leaf.history, leaf.last_access = offset + length + later_tokens, float(time)
         node = SimpleNamespace(
             key=range(length),
             last_access_time=time,
@@ -45,11 +45,11 @@ def test_leaves_are_ordered_as_by_sglangs_strategy(threshold, growth, nodes) -> 
         )
         priorities[leaf] = strategy.get_priority(node)
         policy.admit(leaf, float(time))
-    order = []
+    victims = []
     while (victim := policy.victim(99.0)) is not None:
-        order.append(victim.leaf)
+        victims.append(victim.leaf)
         policy.drop(victim.leaf)
-    assert order == sorted(priorities, key=priorities.__getitem__)
+    assert victims == sorted(priorities, key=priorities.__getitem__)
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -61,8 +61,8 @@ def prompts(seed: int) -> list[list[int]]:
         number = draw.randrange(12)
         if number not in conversations or draw.random() < 0.08:
             conversations[number] = []
-        fresh = [draw.randrange(10, 10**6) for _ in range(draw.randint(1, 5))]
-        conversations[number] = conversations[number] + fresh
+        new_blocks = [draw.randrange(10, 10**6) for _ in range(draw.randint(1, 5))]
+        conversations[number] = conversations[number] + new_blocks
         if len(conversations[number]) > CAPACITY_BLOCKS // 2:
             del conversations[number]
             continue
@@ -70,31 +70,34 @@ def prompts(seed: int) -> list[list[int]]:
     return turns
 
 
-def request_of(blocks: list[int]) -> dict[str, Any]:
+def path_of(blocks: list[int]) -> dict[str, Any]:
     path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
-    return {"path": path, "block_tokens": PAGE, "prompt_tokens": len(blocks) * PAGE}
+    return {"path": path, "block_tokens": PAGE_TOKENS, "prompt_tokens": len(blocks) * PAGE_TOKENS}
 
 
-@pytest.mark.parametrize(("threshold", "growth"), [(0, 0), (24, 8), (48, 12), (60, 0)])
-def test_hits_are_those_of_sglangs_own_tree(threshold: int, growth: int) -> None:
-    gained = 0
+BUDGETS_TOKENS = [(0, 0), (24, 8), (48, 12), (60, 0)]
+
+
+@pytest.mark.parametrize(("threshold_tokens", "next_prompt_tokens"), BUDGETS_TOKENS)
+def test_hits_are_those_of_sglangs_own_tree(threshold_tokens: int, next_prompt_tokens: int) -> None:
+    hits_over_lru = 0
     for seed in range(4):
-        config = {"threshold": threshold, "next_prompt_estimate": growth}
-        live = LiveTree(CAPACITY_BLOCKS * PAGE, "tlru", config, page_size=PAGE, core="python")
-        options = {"threshold_tokens": threshold, "next_prompt_tokens": growth}
+        config = {"threshold": threshold_tokens, "next_prompt_estimate": next_prompt_tokens}
+        tokens = CAPACITY_BLOCKS * PAGE_TOKENS
+        live = LiveTree(tokens, "tlru", config, page_size=PAGE_TOKENS, core="python")
+        options = {"threshold_tokens": threshold_tokens, "next_prompt_tokens": next_prompt_tokens}
         policy = make_policy("sglang-tlru", options)
-        tree = RadixTree(policy, CAPACITY_BLOCKS, PAGE, whole_nodes=True)
-        lru = RadixTree(make_policy("lru"), CAPACITY_BLOCKS, PAGE, whole_nodes=True)
+        tree = RadixTree(policy, CAPACITY_BLOCKS, PAGE_TOKENS, whole_nodes=True)
+        lru = RadixTree(make_policy("lru"), CAPACITY_BLOCKS, PAGE_TOKENS, whole_nodes=True)
         for time, blocks in enumerate(prompts(seed)):
-            tokens = [block for block in blocks for _ in range(PAGE)]
-            live_hit = live.match(tokens)
+            tokens = [block for block in blocks for _ in range(PAGE_TOKENS)]
+            request = Request(time=float(time), **path_of(blocks))
+            hit_tokens = tree.access(request) * PAGE_TOKENS
+            assert hit_tokens == live.match(tokens), (seed, time)
             live.insert(tokens)
-            fields = request_of(blocks)
-            hit = tree.access(Request(time=float(time), **fields)) * PAGE
-            assert hit == live_hit, (seed, time)
-            gained += hit - lru.access(Request(time=float(time), **fields)) * PAGE
+            hits_over_lru += hit_tokens - lru.access(request) * PAGE_TOKENS
             recount(tree)
-    assert (gained == 0) == (threshold <= growth)
+    assert (hits_over_lru == 0) == (threshold_tokens <= next_prompt_tokens)
 
 
 def test_the_rest_of_a_split_leaf_may_be_beyond_the_budget() -> None:

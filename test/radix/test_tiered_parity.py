@@ -3,6 +3,8 @@
 Both are fed the same requests, one at a time; each must hit as much, on device and host together.
 """
 
+from typing import NamedTuple
+
 import pytest
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
@@ -11,12 +13,19 @@ from canopy_lab.sim.system.tree import TieredTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
-from support.parity import PAGE, add_samples, chained_path, fields, serve_from_tiers, workload
+from support.parity import PAGE_TOKENS, add_samples, chained_path, labels_of, serve_tiers, workload
 from support.policy_rules import Readmission
 
 DEVICE_BLOCKS, HOST_BLOCKS = 60, 130
-State = tuple[int, int, int, int]
-"""Tokens hit on the device and on the host, and tokens on each afterwards."""
+
+
+class State(NamedTuple):
+    """Tokens hit on the device and on the host, and tokens on each afterwards."""
+
+    device_hit: int
+    host_hit: int
+    on_device: int
+    on_host: int
 
 
 class SeparateCuts(TieredTree):
@@ -26,30 +35,29 @@ class SeparateCuts(TieredTree):
     quantum then reaches further into one node than into each of two.
     """
 
-    def _hand_down(self, node: TierNode, kept: int) -> bool:
+    def _hand_down(self, node: TierNode, kept_blocks: int) -> bool:
         return False
 
 
 def simulate(
     policy: str,
-    page: int,
-    quantum: int,
+    page_tokens: int,
+    quantum_tokens: int,
     steps: list[dict],
     host_tokens: int,
-    tiered: type[TieredTree],
+    tree_class: type[TieredTree],
 ) -> list[State]:
-    device = make_policy(policy, {})
-    tree = tiered(
-        device, DEVICE_BLOCKS * page, page, host_policy=device.twin(), host_tokens=host_tokens,
-        quantum_tokens=quantum,
+    device_policy = make_policy(policy, {})
+    tree = tree_class(
+        device_policy, DEVICE_BLOCKS * page_tokens, page_tokens, host_policy=device_policy.twin(), host_tokens=host_tokens,
+        quantum_tokens=quantum_tokens,
     )  # fmt: skip
     states = []
     for number, step in enumerate(steps):
         path = chained_path(step)
-        tokens = len(path) * page
-        request = Request(
-            time=step["time"], path=path, block_tokens=page, prompt_tokens=tokens, **fields(step)
-        )
+        tokens = len(path) * page_tokens
+        fields = {"path": path, "block_tokens": page_tokens, **labels_of(step)}
+        request = Request(time=step["time"], prompt_tokens=tokens, **fields)
         tree.now = max(tree.now, request.time)
         request.label = tree.device_policy.arrive(request)
         tree.host_policy.arrive(request)
@@ -58,11 +66,10 @@ def simulate(
         request.label = tree.device_policy.finish(request)
         tree.host_policy.finish(request)
         tree.lock(hit.node)
-        load = hit.tokens - hit.device_tokens
-        if load:
-            missing = load - tree.free
-            if missing > 0:
-                tree.evict_device(missing)
+        host_hit = hit.tokens - hit.device_tokens
+        if host_hit:
+            if host_hit > tree.free:
+                tree.evict_device(host_hit - tree.free)
             tree.load(hit.node)
         tree.claim(tokens - hit.tokens)
         leaf, _ = tree.insert(path, len(path), tokens, hit.node)
@@ -71,59 +78,63 @@ def simulate(
         tree.back_up(leaf)
         tree.unlock(leaf)
         tree.verify()
-        states.append((hit.device_tokens, load, tree.device_used, tree.host_used))
+        states.append(State(hit.device_tokens, host_hit, tree.device_used, tree.host_used))
     return states
 
 
 def serve_live(
-    policy: str, page: int, quantum: int, steps: list[dict], readmit: tuple[int, int] | None = None
+    policy: str,
+    page_tokens: int,
+    quantum_tokens: int,
+    steps: list[dict],
+    readmission_seeds: tuple[int, int] | None = None,
 ) -> tuple[list[State], int]:
-    """Return the states after each request, and the host pool's size in tokens, which SGLang rounds up.
-    ``readmit``: seeds that draw which leaves are re-admitted before each request, and in which order."""
-    settings = {"quantum_tokens": quantum, "block_tokens": page}
+    """Return the states after each request, and the tokens of the host pool, which SGLang rounds up.
+    ``readmission_seeds``: they draw the leaves re-admitted before each request, and their order."""
+    settings = {"quantum_tokens": quantum_tokens, "block_tokens": page_tokens}
     tree = LiveTree(
-        DEVICE_BLOCKS * page, policy, settings, page_size=page, host_tokens=HOST_BLOCKS * page,
+        DEVICE_BLOCKS * page_tokens, policy, settings, page_size=page_tokens, host_tokens=HOST_BLOCKS * page_tokens,
         write_policy="write_through",
     )  # fmt: skip
     states = []
-    readmission = None if readmit is None else Readmission(tree.core, *readmit)
+    readmission = None
+    if readmission_seeds is not None:
+        readmission = Readmission(tree.core, *readmission_seeds)
     for step in steps:
         if readmission is not None:
             readmission()
-        hit = serve_from_tiers(tree, step, page)
+        hit = serve_tiers(tree, step, page_tokens)
         check(tree)
-        device = host = 0
+        on_device = on_host = 0
         for node in tree.core._node_arena.values():
             data = node.component_data[ComponentType.FULL]
-            device += 0 if data.value is None else len(data.value)
-            host += 0 if data.host_value is None else len(data.host_value)
-        states.append((hit.device_prefix_len, hit.host_hit_length, device, host))
+            on_device += 0 if data.value is None else len(data.value)
+            on_host += 0 if data.host_value is None else len(data.host_value)
+        states.append(State(hit.device_prefix_len, hit.host_hit_length, on_device, on_host))
     return states, tree.cache.cache_controller.mem_pool_host.size
 
 
 def hit_tokens(states: list[State]) -> list[int]:
-    return [device + host for device, host, _, _ in states]
+    return [state.device_hit + state.host_hit for state in states]
 
 
-@pytest.mark.parametrize(("page", "quantum"), [(4, 1), (4, 64), (16, 64), (64, 64)])
+@pytest.mark.parametrize(("page_tokens", "quantum_tokens"), [(4, 1), (4, 64), (16, 64), (64, 64)])
 @pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
-def test_every_request_hits_as_much_on_device_and_host(policy, page, quantum):
+def test_every_request_hits_as_much_on_device_and_host(policy, page_tokens, quantum_tokens):
     steps = workload(1, 150)
-    live, host_tokens = serve_live(policy, page, quantum, steps)
-    simulated, merged = (
-        simulate(policy, page, quantum, steps, host_tokens, tiered)
-        for tiered in (SeparateCuts, TieredTree)
-    )
+    live, host_tokens = serve_live(policy, page_tokens, quantum_tokens, steps)
+    simulated = simulate(policy, page_tokens, quantum_tokens, steps, host_tokens, SeparateCuts)
+    merged = simulate(policy, page_tokens, quantum_tokens, steps, host_tokens, TieredTree)
     assert hit_tokens(simulated) == hit_tokens(live)
     assert sum(hit_tokens(merged)) == pytest.approx(sum(hit_tokens(live)), rel=0.01)
-    if quantum == 1:
+    if quantum_tokens == 1:
         assert hit_tokens(merged) == hit_tokens(live)
-    assert sum(host for _, host, _, _ in simulated) > 0
-    assert max(tokens for _, _, _, tokens in simulated) > (HOST_BLOCKS - 6) * page
+    assert sum(state.host_hit for state in simulated) > 0
+    assert max(state.on_host for state in simulated) > (HOST_BLOCKS - 6) * page_tokens
 
 
 @pytest.mark.parametrize("policy", live_names())
 def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy: str) -> None:
     steps = add_samples(workload(1, 60))
-    first, second = (serve_live(policy, PAGE, 1, steps, (1, order)) for order in (1, 2))
+    first, second = (serve_live(policy, PAGE_TOKENS, 1, steps, (1, seed)) for seed in (1, 2))
     assert first == second

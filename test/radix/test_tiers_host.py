@@ -9,57 +9,51 @@ from sglang_canopy.ttl.table import RESIDUAL, Group, TTLTable
 from support.live_tree import LiveTree, check
 
 ONE_TOKEN = {"quantum_tokens": 1}
-POLICIES = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+EACH_WRITE_POLICY = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 
 
 def tokens(name: int, count: int) -> list[int]:
     return [name * 1000 + i for i in range(count)]
 
 
-def leaf_at(tree: LiveTree, first: int):
-    """The leaf of the node whose first token is ``first``."""
-    return next(
-        n.canopy
-        for n in tree.core._node_arena.values()
-        if n.key and next(iter(n.key.raw_token_ids())) == first
-    )
+def leaf_of(tree: LiveTree, first_token: int):
+    """Return the leaf of the node that begins with ``first_token``."""
+    nodes = [node for node in tree.core._node_arena.values() if node.key]
+    return next(n.canopy for n in nodes if n.key.raw_token_ids()[0] == first_token)
 
 
-@POLICIES
+@EACH_WRITE_POLICY
 def test_an_allocation_evicts_no_more_than_it_lacks(write_policy: str) -> None:
     tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
     tree.serve(tokens(1, 10), time=1)
     tree.serve(tokens(2, 4), time=2)
-    lacking = 5
-    available = tree.allocator.available_size()
-    tree.cache.evict_for_alloc(EvictParams(num_tokens=lacking - available))
-    assert tree.allocator.available_size() == lacking
+    missing_tokens = 5 - tree.allocator.available_size()
+    tree.cache.evict_for_alloc(EvictParams(num_tokens=missing_tokens))
+    assert tree.allocator.available_size() == 5
     assert tree.match(tokens(1, 10)) == 7
     assert tree.match(tokens(2, 4)) == 4
     check(tree)
 
 
-@POLICIES
+@EACH_WRITE_POLICY
 def test_tails_trimmed_by_t_lru_are_demoted(write_policy: str) -> None:
     config = {**ONE_TOKEN, "threshold_tokens": 60}
-    tree = LiveTree(
-        256, "canopy-tlru", config, host_tokens=512, write_policy=write_policy, page_size=4
-    )
+    options = {"write_policy": write_policy, "page_size": 4}
+    tree = LiveTree(256, "canopy-tlru", config, host_tokens=512, **options)
     model = tree.core.live.device_policy.model  # type: ignore[attr-defined]
     tree.serve(tokens(9, 40), time=0)
     tree.serve(tokens(9, 80), time=1)  # a turn adds 40 tokens
     model.fit(1.0)
     tree.serve(tokens(1, 100), time=2)
     tree.serve(tokens(2, 60), time=3)
-    missing = 256 - tree.cache.evictable_size()
-    tree.evict(missing + 60)
+    unevictable_tokens = 256 - tree.cache.evictable_size()
+    tree.evict(unevictable_tokens + 60)
     tree.settle()
     hit_tokens = tree.match(tokens(1, 100))
     assert 0 < hit_tokens < 100
     tree.load_back(tokens(1, 100))
     assert tree.match(tokens(1, 100)) == 100
-    trimmed = tree.core.live.counters.row("default").tiers[DEVICE].evicted_tokens[TRIM]
-    assert trimmed > 0
+    assert tree.core.live.counters.row("default").tiers[DEVICE].evicted_tokens[TRIM] > 0
     check(tree)
 
 
@@ -67,29 +61,29 @@ def test_the_host_evicts_by_its_own_policy() -> None:
     """The device drops the least recently used, the host the least frequently used."""
     tiers = TierOptions(host=PolicyChoice("lfu"))
     tree = LiveTree(8, config=ONE_TOKEN, host_tokens=16, tiers=tiers)
-    often, seldom = tokens(1, 8), tokens(2, 8)
+    frequent, rare = tokens(1, 8), tokens(2, 8)
     for time in (1, 2, 3):
-        tree.serve(often, time=time)
-    tree.serve(seldom, time=4)
+        tree.serve(frequent, time=time)
+    tree.serve(rare, time=4)
     tree.serve(tokens(3, 8), time=5)  # the host holds two of the three
     tree.serve(tokens(4, 8), time=6)
-    assert tree.load_back(often) == 8
-    assert tree.load_back(seldom) == 0
+    assert tree.load_back(frequent) == 8
+    assert tree.load_back(rare) == 0
     assert type(tree.core.live.host_policy).name == "lfu"
     check(tree)
 
 
-@pytest.mark.parametrize(("ttl_s", "evicted", "older"), [(3.0, 8, 8), (300.0, 0, None)])
-def test_an_expired_host_copy_is_evicted_before_older_ones(ttl_s, evicted, older) -> None:
+@pytest.mark.parametrize(("ttl_s", "evicted_tokens", "older_tokens"), [(3.0, 8, 8), (300, 0, None)])
+def test_an_expired_host_copy_is_evicted_before_older_ones(ttl_s, evicted_tokens, older_tokens):
     tiers = TierOptions(host_ttl=TTLTable(categories={"short": ttl_s}))
     tree = LiveTree(8, config=ONE_TOKEN, host_tokens=23, tiers=tiers)
     tree.serve(tokens(1, 8), time=1, category="long")
     tree.serve(tokens(2, 8), time=2, category="short")
     tree.serve(tokens(3, 8), time=9, category="long")
     tree.serve(tokens(4, 8), time=10, category="long")
-    assert tree.load_back(tokens(2, 8)) == 8 - evicted
-    assert tree.core.live.counters.row("short").tiers[HOST].evicted_tokens[TTL] == evicted
-    assert older is None or tree.load_back(tokens(1, 8)) == older
+    assert tree.load_back(tokens(2, 8)) == 8 - evicted_tokens
+    assert tree.core.live.counters.row("short").tiers[HOST].evicted_tokens[TTL] == evicted_tokens
+    assert older_tokens is None or tree.load_back(tokens(1, 8)) == older_tokens
     check(tree)
 
 
@@ -115,7 +109,7 @@ def test_a_shared_prefix_takes_the_longest_ttl_and_the_groups_if_one_has_none() 
         request = tree.request(time, prompt_tokens=4, conversation=conversation)
         request.ttl_s = ttl_s
         tree.insert([1, 2, 3, 4], request)
-        return leaf_at(tree, 1).ttl_s
+        return leaf_of(tree, 1).ttl_s
 
     assert insert(50.0, "a", 1) == 50.0
     assert insert(20.0, "a", 2) == 20.0  # its own conversation may shorten it
@@ -132,9 +126,9 @@ def test_each_node_is_in_the_group_of_the_deepest_root_on_its_path() -> None:
     for time, count in enumerate(sizes):  # one node a block
         request = tree.request(float(time), path=path[: count // 4], block_tokens=4)
         tree.insert(tokens(1, count), request)
-    groups = [leaf_at(tree, 1000 + count - 4).group for count in sizes]
+    groups = [leaf_of(tree, 1000 + count - 4).group for count in sizes]
     assert groups == [RESIDUAL, 0, 0, 1]
-    assert leaf_at(tree, 1012).host_group == 1
+    assert leaf_of(tree, 1012).host_group == 1
 
 
 def test_a_node_from_storage_takes_its_parents_attributes() -> None:

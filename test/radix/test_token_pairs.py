@@ -11,15 +11,15 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from support.kit_tree import CORES, FULL_CONFIGS, KitTree
 from support.live_tree import LiveTree, check
 
-PAIRS = [dataclasses.replace(cfg, is_eagle=True) for cfg in FULL_CONFIGS[:3]]
-CONFIGS = pytest.mark.parametrize("cfg", PAIRS, ids=lambda c: c.label)
+PAIR_CONFIGS = [dataclasses.replace(cfg, is_eagle=True) for cfg in FULL_CONFIGS[:3]]
+EACH_CONFIG = pytest.mark.parametrize("cfg", PAIR_CONFIGS, ids=lambda c: c.label)
 
 
 def matched_tokens(tree: KitTree, *paths: list[int]) -> list[int]:
     return [tree.match(path).device_prefix_len for path in paths]
 
 
-@CONFIGS
+@EACH_CONFIG
 def test_every_core_matches_as_sglangs(kit_tree, cfg) -> None:
     hits = {}
     for core in CORES:

@@ -59,7 +59,7 @@ except ImportError:  # SGLang 0.5.22 has no such parser
     BEAM_RESPONSE_TEMPLATE = None
 
 
-class Tokenizer:
+class CodePointTokenizer:
     """A token is a code point."""
 
     response_template = BEAM_RESPONSE_TEMPLATE
@@ -72,7 +72,7 @@ def stop_reason(answer: str, parser: str | None, **fields: object) -> str | None
     """The stop reason of an answer to a request with this stamp."""
     tree = LiveTree(1024, "wa")
     stamp = {"time": 1.0} | ({} if parser is None else {"tool_parser": parser})
-    options = {"tokenizer": Tokenizer(), **fields}
+    options = {"tokenizer": CodePointTokenizer(), **fields}
     req = fake_req(list(range(100)), list(map(ord, answer)), stamp, **options)
     request = tree.core.requests.register(req)
     tree.core.requests.report_end(req)
@@ -89,8 +89,8 @@ def test_an_answer_is_no_call_without_tools_a_tokenizer_or_a_parser_of_this_mode
     assert stop_reason(HERMES, None) == "end"
     assert stop_reason(HERMES, "hermes", tokenizer=None) == "end"
     assert stop_reason(HERMES, "no-such-parser") == "end"
-    cut = type("FINISH_LENGTH", (), {})()
-    assert stop_reason(HERMES, "hermes", finished_reason=cut) == "length"
+    finish_length = type("FINISH_LENGTH", (), {})()
+    assert stop_reason(HERMES, "hermes", finished_reason=finish_length) == "length"
 
 
 def test_a_forced_call_is_recognised_in_any_format() -> None:

@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -26,13 +27,13 @@ LABORATORY = (
 )  # fmt: skip
 """Folders of tests that need neither torch nor SGLang; the few that do skip themselves."""
 TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
-
-
 PACKAGES = ("python/sglang_canopy", "python/canopy_lab", "python/canopy_documents", "sgl-kernel/python/canopy_kernel")  # fmt: skip
-TOPLEVEL = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+ROOT_FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")  # fmt: skip
 MAX_BYTES = 2_000_000
 """Largest size of the wheel and of the source distribution."""
-BUILD = "from setuptools import build_meta as b; b.build_sdist('../dist'); b.build_wheel('../dist')"
+BUILD_CODE = (
+    "from setuptools import build_meta as b; b.build_sdist('../dist'); b.build_wheel('../dist')"
+)
 
 
 def git_files(*paths: str) -> list[str]:
@@ -42,17 +43,23 @@ def git_files(*paths: str) -> list[str]:
     return sorted({name for name in process.stdout.split() if (ROOT / name).is_file()})
 
 
+class Built(NamedTuple):
+    wheel: Path
+    source: Path
+    """The source distribution."""
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(wheel, source distribution), of a clean copy: setuptools writes into its working directory."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build a clean copy: setuptools writes into its working directory."""
     tree = tmp_path_factory.mktemp("build") / "tree"
-    for name in git_files(*PACKAGES, *TOPLEVEL):
+    for name in git_files(*PACKAGES, *ROOT_FILES):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name)
     (tree.parent / "dist").mkdir()
-    subprocess.run([sys.executable, "-c", BUILD], cwd=tree, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", BUILD_CODE], cwd=tree, check=True, capture_output=True)
     (wheel,), (source,) = (list((tree.parent / "dist").glob(end)) for end in ("*.whl", "*.tar.gz"))
-    return wheel, source
+    return Built(wheel, source)
 
 
 def metadata(wheel: Path):
@@ -61,8 +68,8 @@ def metadata(wheel: Path):
         return message_from_bytes(archive.read(name))
 
 
-def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -> None:
-    wheel, _ = built
+def test_the_wheel_holds_every_file_and_nothing_else(built: Built) -> None:
+    wheel = built.wheel
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     files = {name for name in names if ".dist-info/" not in name}
@@ -73,38 +80,37 @@ def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -
 
 
 def test_the_source_distribution_holds_the_packages_and_nothing_else(built):
-    with tarfile.open(built[1]) as archive:
+    with tarfile.open(built.source) as archive:
         files = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
     generated = {name for name in files if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
-    assert files - generated == {*TOPLEVEL, *git_files(*PACKAGES)}
-    assert built[1].stat().st_size < MAX_BYTES
-    assert built[1].name == f"sglang_canopy-{__version__}.tar.gz"
+    assert files - generated == {*ROOT_FILES, *git_files(*PACKAGES)}
+    assert built.source.stat().st_size < MAX_BYTES
+    assert built.source.name == f"sglang_canopy-{__version__}.tar.gz"
 
 
-def test_its_dependencies_include_neither_torch_nor_sglang(built: tuple[Path, Path]) -> None:
-    head = metadata(built[0])
-    plain = [r for r in head.get_all("Requires-Dist") if "extra ==" not in r]
-    assert not [r for r in plain if r.startswith(("torch", "sglang", "transformers"))]
-    assert set(head.get_all("Provides-Extra")) >= {"cuda", "cpu", "test"}
+def test_its_dependencies_include_neither_torch_nor_sglang(built: Built) -> None:
+    headers = metadata(built.wheel)
+    required = [r for r in headers.get_all("Requires-Dist") if "extra ==" not in r]
+    assert not [r for r in required if r.startswith(("torch", "sglang", "transformers"))]
+    assert set(headers.get_all("Provides-Extra")) >= {"cuda", "cpu", "test"}
 
 
 def test_a_wheel_made_from_the_source_distribution_is_the_same(built, tmp_path):
-    wheel, source = built
-    shutil.unpack_archive(source, tmp_path)  # tarfile's filter is not in Debian's Python 3.11.2
+    shutil.unpack_archive(built.source, tmp_path)  # Python 3.11.2 has no filter of tarfile
     (tree,) = tmp_path.iterdir()
     code = "from setuptools import build_meta; print(build_meta.build_wheel('..'))"
     subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True)
     (rebuilt,) = tmp_path.glob("*.whl")
     contents = []
-    for path in (wheel, rebuilt):
+    for path in (built.wheel, rebuilt):
         with zipfile.ZipFile(path) as archive:
             contents.append({n: archive.read(n) for n in archive.namelist() if ".dist-info" not in n})  # fmt: skip
     assert contents[0] == contents[1]
 
 
-def test_the_command_runs_from_the_wheel_alone(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_command_runs_from_the_wheel_alone(built: Built, tmp_path: Path) -> None:
     """Not from this checkout, and without torch or sglang, which are hidden."""
-    with zipfile.ZipFile(built[0]) as archive:
+    with zipfile.ZipFile(built.wheel) as archive:
         archive.extractall(tmp_path / "lib")
     code = (
         "import sys; sys.modules['torch'] = sys.modules['sglang'] = None; "
@@ -150,7 +156,8 @@ def clean_py(tmp_path: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_cuda_extra_resolves_to_the_pinned_sglang(built, clean_py) -> None:
-    report = pip(clean_py, "install", "--dry-run", "--quiet", "--report", "-", f"{built[0]}[cuda]")
+    flags = ("--dry-run", "--quiet", "--report", "-")
+    report = pip(clean_py, "install", *flags, f"{built.wheel}[cuda]")
     versions = {p["metadata"]["name"]: p["metadata"]["version"] for p in json.loads(report)["install"]}  # fmt: skip
     assert versions["sglang"] == SGLANG_VERSION
     assert {"torch", "sglang-canopy"} <= versions.keys()
@@ -159,13 +166,13 @@ def test_the_cuda_extra_resolves_to_the_pinned_sglang(built, clean_py) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_a_cpu_server_starts_in_an_empty_environment(built, clean_py, tmp_path, tiny_model) -> None:
-    """The manual steps of docs/guide/quickstart.md, with the wheel in place of the checkout."""
-    pins = ROOT / "requirements"
-    pip(clean_py, "install", "--quiet", "-r", str(pins / "cpu.txt"))
-    pip(clean_py, "install", "--quiet", "--no-deps", "-r", str(pins / "cpu-nodeps.txt"))
+    """Take the manual steps of docs/guide/quickstart.md, with the wheel in place of the checkout."""
+    pinned_packages = ROOT / "requirements"
+    pip(clean_py, "install", "--quiet", "-r", str(pinned_packages / "cpu.txt"))
+    pip(clean_py, "install", "--quiet", "--no-deps", "-r", str(pinned_packages / "cpu-nodeps.txt"))
     stand_in = tmp_path / "stand-in"  # setuptools writes build/ into its working directory
     shutil.copytree(ROOT / "sgl-kernel" / "cpu", stand_in)
-    pip(clean_py, "install", "--quiet", "--no-deps", "--no-build-isolation", str(stand_in), str(built[0]))  # fmt: skip
+    pip(clean_py, "install", "--quiet", "--no-deps", "--no-build-isolation", str(stand_in), str(built.wheel))  # fmt: skip
     code = (
         "import sys; from pathlib import Path; "
         "from launch_server import cpu_arguments, free_port, serving; "
@@ -173,8 +180,8 @@ def test_a_cpu_server_starts_in_an_empty_environment(built, clean_py, tmp_path, 
         "flags = [*cpu_arguments(Path(sys.argv[1]), kv_tokens=2048, dtype='float32'), "
         "'--load-format', 'dummy', '--radix-eviction', 'wa']\n"
         "with serving(flags, log=Path('log'), port=free_port(), deadline_s=900, patience_s=0) as server:\n"
-        "    got = json.load(urllib.request.urlopen(server.url + '/canopy/status', timeout=120))\n"
-        "    print(sglang_canopy.__file__, got['version'], got['policy'])"
+        "    status = json.load(urllib.request.urlopen(server.url + '/canopy/status', timeout=120))\n"
+        "    print(sglang_canopy.__file__, status['version'], status['policy'])"
     )
     env = {
         **os.environ,
@@ -183,16 +190,16 @@ def test_a_cpu_server_starts_in_an_empty_environment(built, clean_py, tmp_path, 
     }
     process = subprocess.run([clean_py, "-c", code, tiny_model], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
     assert process.returncode == 0, process.stderr[-3000:]
-    where, version, policy = process.stdout.split()[-3:]
-    assert Path(where).is_relative_to(clean_py.parents[1])
+    package_file, version, policy = process.stdout.split()[-3:]
+    assert Path(package_file).is_relative_to(clean_py.parents[1])
     assert (version, policy) == (__version__, "wa")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", ["wheel", "source distribution"])
+@pytest.mark.parametrize("kind", Built._fields)
 def test_the_laboratory_runs_in_an_empty_environment(built, clean_py, tmp_path, kind):
-    pip(clean_py, "install", "--quiet", str(built[kind != "wheel"]))
+    pip(clean_py, "install", "--quiet", str(getattr(built, kind)))
     installed = pip(clean_py, "list", "--format", "freeze").lower()
     assert not [line for line in installed.splitlines() if line.startswith(("torch", "sglang=="))]
     for module in ("sglang_canopy.policy.registry", "canopy_lab.cli.main", "canopy_documents.calibration.saved"):  # fmt: skip
@@ -215,7 +222,7 @@ def test_the_laboratory_runs_in_an_empty_environment(built, clean_py, tmp_path, 
 def test_the_laboratorys_tests_pass_under_another_python(built, tmp_path, version):
     python = make_environment(tmp_path / "venv", version)
     tools = ("pytest", "hypothesis", "pytest-timeout", "tokenizers", "xxhash")
-    pip(python, "install", "--quiet", str(built[0]), *tools)
+    pip(python, "install", "--quiet", str(built.wheel), *tools)
     env = {**os.environ, "PYTHONPATH": ""}
     code = "import canopy_lab, sglang_canopy; print(canopy_lab.__file__, sglang_canopy.__file__)"
     run = subprocess.run([python, "-c", code], capture_output=True, text=True, env=env, check=True)

@@ -11,9 +11,8 @@ def html(*sections: Section, title: str = "t", **fields: object) -> str:
 
 def test_texts_of_traces_and_users_are_escaped() -> None:
     tricky = "<script>alert('x')</script> & more"
-    section = Section(
-        tricky, [tricky], b"png", table=HtmlTable([tricky], [[tricky]]), points=[tricky]
-    )
+    table = HtmlTable([tricky], [[tricky]])
+    section = Section(tricky, [tricky], b"png", table=table, points=[tricky])
     page = html(
         section, title=tricky, box=[tricky], steps=[(tricky, tricky)], lead=[tricky], notes=[tricky],
         details=[tricky],

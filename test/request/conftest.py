@@ -15,14 +15,14 @@ from support.served_routes import HttpClient, RecordingManager, Serve
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """``with serve(api_key=..., admin_api_key=..., hints="on") as http:``"""
+    """Start the routes: ``with serve(api_key=..., admin_api_key=..., hints="on") as http:``."""
     import uvicorn
     from fastapi import FastAPI
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import add_api_key_middleware
 
-    from canopy_documents import ATTRIBUTE as DOCUMENTS
-    from canopy_documents.plugin import hooks as documents
+    from canopy_documents import ATTRIBUTE as DOCUMENT_ATTRIBUTE
+    from canopy_documents.plugin import hooks as document_hooks
     from canopy_documents.server import options
     from sglang_canopy.server.http import entry, routes
 
@@ -33,28 +33,27 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         api_key: str | None = None,
         admin_api_key: str | None = None,
         hints: str = "on",
-        worker: bool = False,
+        is_worker: bool = False,
         **arguments: Any,
     ) -> Iterator[HttpClient]:
         app, manager = FastAPI(), RecordingManager()
         monkeypatch.setattr(entry, "current", entry.current)  # add_routes sets another
         monkeypatch.setattr(http_server, "app", app)
-        monkeypatch.setattr(
-            http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager)
-        )
+        state = SimpleNamespace(tokenizer_manager=manager)
+        monkeypatch.setattr(http_server, "_global_state", state)
         server_args = SimpleNamespace(
             **{"radix_eviction_policy": "wa", "radix_eviction_policy_config": None} | arguments,
             api_key=api_key,
             admin_api_key=admin_api_key,
             **{ATTRIBUTE: ServerOptions(RequestOptions(client_hints=hints))},
-            **{DOCUMENTS: options.ReuseOptions()},
+            **{DOCUMENT_ATTRIBUTE: options.ReuseOptions()},
         )
-        if worker:  # SGLang adds no middleware there
+        if is_worker:  # SGLang adds no middleware there
             routes.add_worker_routes(server_args)
         else:
             routes.add_routes(server_args)
-        documents.add_routes()
-        if (api_key or admin_api_key) and not worker:
+        document_hooks.add_routes()
+        if (api_key or admin_api_key) and not is_worker:
             add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
         sock = server.config.bind_socket()

@@ -12,20 +12,20 @@ import pytest
 from sglang_canopy.request.client_hints import SECRET_VARIABLE
 from support.served_routes import ADMIN, HINT, SECRET, USER, HttpClient, Serve, gateway
 
-READS = (("GET", "/canopy/status"), ("GET", "/canopy/explain"))
-CHANGES = (("POST", "/canopy/hint"), ("DELETE", "/canopy/documents"))
+READ_ROUTES = (("GET", "/canopy/status"), ("GET", "/canopy/explain"))
+CHANGE_ROUTES = (("POST", "/canopy/hint"), ("DELETE", "/canopy/documents"))
 REFUSED_CODES = (401, 403)
 
 
 def test_a_tokenizer_worker_checks_the_administrators_key(serve: Serve) -> None:
-    with serve(admin_api_key=ADMIN, worker=True) as http:
-        assert admissions(http, CHANGES, None) == {False}
-        assert admissions(http, CHANGES, ADMIN) == {True}
+    with serve(admin_api_key=ADMIN, is_worker=True) as http:
+        assert admissions(http, CHANGE_ROUTES, None) == {False}
+        assert admissions(http, CHANGE_ROUTES, ADMIN) == {True}
 
 
 def admissions(http: HttpClient, routes: tuple[tuple[str, str], ...], key: str | None) -> set[bool]:
     """Return whether the key check let the routes through: one element if all are alike."""
-    return {http(method, path, key)[0] not in REFUSED_CODES for method, path in routes}
+    return {http(method, path, key).code not in REFUSED_CODES for method, path in routes}
 
 
 @pytest.mark.parametrize(
@@ -44,32 +44,32 @@ def admissions(http: HttpClient, routes: tuple[tuple[str, str], ...], key: str |
 )
 def test_users_read_and_only_the_administrator_changes_state(serve, keys, key, reads, changes):
     with serve(**keys) as http:
-        assert admissions(http, READS, key) == {reads}
-        assert admissions(http, CHANGES, key) == {changes}
+        assert admissions(http, READ_ROUTES, key) == {reads}
+        assert admissions(http, CHANGE_ROUTES, key) == {changes}
 
 
-@pytest.mark.parametrize(("method", "path"), CHANGES)
+@pytest.mark.parametrize(("method", "path"), CHANGE_ROUTES)
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1"])
 def test_a_page_of_another_origin_changes_nothing(serve, method, path, origin):
     with serve(admin_api_key=ADMIN) as http:
         code, text = http(method, path, ADMIN, HINT, Origin=origin)
         assert code == 403
         assert origin in text
-        assert http(method, path, ADMIN, Origin=origin)[0] == 403, "without a body, too"
+        assert http(method, path, ADMIN, Origin=origin).code == 403, "without a body, too"
         assert not http.manager.messages
 
 
 def test_a_page_of_the_servers_own_origin_may_send_hints(serve: Serve) -> None:
     with serve() as http:
         server_origin = f"https://127.0.0.1:{http.port}"
-        assert http("POST", "/canopy/hint", None, HINT, Origin=server_origin)[0] == 200
+        assert http("POST", "/canopy/hint", None, HINT, Origin=server_origin).code == 200
 
 
-@pytest.mark.parametrize(("method", "path"), CHANGES)
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_that_browsers_send_without_permission_is_refused(serve, method, path, kind):
+@pytest.mark.parametrize(("method", "path"), CHANGE_ROUTES)
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_that_browsers_send_without_permission_is_refused(serve, method, path, content_type):
     with serve() as http:
-        code, text = http(method, path, None, HINT, Content_Type=kind)
+        code, text = http(method, path, None, HINT, Content_Type=content_type)
         assert code == 415
         assert "application/json" in text
         assert not http.manager.messages
@@ -86,9 +86,9 @@ def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(serve):
 
     with serve() as http:
         with contextlib.suppress(OSError):  # it may close the connection before the body's end
-            assert http("POST", "/canopy/hint", None, endless_body())[0] == 400
+            assert http("POST", "/canopy/hint", None, endless_body()).code == 400
         assert sent_bytes < 128 << 20
-        assert http("GET", "/canopy/status")[0] == 200
+        assert http("GET", "/canopy/status").code == 200
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_status_shows_the_policy_that_runs_and_not_the_requested_one(
     serve: Serve, requested: str, is_off: bool, policy: str | None
 ) -> None:
     with serve(radix_eviction_policy=requested, disable_radix_cache=is_off) as http:
-        status = json.loads(http("GET", "/canopy/status")[1])
+        status = json.loads(http("GET", "/canopy/status").text)
         assert (status["policy"], status["policy_config"], status["ranks"]) == (policy, {}, [])
         assert ("No eviction policy" in status["next_step"]) == (policy is None)
 
@@ -139,8 +139,8 @@ def test_a_tenant_header_that_is_sent_twice_is_refused(serve, header):
 
 def test_a_tenant_that_the_query_names_twice_is_refused(serve: Serve) -> None:
     with serve() as http:
-        assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=b")[0] == 400
-        assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=a")[0] == 200
+        assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=b").code == 400
+        assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=a").code == 200
         assert http.manager.messages == [{"canopy_documents:a": 1}]
 
 
@@ -149,14 +149,11 @@ def test_neither_status_nor_an_error_shows_a_secret(serve, monkeypatch):
     from sglang_canopy.server.http import entry
 
     with serve(admin_api_key=ADMIN, hints="trusted") as http:
-        text = http("GET", "/canopy/status", ADMIN)[1]
-        text += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong"))[1]
+        text = http("GET", "/canopy/status", ADMIN).text
+        text += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong")).text
         text += repr(entry.current.hint_rule)
     assert SECRET not in text
     assert ADMIN not in text
-
-
-# ---- a real tree behind the routes ----
 
 
 @pytest.fixture
@@ -186,21 +183,21 @@ def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
     monkeypatch.setattr(explaining, "MIN_INTERVAL_S", 1e-9)
     explain = ("GET", "/canopy/explain?conversation=c")
     with serve(api_key=USER, admin_api_key=ADMIN) as http:
-        assert http(*explain, ADMIN)[0] == 409  # no scheduler has reported
+        assert http(*explain, ADMIN).code == 409  # no scheduler has reported
         connect_tree(http, tree)
-        assert http(*explain)[0] == 401
+        assert http(*explain).code == 401
         code, text = http(*explain, ADMIN)
         assert code == 200
         (conversations,) = json.loads(text)["replicas"]
         assert len(conversations) == 2
         for salt, device_tokens in (("x", 8), ("y", 8), ("z", 0), (None, 0)):
             salt_header = {} if salt is None else {"X-Canopy-Cache-Salt": salt}
-            (conversation,) = json.loads(http(*explain, USER, **salt_header)[1])["replicas"][0]
+            (conversation,) = json.loads(http(*explain, USER, **salt_header).text)["replicas"][0]
             assert conversation["tokens"]["device"] == device_tokens
             assert "tenant" in conversation
             assert conversation["tenant"] != salt or salt is None
-        assert http("GET", "/canopy/explain", USER)[0] == 400
-        assert http("GET", "/canopy/explain?conversation=%00", USER)[0] == 400
+        assert http("GET", "/canopy/explain", USER).code == 400
+        assert http("GET", "/canopy/explain?conversation=%00", USER).code == 400
         assert all("canopy_explain:" in key for message in http.manager.messages for key in message)
 
 
@@ -211,8 +208,8 @@ def test_answers_to_users_are_limited_in_rate(serve, tree, monkeypatch):
     explain = ("GET", "/canopy/explain?conversation=c")
     with serve(admin_api_key=ADMIN) as http:
         connect_tree(http, tree)
-        assert [http(*explain)[0] for _ in range(3)] == [200, 429, 429]
-        assert http(*explain, ADMIN)[0] == 200
+        assert [http(*explain).code for _ in range(3)] == [200, 429, 429]
+        assert http(*explain, ADMIN).code == 200
 
 
 NESTED_BODY = b'{"server_args": {"canopy_hints:[]": 1}, "x": %s}' % (b"[" * 1015 + b"]" * 1015)
@@ -229,15 +226,15 @@ NESTED_BODY = b'{"server_args": {"canopy_hints:[]": 1}, "x": %s}' % (b"[" * 1015
         ({"server_args": ["canopy_hints:[]"]}, 400),
     ],
 )
-@pytest.mark.parametrize("worker", [False, True])
+@pytest.mark.parametrize("is_worker", [False, True])
 def test_sglangs_route_sends_no_command_of_canopys(
-    serve: Serve, body: Any, code: int, worker: bool
+    serve: Serve, body: Any, code: int, is_worker: bool
 ) -> None:
-    with serve(admin_api_key=ADMIN, worker=worker) as http:
-        assert http("POST", "/set_internal_state", ADMIN, body)[0] == code
+    with serve(admin_api_key=ADMIN, is_worker=is_worker) as http:
+        assert http("POST", "/set_internal_state", ADMIN, body).code == code
 
 
 def test_keys_are_checked_before_a_body_is_read(serve: Serve) -> None:
     with serve(api_key=USER) as http:
-        assert http("POST", "/generate", None, {"stream": True, "extra_key": 5})[0] == 401
-        assert http("POST", "/generate", USER, {"stream": True, "extra_key": 5})[0] == 400
+        assert http("POST", "/generate", None, {"stream": True, "extra_key": 5}).code == 401
+        assert http("POST", "/generate", USER, {"stream": True, "extra_key": 5}).code == 400

@@ -31,19 +31,19 @@ PARAMS = {
 }
 
 
-def heeded_fields(rule: HintRule, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
+def applied_fields(rule: HintRule, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
     """Return the priority fields in the stamp of a request with these headers."""
     monkeypatch.setattr(entry.current, "hint_rule", rule)
-    stamped: list[Any] = []
+    stamped_requests: list[Any] = []
     request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
     params = {key: value for key, value in PARAMS.items() if key != "canopy_conversation"}
     # A session of SGLang has a name and implies that its requests follow one another.
     obj = SimpleNamespace(text="a", sampling_params={"custom_params": params}, session_id="c")
     manager = SimpleNamespace(server_args=None)
     entry.stamp_generation(
-        lambda _self, stamped_obj, _request: stamped.append(stamped_obj), manager, obj, request
+        lambda _self, sent, _request: stamped_requests.append(sent), manager, obj, request
     )
-    stamp = stamped[0].sampling_params["custom_params"][STAMP_KEY]
+    stamp = stamped_requests[0].sampling_params["custom_params"][STAMP_KEY]
     assert (stamp["category"], stamp["conversation"]) == ("chat", "c")
     return PRIORITY_FIELDS & stamp.keys()
 
@@ -52,7 +52,7 @@ def heeded_fields(rule: HintRule, monkeypatch: pytest.MonkeyPatch, **headers: st
 def test_hints_on_or_off_apply_to_all_senders(mode, expected, monkeypatch) -> None:
     rule = HintRule(mode, ADMIN, SECRET)
     for headers in ({}, {"authorization": f"Bearer {ADMIN}"}):
-        assert heeded_fields(rule, monkeypatch, **headers) == expected
+        assert applied_fields(rule, monkeypatch, **headers) == expected
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,8 @@ def test_hints_on_or_off_apply_to_all_senders(mode, expected, monkeypatch) -> No
 )
 def test_trusted_means_the_admin_key_or_the_secret(headers, is_trusted, monkeypatch) -> None:
     rule = HintRule("trusted", ADMIN, SECRET)
-    assert heeded_fields(rule, monkeypatch, **headers) == (PRIORITY_FIELDS if is_trusted else set())
+    expected = PRIORITY_FIELDS if is_trusted else set()
+    assert applied_fields(rule, monkeypatch, **headers) == expected
 
 
 def test_an_empty_credential_is_never_trusted() -> None:

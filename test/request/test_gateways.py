@@ -20,9 +20,9 @@ from sglang_canopy.request import sent
 from sglang_canopy.request.sent import TENANT_METADATA, RequireTenant, body_of, headers_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
-from support.gateways import FOLDER, MODULES, Worker, post, run_gateway, skip_without
+from support.gateways import FOLDER_VARIABLE, MODULES, Worker, post, run_gateway, skip_without
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
+CLIENTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
 
 FIELDS: dict[str, Any] = {
     "cache_salt": "salt",
@@ -70,21 +70,22 @@ def arrivals_by_route(url: str, workers: list[Worker]) -> dict[str, dict[str, st
         for worker in workers:
             worker.posts.clear()
         status, _ = post(url + route, {"model": "tiny", **FIELDS, **body}, HEADERS)
-        (post_seen,) = [received for worker in workers for received in worker.posts] or [None]
-        if post_seen is None:
+        (arrived,) = [received for worker in workers for received in worker.posts] or [None]
+        if arrived is None:
             assert status == 404
             outcomes[route] = dict.fromkeys([*FIELDS, *HEADERS], str(status))
             continue
-        _, headers, body_seen = post_seen
-        rows = {f: ARRIVED if body_seen.get(f) == value else DROPPED for f, value in FIELDS.items()}
-        rows |= {h: ARRIVED if headers.get(h) == value else DROPPED for h, value in HEADERS.items()}
-        outcomes[route] = rows
+        outcomes[route] = {
+            name: ARRIVED if values.get(name) == value else DROPPED
+            for sent_values, values in ((FIELDS, arrived.body), (HEADERS, arrived.headers))
+            for name, value in sent_values.items()
+        }
     return outcomes
 
 
 def documented_cells() -> dict[str, dict[str, dict[str, str]]]:
     """Return field -> gateway -> route -> cell of the page."""
-    section = PAGE.read_text(encoding="utf-8").split("## Behind gateways")[1]
+    section = CLIENTS_PAGE.read_text(encoding="utf-8").split("## Behind gateways")[1]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     table: dict[str, dict[str, dict[str, str]]] = {}
     for row in rows:
@@ -117,7 +118,7 @@ def test_without_a_gateway_every_field_and_header_arrives(workers) -> None:
 @pytest.mark.parametrize("gateway", sorted(MODULES))
 def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkeypatch) -> None:
     skip_without(gateway)
-    monkeypatch.setattr(sys, "path", [os.environ.get(FOLDER, ""), *sys.path])
+    monkeypatch.setattr(sys, "path", [os.environ.get(FOLDER_VARIABLE, ""), *sys.path])
     router_args = importlib.import_module(f"{MODULES[gateway]}.router_args").RouterArgs
     assert router_args.policy == "cache_aware"
     assert router_args.cache_threshold == routing.MATCH_SHARE
@@ -127,10 +128,7 @@ def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkey
     assert router_args.max_tree_size == routing.MAX_KNOWN_BLOCKS * characters_a_block
 
 
-# ---- stamps of our entry ----
-
-
-def http(body: Any, **headers: str) -> HttpRequest:
+def http_of(body: Any, **headers: str) -> HttpRequest:
     raw = json.dumps(body).encode()
 
     async def receive() -> dict[str, Any]:
@@ -143,9 +141,8 @@ def http(body: Any, **headers: str) -> HttpRequest:
 
 
 def request_of(**fields: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{"extra_key": None, "cache_salt": None, "sampling_params": {}} | fields
-    )
+    defaults = {"extra_key": None, "cache_salt": None, "sampling_params": {}}
+    return SimpleNamespace(**defaults | fields)
 
 
 def set_tenant(obj: SimpleNamespace, request: HttpRequest, carriers: str = "metadata") -> None:
@@ -153,16 +150,16 @@ def set_tenant(obj: SimpleNamespace, request: HttpRequest, carriers: str = "meta
 
 
 def test_metadata_sets_the_tenant_of_a_request() -> None:
-    in_metadata = http({"metadata": {TENANT_METADATA["cache_salt"]: "a"}})
+    tenant_in_metadata = http_of({"metadata": {TENANT_METADATA["cache_salt"]: "a"}})
     obj = request_of()
     for _ in range(2):
-        set_tenant(obj, in_metadata)
+        set_tenant(obj, tenant_in_metadata)
         assert (obj.extra_key, obj.cache_salt) == (None, "a")
-    set_tenant(ignored := request_of(), in_metadata, "none")
+    set_tenant(ignored := request_of(), tenant_in_metadata, "none")
     assert ignored.cache_salt is None
-    set_tenant(messages := request_of(), http({"cache_salt": "a"}))  # SGLang's model has no salt
+    set_tenant(messages := request_of(), http_of({"cache_salt": "a"}))  # SGLang's model has no salt
     assert messages.cache_salt == "a"
-    set_tenant(untouched := request_of(cache_salt="salt"), http({"metadata": {"user_id": "u"}}))
+    set_tenant(untouched := request_of(cache_salt="salt"), http_of({"metadata": {"user_id": "u"}}))
     assert untouched.cache_salt == "salt"
 
 
@@ -177,7 +174,7 @@ def test_metadata_sets_the_tenant_of_a_request() -> None:
 def test_a_tenant_that_differs_from_the_gateways_or_is_no_string_is_refused(
     cache_salt, metadata, message
 ) -> None:
-    request = http({"metadata": {TENANT_METADATA[name]: value for name, value in metadata.items()}})
+    request = http_of({"metadata": {TENANT_METADATA[name]: value for name, value in metadata.items()}})
     with pytest.raises(CanopyError, match=message):
         set_tenant(request_of(cache_salt=cache_salt), request)
 
@@ -191,19 +188,19 @@ def test_our_keys_pass_in_metadata_if_custom_params_are_dropped(monkeypatch) -> 
         "someone_elses": "x",
     }
     without_metadata = request_of()
-    entry.stamp(without_metadata, {"category": "chat"}, http({"metadata": metadata}))
+    entry.stamp(without_metadata, {"category": "chat"}, http_of({"metadata": metadata}))
     assert without_metadata.sampling_params["custom_params"][STAMP_KEY]["category"] == "chat"
     monkeypatch.setattr(entry.current, "carriers", "metadata")
     obj = request_of()
-    entry.stamp(obj, {"category": "chat"}, http({"metadata": metadata}))
+    entry.stamp(obj, {"category": "chat"}, http_of({"metadata": metadata}))
     stamp = obj.sampling_params["custom_params"][STAMP_KEY]
     fields = {"category": "agent", "turn": 3, "over": True}
     assert fields.items() <= stamp.items()
     with_params = request_of(sampling_params={"custom_params": {"canopy_turn": 9}})
-    entry.stamp(with_params, {}, http({"metadata": metadata}))
+    entry.stamp(with_params, {}, http_of({"metadata": metadata}))
     assert with_params.sampling_params["custom_params"][STAMP_KEY]["turn"] == 9
     invalid = request_of()
-    entry.stamp(invalid, {"turn": 2}, http({"metadata": {"canopy_turn": "soon"}}))
+    entry.stamp(invalid, {"turn": 2}, http_of({"metadata": {"canopy_turn": "soon"}}))
     assert invalid.sampling_params["custom_params"][STAMP_KEY]["turn"] == 2
 
 
@@ -225,7 +222,7 @@ def warnings_of(caplog, *requests: tuple[SimpleNamespace, HttpRequest]) -> list[
 
 def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(set_rule, caplog) -> None:
     set_rule("off")
-    plain = http({}, X_Smg_Routing_Key="r")
+    plain = http_of({}, X_Smg_Routing_Key="r")
     assert warnings_of(caplog, (request_of(), plain), (request_of(), plain)) == []
     lines = warnings_of(caplog, (request_of(cache_salt="a"), plain), *[(request_of(), plain)] * 3)
     assert len(lines) == 1
@@ -233,16 +230,16 @@ def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(set_rule, caplo
     assert "x-smg-routing-key" in lines[0]
     assert TENANT_METADATA["cache_salt"] in lines[0]
     set_rule("warn")
-    assert len(warnings_of(caplog, *[(request_of(), http({}))] * 3)) == 1
+    assert len(warnings_of(caplog, *[(request_of(), http_of({}))] * 3)) == 1
 
 
 def test_a_missing_required_tenant_is_refused_but_for_internal_calls(set_rule, monkeypatch) -> None:
     set_rule("on")
     monkeypatch.setattr(entry.current, "carriers", "metadata")
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(request_of(), {}, http({}))
-    entry.stamp(request_of(), {}, http({"metadata": {TENANT_METADATA["cache_salt"]: "a"}}))
-    entry.stamp(request_of(extra_key="k"), {}, http({}))
+        entry.stamp(request_of(), {}, http_of({}))
+    entry.stamp(request_of(), {}, http_of({"metadata": {TENANT_METADATA["cache_salt"]: "a"}}))
+    entry.stamp(request_of(extra_key="k"), {}, http_of({}))
     entry.stamp(request_of(), {})
 
 
@@ -252,15 +249,15 @@ def test_sglangs_own_requests_need_no_tenant(set_rule, monkeypatch) -> None:
     from sglang.srt.managers.tokenizer_manager import ServerStatus
 
     set_rule("on")
-    health = http({})
+    health = http_of({})
     health.scope["path"] = "/health"
     entry.stamp(request_of(), {}, health)
     manager = SimpleNamespace(server_status=ServerStatus.Starting)
     monkeypatch.setattr(http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager))
-    entry.stamp(request_of(), {}, http({}))
+    entry.stamp(request_of(), {}, http_of({}))
     manager.server_status = ServerStatus.Up
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(request_of(), {}, http({}))
+        entry.stamp(request_of(), {}, http_of({}))
 
 
 @pytest.mark.parametrize(
@@ -278,19 +275,19 @@ def test_sglangs_own_requests_need_no_tenant(set_rule, monkeypatch) -> None:
 def test_a_batch_with_a_prompt_without_a_tenant_is_refused(set_rule, fields) -> None:
     set_rule("on")
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(request_of(**fields), {}, http({}))
+        entry.stamp(request_of(**fields), {}, http_of({}))
 
 
 def test_a_batch_whose_prompts_all_name_a_tenant_is_served(set_rule) -> None:
     set_rule("on")
-    entry.stamp(request_of(cache_salt=["a", "b"]), {}, http({}))
-    entry.stamp(request_of(extra_key=["k", ""], cache_salt=["", "s"]), {}, http({}))
-    entry.stamp(request_of(extra_key="k", cache_salt=["", ""]), {}, http({}))
+    entry.stamp(request_of(cache_salt=["a", "b"]), {}, http_of({}))
+    entry.stamp(request_of(extra_key=["k", ""], cache_salt=["", "s"]), {}, http_of({}))
+    entry.stamp(request_of(extra_key="k", cache_salt=["", ""]), {}, http_of({}))
 
 
 @pytest.mark.parametrize("cache_salts", [[""], ["", ""], ["a", ""], []], ids=str)
 def test_a_gateways_tenant_is_that_of_every_prompt_of_a_batch(cache_salts) -> None:
     obj = request_of(cache_salt=cache_salts)
     metadata = {TENANT_METADATA["cache_salt"]: "a"}
-    set_tenant(obj, http({"cache_salt": cache_salts, "metadata": metadata}))
+    set_tenant(obj, http_of({"cache_salt": cache_salts, "metadata": metadata}))
     assert obj.cache_salt == "a"

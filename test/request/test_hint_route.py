@@ -18,7 +18,7 @@ def test_a_hint_is_forwarded_to_the_schedulers(serve: Serve) -> None:
         assert http("POST", "/canopy/hint", None, HINT) == (200, '{"waiting":1}')
         (message,) = messages_of(http, 1)
         assert [h["conversation"] for h in unpack(message.removeprefix(HINTS.prefix))] == ["a"]
-        assert json.loads(http("GET", "/canopy/status")[1])["hints_waiting"] == 0
+        assert json.loads(http("GET", "/canopy/status").text)["hints_waiting"] == 0
 
 
 def messages_of(http: HttpClient, count: int) -> list[str]:
@@ -43,7 +43,7 @@ def test_a_hint_takes_its_tenant_from_the_headers_that_documents_take_it_from(
     serve: Serve, in_body: dict[str, str], headers: dict[str, str], tenant: str | None
 ) -> None:
     with serve() as http:
-        assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers)[0] == 200
+        assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers).code == 200
         (message,) = messages_of(http, 1)
         assert [hint["tenant"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [tenant]
 
@@ -62,7 +62,7 @@ def test_a_hint_above_the_tenants_rate_is_refused_with_retry_after(serve: Serve)
         assert (response.status, response.headers["Retry-After"]) == (429, "1")
         assert b"hints a second" in response.read()
         connection.close()
-        assert http("POST", "/canopy/hint", None, {**HINT, "cache_salt": "another"})[0] == 200
+        assert http("POST", "/canopy/hint", None, {**HINT, "cache_salt": "another"}).code == 200
 
 
 def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serve: Serve) -> None:
@@ -110,4 +110,4 @@ def test_trusted_hints_come_from_the_administrator_or_the_gateway(
 ) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     with serve(**keys, hints="trusted") as http:
-        assert http("POST", "/canopy/hint", body=HINT, **headers)[0] == code
+        assert http("POST", "/canopy/hint", body=HINT, **headers).code == code

@@ -18,25 +18,24 @@ from sglang_canopy.wire.stamp import STAMP_KEY, make_stamp, read_stamp
 from support.live_tree import fake_req
 
 
-def http(body: Any, headers: dict[str, str] | None = None, read: bool = True) -> HttpRequest:
-    """A Starlette request; ``read``: its body was read already, as before every route."""
+def http_request(body: Any, headers: dict[str, str] | None = None) -> HttpRequest:
+    """Return a Starlette request whose body was read already, as before every route."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": raw, "more_body": False}
 
-    lines = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
-    request = HttpRequest({"type": "http", "method": "POST", "headers": lines}, receive)
-    if read:
-        asyncio.run(request.body())
+    raw_headers = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+    request = HttpRequest({"type": "http", "method": "POST", "headers": raw_headers}, receive)
+    asyncio.run(request.body())
     return request
 
 
 def stamp_of(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dict[str, Any]:
     """Return the stamp that the entry gives a request with this body and these headers."""
-    adapted = SimpleNamespace(sampling_params={}, **obj)
-    entry.stamp(adapted, {"category": "chat", "turn": 1}, http(body, headers))
-    return adapted.sampling_params["custom_params"][STAMP_KEY]
+    request = SimpleNamespace(sampling_params={}, **obj)
+    entry.stamp(request, {"category": "chat", "turn": 1}, http_request(body, headers))
+    return request.sampling_params["custom_params"][STAMP_KEY]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +78,9 @@ def stamp_of(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> di
         ({"rid": "conv_t2"}, {}, {"conversation": "conv", "turn": 2}),
         ({}, {"x-request-id": "c-9-turn12"}, {"conversation": "c-9", "turn": 12}),
         (
-            {"metadata": {"user_id": "user_1f_account_2e_session_0b-4c"}},
+            {"metadata": {"user_id": "user_1f_account_2e_session_0b-4"}},
             {},
-            {"conversation": "0b-4c"},
+            {"conversation": "0b-4"},
         ),
         ({"session_id": "s"}, {"x-session-id": "x"}, {"conversation": "s"}),
         ({"rid": "no-lineage"}, {"x-request-id": "7"}, {}),
@@ -89,8 +88,8 @@ def stamp_of(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> di
     ],
 )
 def test_each_source_names_the_conversation_and_the_first_counts(body, headers, fields) -> None:
-    fields_found = find_conversation(body, http(body, headers).headers)
-    assert fields_found == (fields | {"linear": True} if fields else {})
+    sent_fields = find_conversation(body, http_request(body, headers).headers)
+    assert sent_fields == (fields | {"linear": True} if fields else {})
 
 
 def test_the_entry_reads_fields_that_sglangs_models_drop() -> None:
@@ -100,11 +99,11 @@ def test_the_entry_reads_fields_that_sglangs_models_drop() -> None:
 
 
 def test_canopy_conversation_overrides_all_other_names() -> None:
-    request = SimpleNamespace(sampling_params={"custom_params": {"canopy_conversation": "chosen"}})
+    request = SimpleNamespace(sampling_params={"custom_params": {"canopy_conversation": "named"}})
     headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
-    entry.stamp(request, {}, http({}, headers))
+    entry.stamp(request, {}, http_request({}, headers))
     stamp = request.sampling_params["custom_params"][STAMP_KEY]
-    assert stamp["conversation"] == "chosen"
+    assert stamp["conversation"] == "named"
     assert not {"over", "linear"} & stamp.keys()
 
 
@@ -117,7 +116,7 @@ def test_long_names_are_shortened_and_stay_distinct() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"[1]", b'"text"', b"\xff"])
 def test_a_body_that_is_not_an_object_has_no_fields(body: bytes) -> None:
-    assert body_of(http(body)) == {}
+    assert body_of(http_request(body)) == {}
     assert body_of(None) == {}
     assert body_of(SimpleNamespace(headers={})) == {}
 

@@ -23,28 +23,28 @@ def message(role: str, content: object = "hi") -> SimpleNamespace:
     return SimpleNamespace(role=role, content=content)
 
 
-def body(*messages: SimpleNamespace, **fields: object) -> SimpleNamespace:
+def chat_body(*messages: SimpleNamespace, **fields: object) -> SimpleNamespace:
     return SimpleNamespace(messages=list(messages), **fields)
 
 
-def test_turn_and_kind_are_read_off_a_chat_body() -> None:
-    first = body(message("system"), message("user"))
+def test_turn_and_category_are_read_off_a_chat_body() -> None:
+    first = chat_body(message("system"), message("user"))
     assert infer_from_chat(first) == {"category": "chat", "turn": 1}
-    third = body(*[message(r) for r in ("user", "assistant", "user", "assistant", "user")])
+    third = chat_body(*[message(r) for r in ("user", "assistant", "user", "assistant", "user")])
     assert infer_from_chat(third)["turn"] == 3
-    agent = body(message("user"), message("assistant"), message("tool"), tools=[{}])
+    agent = chat_body(message("user"), message("assistant"), message("tool"), tools=[{}])
     assert infer_from_chat(agent) == {"category": "chat-tools-after-tool", "turn": 2}
-    with_image = body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
+    with_image = chat_body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
     assert infer_from_chat(with_image)["category"] == "chat-json-image"
 
 
 @pytest.mark.parametrize(
-    ("kind", "category"),
+    ("part_type", "category"),
     [("text", "chat"), ("image_url", "chat-image"), ("audio_url", "chat"), ("video_url", "chat")],
 )
-def test_a_server_and_a_log_have_one_category_for_a_body(kind: str, category: str) -> None:
-    content = [{"type": "text", "text": "hi"}, {"type": kind, kind: "x"}]
-    server_body = body(message("user", [SimpleNamespace(**part) for part in content]))
+def test_a_server_and_a_log_have_one_category_for_a_body(part_type: str, category: str) -> None:
+    content = [{"type": "text", "text": "hi"}, {"type": part_type, part_type: "x"}]
+    server_body = chat_body(message("user", [SimpleNamespace(**part) for part in content]))
     assert infer_from_chat(server_body)["category"] == category
     assert make_chat([{"role": "user", "content": content}], []).category == category
 
@@ -80,9 +80,9 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["input", "tools", "text"]), VALUES))
 def test_any_body_has_a_category_and_a_turn(body: dict[str, Any]) -> None:
-    inferred = infer_from_responses_body(body)
-    assert inferred["category"].startswith("chat")
-    assert inferred["turn"] >= 1
+    fields = infer_from_responses_body(body)
+    assert fields["category"].startswith("chat")
+    assert fields["turn"] >= 1
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat", "/api/generate"])

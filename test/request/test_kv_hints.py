@@ -11,32 +11,32 @@ from sglang_canopy.request.kv_hints import MAX_ACTIONS, read_envelope
 from sglang_canopy.server.http import entry
 
 
-def action(kind, version="1.0", **payload):
-    fields = {"action_id": "a", "action_type": kind, "action_version": version}
+def action(action_type, version="1.0", **payload):
+    fields = {"action_id": "a", "action_type": action_type, "action_version": version}
     return {**fields, "payload": payload}
 
 
-def envelope(*actions, protocol="0.1"):
+def envelope_of(*actions, protocol="0.1"):
     return {"protocol_version": protocol, "message_id": "m", "actions": list(actions)}
 
 
 @pytest.mark.parametrize(
-    ("hints", "hint"),
+    ("envelope", "expected"),
     [
-        (envelope(action("kv.release")), (True, 0)),
-        (envelope(action("kv.fetch"), action("release", "1")), (True, 1)),
-        (envelope(action("kv.retain", seconds=3)), (False, 1)),
-        (envelope(action("kv.release", "9")), (False, 1)),
-        (envelope(action("kv.release"), protocol="7"), (False, 1)),
-        (envelope(*[action("kv.x")] * 40), (False, MAX_ACTIONS)),
+        (envelope_of(action("kv.release")), (True, 0)),
+        (envelope_of(action("kv.fetch"), action("release", "1")), (True, 1)),
+        (envelope_of(action("kv.retain", seconds=3)), (False, 1)),
+        (envelope_of(action("kv.release", "9")), (False, 1)),
+        (envelope_of(action("kv.release"), protocol="7"), (False, 1)),
+        (envelope_of(*[action("kv.x")] * 40), (False, MAX_ACTIONS)),
         (None, (False, 0)),
     ],
 )
-def test_only_a_release_of_a_known_version_counts(hints, hint):
-    assert read_envelope(hints) == hint
-    if hints is not None:
-        actions = [SimpleNamespace(**fields) for fields in hints["actions"]]
-        assert read_envelope(SimpleNamespace(**{**hints, "actions": actions})) == hint
+def test_only_a_release_of_a_known_version_counts(envelope, expected):
+    assert read_envelope(envelope) == expected
+    if envelope is not None:
+        actions = [SimpleNamespace(**fields) for fields in envelope["actions"]]
+        assert read_envelope(SimpleNamespace(**{**envelope, "actions": actions})) == expected
 
 
 @given(
@@ -47,7 +47,7 @@ def test_only_a_release_of_a_known_version_counts(hints, hint):
         ),
     )
 )
-def test_no_envelope_breaks_the_reader(value):
+def test_no_envelope_makes_the_reader_raise(value):
     read_envelope(value)
     read_envelope({"protocol_version": "0.1", "actions": [value]})
 
@@ -57,7 +57,7 @@ def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions()))
-    hints = [envelope(action("kv.release")), envelope(action("kv.fetch"))]
+    hints = [envelope_of(action("kv.release")), envelope_of(action("kv.fetch"))]
     obj = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, kv_hints=hints)
     entry.stamp(obj, {})
     obj.normalize_batch_and_arguments()
@@ -68,6 +68,6 @@ def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
 
 def test_a_release_of_a_sender_without_trust_is_dropped(monkeypatch):
     monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions(client_hints="off")))
-    obj = SimpleNamespace(sampling_params={}, kv_hints=envelope(action("kv.release")))
+    obj = SimpleNamespace(sampling_params={}, kv_hints=envelope_of(action("kv.release")))
     entry.stamp(obj, {})
     assert "over" not in obj.sampling_params["custom_params"]["canopy"]

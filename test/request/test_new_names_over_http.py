@@ -19,7 +19,7 @@ from sglang_canopy.request.access import Refused
 from sglang_canopy.server.http import entry
 from sglang_canopy.server.http.explaining import ExplainRoute
 from sglang_canopy.wire.hints import WaitingHints
-from support.containers import entries, growth
+from support.containers import count_entries, grown_containers
 
 SLACK_ENTRIES = 16
 
@@ -48,9 +48,8 @@ class Process:
         hint = {"conversation": f"c{number}", "cache_salt": tenant, "over": True}
         with contextlib.suppress(CanopyError):  # the bound on waiting hints
             self.hints.add(hint, self.now)
-        question = SimpleNamespace(
-            query_params={"conversation": f"c{number}", "cache_salt": tenant}, headers={}
-        )
+        query = {"conversation": f"c{number}", "cache_salt": tenant}
+        question = SimpleNamespace(query_params=query, headers={})
         with contextlib.suppress(CanopyError, Refused):
             self.loop.run_until_complete(self.explaining(question))
         self.orders.choose_order(number, ["one", "two"], tenant)
@@ -61,39 +60,40 @@ class Process:
         request = SimpleNamespace(
             scope={"path": "/v1/responses"}, headers={}, json=lambda: self._body(body)
         )
-        obj = SimpleNamespace(
+        generate_request = SimpleNamespace(
             sampling_params={"custom_params": {"canopy_category": f"k{number}"}},
             rid=f"resp_{number}",
             extra_key=None,
             cache_salt=tenant,
             session_id=f"s{number}",
         )
-        entry.stamp(obj, {"category": "chat", "turn": 1}, request)
-        assert obj.sampling_params["custom_params"]["canopy"]["conversation"]
+        entry.stamp(generate_request, {"category": "chat", "turn": 1}, request)
+        assert generate_request.sampling_params["custom_params"]["canopy"]["conversation"]
 
     @staticmethod
     async def _body(body: dict[str, Any]) -> dict[str, Any]:
         return body
 
-    def entries(self) -> dict[str, int]:
-        return entries(self.entry, self.hints, self.explaining, self.orders, self.heads)
+    def count_entries(self) -> dict[str, int]:
+        return count_entries(self.entry, self.hints, self.explaining, self.orders, self.heads)
 
 
 @pytest.fixture
 def process(monkeypatch) -> Iterator[Process]:
-    process_parts = Process(monkeypatch)
-    yield process_parts
-    process_parts.loop.close()
+    http_process = Process(monkeypatch)
+    yield http_process
+    http_process.loop.close()
 
 
 def test_no_container_of_the_http_process_grows_with_new_names(process) -> None:
-    assert growth(process, process.serve, 4_200, 4_500, 0.02, SLACK_ENTRIES) == {}
+    assert grown_containers(process, process.serve, 4_200, 4_500, 0.02, SLACK_ENTRIES) == {}
     # The sweep covers all containers: each has an entry.
-    filled = {name.partition(".")[0] for name, count in process.entries().items() if count}
-    assert {"BoundedByTenant", "Orders"} <= filled
+    counts = process.count_entries()
+    filled_classes = {name.partition(".")[0] for name, count in counts.items() if count}
+    assert {"BoundedByTenant", "Orders"} <= filled_classes
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_container_of_the_http_process_grows_with_100_000_new_names(process) -> None:
-    assert growth(process, process.serve, 5_000, 100_000, 0.02, SLACK_ENTRIES) == {}
+    assert grown_containers(process, process.serve, 5_000, 100_000, 0.02, SLACK_ENTRIES) == {}

@@ -19,18 +19,18 @@ from sglang_canopy.server.http.entry import drop_billing_line
 MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
 
 
-def check(**fields: Any) -> None:
+def check_request(**fields: Any) -> None:
     """Check a request as SGLang's tokenizer manager does; one token for each character of a text."""
     obj = GenerateReqInput(**{"sampling_params": {}} | fields)
     check_sizes(obj)
     obj.normalize_batch_and_arguments()
-    for item in [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]:
-        check_prompt(MANAGER, item, item.input_ids if item.text is None else [1] * len(item.text))
-        names = ("return_logprob", "logprob_start_len", "positional_embed_overrides")
-        more = {name: getattr(item, name) for name in names}
-        more["session_params"] = SessionParams(**(item.session_params or {}))
-        params = SamplingParams(**item.sampling_params)
-        check_message(SimpleNamespace(sampling_params=params, **more), MANAGER)
+    for part in [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]:
+        check_prompt(MANAGER, part, part.input_ids if part.text is None else [1] * len(part.text))
+        copied_fields = ("return_logprob", "logprob_start_len", "positional_embed_overrides")
+        message = {name: getattr(part, name) for name in copied_fields}
+        message["session_params"] = SessionParams(**(part.session_params or {}))
+        message["sampling_params"] = SamplingParams(**part.sampling_params)
+        check_message(SimpleNamespace(**message), MANAGER)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def check(**fields: Any) -> None:
     ],
 )
 def test_computable_requests_are_accepted(fields: dict[str, Any]) -> None:
-    check(**fields)
+    check_request(**fields)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_computable_requests_are_accepted(fields: dict[str, Any]) -> None:
 )
 def test_a_request_that_ends_a_server_is_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(CanopyError, match=reason):
-        check(**fields)
+        check_request(**fields)
 
 
 def test_no_client_skips_sglangs_checks() -> None:
@@ -117,13 +117,12 @@ BILLING_LINE = "x-anthropic-billing-header: cc_version=2.1.177.01c; cch=0f3a1;"
 PROMPT = "You are an agent.\nx-anthropic-billing-header: is a header."
 
 
-def system_text(system: Any, policy: str = "wa", strip: str = "on") -> str | None:
+def system_text(system: Any, policy: str = "wa", strip_mode: str = "on") -> str | None:
     """Return the system text of the chat that SGLang makes of a request."""
     arguments = SimpleNamespace(radix_eviction_policy=policy)
-    setattr(arguments, ATTRIBUTE, ServerOptions(RequestOptions(strip_billing_line=strip)))
-    chat = SimpleNamespace(
-        supports_inline_system=True, tokenizer_manager=SimpleNamespace(server_args=arguments)
-    )
+    setattr(arguments, ATTRIBUTE, ServerOptions(RequestOptions(strip_billing_line=strip_mode)))
+    manager = SimpleNamespace(server_args=arguments)
+    chat = SimpleNamespace(supports_inline_system=True, tokenizer_manager=manager)
     serving = AnthropicServing(chat)
     user = {"role": "user", "content": "hi"}
     request = AnthropicMessagesRequest(model="m", max_tokens=1, messages=[user], system=system)
@@ -148,5 +147,5 @@ def test_only_the_billing_line_is_left_out(system: Any, expected: str | None) ->
 
 
 def test_a_billing_line_stays_with_the_flag_and_under_sglangs_policies() -> None:
-    assert system_text(BILLING_LINE, strip="off") == BILLING_LINE
+    assert system_text(BILLING_LINE, strip_mode="off") == BILLING_LINE
     assert system_text(BILLING_LINE, policy="lru") == BILLING_LINE

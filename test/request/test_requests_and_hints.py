@@ -24,11 +24,11 @@ from sglang_canopy.wire.stamp import (
     make_stamp,
 )
 from support.live_tree import LiveTree, check, fake_req
-from support.receiver import tokenized
+from support.receiver import message_of
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "wrong_fields",
     [
         {"canopy_category": "x" * 1_000_000},
         {"canopy_category": ""},
@@ -51,18 +51,19 @@ from support.receiver import tokenized
         {STAMP_KEY: {"time": 0}},
     ],
 )
-def test_a_wrong_field_is_ignored_and_counted_with_one_short_sentence(wrong, monkeypatch, caplog):
+def test_a_wrong_field_is_ignored_and_counted_with_one_sentence(wrong_fields, monkeypatch, caplog):
     monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions()))
     for _ in range(2):
-        obj = SimpleNamespace(sampling_params={"custom_params": {**wrong, "canopy_slo_ms": 5}})
+        sampling_params = {"custom_params": {**wrong_fields, "canopy_slo_ms": 5}}
+        obj = SimpleNamespace(sampling_params=sampling_params)
         entry.stamp(obj, {"category": "chat", "turn": 3})
-    custom = obj.sampling_params["custom_params"]
-    stamp = custom[STAMP_KEY]
-    message = msgpack_decode(msgpack_encode(tokenized(custom)))  # with SGLANG_USE_PICKLE_IPC=0
+    custom_params = obj.sampling_params["custom_params"]
+    stamp = custom_params[STAMP_KEY]
+    message = msgpack_decode(msgpack_encode(message_of(custom_params)))
     assert message.sampling_params.custom_params == {"canopy_slo_ms": 5, STAMP_KEY: stamp}
     assert (stamp["category"], stamp["turn"], stamp["slo_ms"]) == ("chat", 3, 5)
     assert not {"stop", "over", "return_in_s", "keep_s"} & stamp.keys()
-    (name,) = wrong
+    (name,) = wrong_fields
     assert entry.current.ignored == {name if name in FIELDS else "other": 2}
     (line,) = [record.getMessage() for record in caplog.records]
     assert len(line) < 400
@@ -112,12 +113,10 @@ def test_block_hashes_depend_on_the_salt_and_continue_over_the_output() -> None:
     assert path_of(list(range(12)), [], salt="a")[0] != whole_path[0]
 
 
-def leaf_of(tree: LiveTree, tokens: list[int]) -> Leaf:
-    node = tree.core.root_node
-    for child in tree.core._node_arena.values():
-        if child.key and tokens[: len(tokens)][-1] in list(child.key.raw_token_ids()):
-            node = child
-    return node.canopy
+def leaf_of(tree: LiveTree, token: int) -> Leaf:
+    """Return the leaf of the node that has ``token``."""
+    nodes = [node for node in tree.core._node_arena.values() if node.key]
+    return next(node.canopy for node in nodes if token in list(node.key.raw_token_ids()))
 
 
 def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
@@ -127,8 +126,8 @@ def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
     tree.serve([*system, 20, 21], time=2, conversation="b")
     tree.serve([*system, 30, 31], time=3, conversation="c")
     tree.core.conversations.apply_hint(LateHint(None, "b", 4.0, over=True))
-    assert leaf_of(tree, [21]).over
-    assert not leaf_of(tree, [4]).over  # the shared system prompt
+    assert leaf_of(tree, 21).over
+    assert not leaf_of(tree, 4).over  # the shared system prompt
     tree.evict(2)
     assert tree.match([*system, 20, 21]) == 4
     assert tree.match([*system, 10, 11]) == 6
@@ -140,7 +139,7 @@ def test_a_hint_for_another_tenant_or_an_unknown_conversation_changes_nothing() 
     tree.serve([1, 2, 3], time=1, conversation="a")
     tree.core.conversations.apply_hint(LateHint("tenant", "a", 4.0, over=True))
     tree.core.conversations.apply_hint(LateHint(None, "zz", 4.0, over=True))
-    assert not leaf_of(tree, [3]).over
+    assert not leaf_of(tree, 3).over
 
 
 def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages_sglang() -> None:
@@ -152,14 +151,13 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
     for tree in trees:
         tree.serve([1, 2, 3], time=1, conversation="a")
         scheduler = SimpleNamespace(tree_cache=tree.cache)
-        answer = arrivals.receive_messages(
-            None, scheduler, SetInternalStateReq(server_args={key: 1})
-        )
+        message = SetInternalStateReq(server_args={key: 1})
+        answer = arrivals.receive_messages(None, scheduler, message)
         assert answer.updated
-        assert leaf_of(tree, [3]).over
+        assert leaf_of(tree, 3).over
         check(tree)
-    foreign = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
-    assert arrivals.receive_messages(lambda _self, request: request, None, foreign) is foreign
+    other = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
+    assert arrivals.receive_messages(lambda _, message: message, None, other) is other
 
 
 def test_a_server_with_another_cache_ignores_hints() -> None:
@@ -171,16 +169,16 @@ def test_a_server_with_another_cache_ignores_hints() -> None:
 
 
 def test_a_request_has_every_field_of_its_stamp() -> None:
-    values = ("tool", "gateway", True, 2, 1.5)
     stamp: dict[str, object] = {}
-    for name, valid in STAMP_FIELDS.items():
-        for value in values:
+    for name, checked in STAMP_FIELDS.items():
+        for value in ("tool", "gateway", True, 2, 1.5):
             with contextlib.suppress(ValueError):
-                stamp[name] = valid(value)
+                stamp[name] = checked(value)
                 break
     assert stamp.keys() == STAMP_FIELDS.keys()
     request = make_live_request(fake_req([1], [2], stamp), 0.0, 64)
     assert (request.time, request.keep_until) == (stamp["time"], 2 * stamp["time"])
     assert request.ttft_model == (stamp["alpha"], stamp["beta"])
-    equal = stamp.keys() - {"time", "keep_s", "alpha", "beta", "stop", "samples", "added"}
-    assert {name: getattr(request, name) for name in equal} == {name: stamp[name] for name in equal}
+    unchanged_names = stamp.keys() - {"time", "keep_s", "alpha", "beta", "stop", "samples", "added"}
+    for name in unchanged_names:
+        assert getattr(request, name) == stamp[name], name

@@ -2,6 +2,8 @@
 
 import math
 from collections import defaultdict
+from itertools import accumulate
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -23,60 +25,68 @@ CONVERSATIONS = st.lists(
 )
 
 
+class LogRow(NamedTuple):
+    """A request as a log has it."""
+
+    time: float
+    category: str
+    conversation: int
+    turn: int
+
+
 def log_rows(conversations):
-    """Return (time, type, conversation, turn) of every request, in order of time."""
+    """Return every request, in order of time."""
     rows = []
-    for conversation, (kind, start, gaps) in enumerate(conversations):
-        times = [start]
-        for gap in gaps:
-            times.append(times[-1] + gap)
-        rows += [(t, kind, conversation, turn) for turn, t in enumerate(times, 1)]
+    for conversation, (category, start, gaps) in enumerate(conversations):
+        times = accumulate([start, *gaps])
+        rows += [LogRow(time, category, conversation, turn) for turn, time in enumerate(times, 1)]
     return sorted(rows)
 
 
 def train(model, rows):
-    for time, kind, conversation, turn in rows:
-        path = [(conversation, depth) for depth in range(turn)]
-        request = Request(time=time, path=path, category=kind, prompt_tokens=turn)
+    for row in rows:
+        path = [(row.conversation, depth) for depth in range(row.turn)]
+        request = Request(row.time, row.category, path, prompt_tokens=row.turn)
         model.arrive(request)
         model.finish(request)
-    model.fit(rows[-1][0])
+    model.fit(rows[-1].time)
     return model
 
 
 def gaps_and_lives(rows):
     """Return the gaps to the next use and the lifespans of every type and turn, from the log."""
     last_use, next_use = {}, {}
-    for time, _, conversation, turn in rows:
-        last_use[conversation] = max(time, last_use.get(conversation, time))
-        next_use[conversation, turn] = time
-    gaps, lives = defaultdict(list), defaultdict(list)
-    for time, kind, conversation, turn in rows:
-        gaps[kind, turn].append(next_use.get((conversation, turn + 1), math.inf) - time)
-        lives[kind, turn].append(last_use[conversation] - time)
-    return gaps, lives
+    for row in rows:
+        last_use[row.conversation] = row.time
+        next_use[row.conversation, row.turn] = row.time
+    gaps_s, lives_s = defaultdict(list), defaultdict(list)
+    for row in rows:
+        next_time = next_use.get((row.conversation, row.turn + 1), math.inf)
+        gaps_s[row.category, row.turn].append(next_time - row.time)
+        lives_s[row.category, row.turn].append(last_use[row.conversation] - row.time)
+    return gaps_s, lives_s
 
 
 @given(conversations=CONVERSATIONS)
 def test_the_rank_is_the_papers_formula_of_the_log(conversations):
     rows = log_rows(conversations)
     model = train(ReuseModel(exponential=True, type_turn=True, min_samples=1), rows)
-    gaps, lives = gaps_and_lives(rows)
-    for (kind, turn), category_gaps in gaps.items():
-        reused = [gap for gap in category_gaps if gap < math.inf]
-        if not reused:
+    gaps_s, lives_s = gaps_and_lives(rows)
+    for (name, turn), all_gaps_s in gaps_s.items():
+        reuse_gaps_s = [gap_s for gap_s in all_gaps_s if gap_s < math.inf]
+        if not reuse_gaps_s:
             continue
-        count = len(category_gaps)
-        mean = sum(reused) / len(reused)
+        reuse_share = len(reuse_gaps_s) / len(all_gaps_s)
+        mean_gap_s = sum(reuse_gaps_s) / len(reuse_gaps_s)
 
-        def cdf(x, mean=mean, count=count, reused=reused):
-            return len(reused) / count * (1.0 - math.exp(-x / mean))
+        def cdf(age_s, share=reuse_share, mean_s=mean_gap_s):
+            return share * (1.0 - math.exp(-age_s / mean_s))
 
-        mean_life = sum(lives[kind, turn]) / len(category_gaps)
-        category = model.categories.get("|".join(type_turn_features(kind, turn)))
-        for age in (0.0, 1.0, 30.0, 400.0):
-            expected = cdf(age + mean_life) - cdf(age)
-            rank = category.exponential.rank(age)
+        mean_life_s = sum(lives_s[name, turn]) / len(all_gaps_s)
+        category = model.categories.get("|".join(type_turn_features(name, turn)))
+        for age_s in (0.0, 1.0, 30.0, 400.0):
+            expected = cdf(age_s + mean_life_s) - cdf(age_s)
+            rank = category.exponential.rank(age_s)
             assert rank == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
@@ -114,12 +124,13 @@ def test_a_tenth_turn_outlives_a_first_of_equal_age_if_it_returns_more(categorie
     options = {"model": "exponential", "categories": categories, "min_samples": 5}
     policy = make_policy("wa", options)
     train(policy.model, log_rows(conversations))
-    first = policy.model.categories.refine(features(categories, 1)).label
-    tenth = policy.model.categories.refine(features(categories, 10)).label
-    old, young = admit_leaf(policy, tenth, 1000.0), admit_leaf(policy, first, 1005.0)
-    assert policy.victim(1010.0).leaf is young
-    policy.drop(young)
-    assert policy.victim(1010.0).leaf is old
+    first_turn = policy.model.categories.refine(features(categories, 1)).label
+    tenth_turn = policy.model.categories.refine(features(categories, 10)).label
+    older = admit_leaf(policy, tenth_turn, 1000.0)
+    newer = admit_leaf(policy, first_turn, 1005.0)
+    assert policy.victim(1010.0).leaf is newer
+    policy.drop(newer)
+    assert policy.victim(1010.0).leaf is older
 
 
 def features(categories, turn):
@@ -132,17 +143,17 @@ def test_equal_probabilities_are_ordered_by_depth_deepest_first():
     policy = make_policy("wa", {"model": "exponential", "min_samples": 1})
     conversations = [("a", 0.0, [5.0]), ("b", 0.0, [5.0])]
     train(policy.model, log_rows(conversations))
-    labels = [f"{kind}|-|turn1|out<64" for kind in "ab"]
+    labels = [f"{category}|-|turn1|out<64" for category in "ab"]
     admit_leaf(policy, labels[0], 10.0)
-    deep = admit_leaf(policy, labels[1], 10.0, offset=100)
-    assert policy.victim(15.0).leaf is deep
+    deep_leaf = admit_leaf(policy, labels[1], 10.0, offset=100)
+    assert policy.victim(15.0).leaf is deep_leaf
 
 
 def test_a_shared_prefix_belongs_to_its_last_user_in_the_papers_categories():
     policy = make_policy("wa", {"model": "exponential", "categories": "type-turn"})
     policy.model.categories.refine(("text", "turn1"))
-    shared = Leaf(0, 10)
-    shared.category, shared.last_access, shared.created = "text|turn1", 9.0, 0.0
-    shared.hits, shared.turn = 12, 1
-    policy.admit(shared, 9.0)
+    prefix = Leaf(0, 10)
+    prefix.category, prefix.last_access, prefix.created = "text|turn1", 9.0, 0.0
+    prefix.hits, prefix.turn = 12, 1
+    policy.admit(prefix, 9.0)
     assert list(policy._cells._cells) == [("text|turn1", 0)]

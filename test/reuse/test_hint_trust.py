@@ -19,14 +19,14 @@ from support.trace_samples import mooncake
 
 
 def note_tips(records, tenant, tips, accuracy, seed=0):
-    """``tips`` finished requests of ``tenant``, whose hints are right with that probability."""
+    """Note ``tips`` requests of ``tenant``, whose hints are right with probability ``accuracy``."""
     draw = random.Random(seed)
     category = ReuseModel().categories.get(ROOT)
     for time_s in range(tips):
         tip = Tip(float(time_s), category, tenant)
         continues = draw.random() < 0.4
-        right = draw.random() < accuracy
-        records.count_tip(tip, over=continues != right)
+        is_right = draw.random() < accuracy
+        records.count_tip(tip, over=continues != is_right)
         if continues:
             records.judge_hints(tip, time_s + 1.0)
 
@@ -50,17 +50,17 @@ def test_uninformative_or_opposite_hints_have_no_weight(records, accuracy):
     assert records.over_weight("unknown") == 1.0
 
 
-def test_a_liar_costs_an_honest_tenant_nothing():
-    without_liar, with_liar = HintRecords(), HintRecords()
-    note_tips(with_liar, "liar", 500, 0.0, seed=1)
-    for records in (without_liar, with_liar):
-        note_tips(records, "honest", 1000, 0.8)
-    note_tips(with_liar, "liar", 500, 0.0, seed=2)
-    assert with_liar.over_weight("honest") == without_liar.over_weight("honest") < 0.6
-    assert with_liar.over_weight("liar") == 1.0
+def test_a_tenants_wrong_hints_cost_another_tenant_nothing():
+    alone, together = HintRecords(), HintRecords()
+    note_tips(together, "wrong", 500, 0.0, seed=1)
+    for records in (alone, together):
+        note_tips(records, "right", 1000, 0.8)
+    note_tips(together, "wrong", 500, 0.0, seed=2)
+    assert together.over_weight("right") == alone.over_weight("right") < 0.6
+    assert together.over_weight("wrong") == 1.0
 
 
-def test_a_tenant_that_becomes_honest_is_trusted_again(records):
+def test_a_tenant_whose_hints_become_right_is_trusted_again(records):
     note_tips(records, "a", 3000, 0.5)
     assert records.over_weight("a") == 1.0
     note_tips(records, "a", 20_000, 0.8, seed=1)
@@ -114,33 +114,34 @@ def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_w
     assert not records.is_over_trusted("unknown")
     assert not records.is_over_trusted("a")
     for n in range(40):
-        record_first_end(records, f"honest {n}", continues=False)
+        record_first_end(records, f"right {n}", continues=False)
     assert records.is_over_trusted("unknown")
 
 
 def test_one_tenants_wrong_ends_cost_newcomers_nothing(records):
-    note_tips(records, "liar", 500, 0.0)
-    assert not records.is_over_trusted("liar")
+    note_tips(records, "wrong", 500, 0.0)
+    assert not records.is_over_trusted("wrong")
     assert records.is_over_trusted("unknown")
 
 
-def test_an_honest_tenants_ends_are_trusted_again_among_lying_newcomers(records):
-    for name in range(20):
-        record_first_end(records, name, continues=True)
-    note_tips(records, "honest", 1000, 1.0)
+def test_a_tenants_true_ends_are_trusted_among_newcomers_with_wrong_ones(records):
+    for number in range(20):
+        record_first_end(records, f"new {number}", continues=True)
+    note_tips(records, "right", 1000, 1.0)
     assert not records.is_over_trusted("unknown")
-    assert records.is_over_trusted("honest")
+    assert records.is_over_trusted("right")
 
 
 def agent_requests(tenants, turns):
-    """Agents that are a tenant each and begin every 20 s; a turn follows after 30 s on average."""
+    """Return requests of agents that are a tenant each: one begins every 20 s; a turn follows after
+    30 s on average."""
     draw = random.Random(0)
     requests = []
-    for i in range(tenants):
-        now = 20.0 * i
+    for agent in range(tenants):
+        now, names = 20.0 * agent, {"conversation": f"c{agent}", "user": f"u{agent}"}
         for turn in range(1, turns + 1):
-            blocks = [100 * i + n for n in range(2 * turn)]
-            requests.append(request_of(now, blocks, turn=turn, conversation=f"c{i}", user=f"u{i}"))
+            blocks = [100 * agent + n for n in range(2 * turn)]
+            requests.append(request_of(now, blocks, turn=turn, **names))
             now += draw.expovariate(1 / 30.0)
     return sorted(requests, key=lambda request: request.time_s)
 
@@ -164,9 +165,9 @@ def record_returns(records, sender, tips, accuracy, seed=0):
     for _ in range(tips):
         tip = Tip(0.0, category, "t")
         tip.sender = sender
-        gap, false_gap = (2.0 ** draw.uniform(4, 10) for _ in range(2))
-        records.count_return(tip, gap if draw.random() < accuracy else false_gap)
-        records.judge_hints(tip, gap)
+        gap_s, wrong_gap_s = (2.0 ** draw.uniform(4, 10) for _ in range(2))
+        records.count_return(tip, gap_s if draw.random() < accuracy else wrong_gap_s)
+        records.judge_hints(tip, gap_s)
 
 
 def test_a_return_is_overdue_once_its_slack_has_passed():
@@ -195,7 +196,7 @@ def test_a_gateway_and_the_clients_of_a_tenant_are_judged_separately(records):
     assert records.trust_key(gateway) == gateway
 
 
-def test_old_returns_fade_and_a_reformed_sender_is_trusted(records):
+def test_old_returns_fade_and_a_sender_with_true_ones_is_trusted(records):
     record_returns(records, "t", 6000, 0.0)
     assert records.return_skill("t") < 0.1
     record_returns(records, "t", 16_000, 1.0, seed=1)
@@ -237,7 +238,7 @@ def test_hints_that_are_right_half_of_the_time_cost_nothing(accuracy, trace):
         return simulate(trace, make_policy("wa"), 2000, hints=hints).block_hit_ratio
 
     without_hints = hit_ratio(None)
-    assert hit_ratio(SimulatedHints(accuracy=accuracy, over=False, seed=1)) >= without_hints
-    assert (
-        hit_ratio(SimulatedHints(accuracy=accuracy, returns=False, seed=1)) >= without_hints - 0.001
-    )
+    return_hints = SimulatedHints(accuracy=accuracy, over=False, seed=1)
+    end_hints = SimulatedHints(accuracy=accuracy, returns=False, seed=1)
+    assert hit_ratio(return_hints) >= without_hints
+    assert hit_ratio(end_hints) >= without_hints - 0.001

@@ -1,3 +1,5 @@
+"""Samples of reuse that a model learns from requests, and their categories; what bounds both."""
+
 import random
 import tracemalloc
 
@@ -98,9 +100,9 @@ def test_a_tip_is_continued_once(model):
     serve(model, 6, [1, 2, 4])  # a second branch of the same tip: a shared prefix
     assert events_by_label(model) == {"default|-|turn1|out<64": 1.0}
     serve(model, 8, [1, 2, 5])
-    shared = [c.label for c in model.categories if any(c.events) and "shared" in c.label]
+    shared_labels = [c.label for c in model.categories if any(c.events) and "shared" in c.label]
     # The prefix was first seen at 0 and its second use counted at 6: one use every 6 s.
-    assert shared == ["shared prefix|every<16s|uses1-2"]
+    assert shared_labels == ["shared prefix|every<16s|uses1-2"]
 
 
 def test_a_prompt_that_ends_inside_a_known_prefix_is_no_conversation(model):
@@ -169,8 +171,8 @@ def test_false_returns_of_new_tenants_reduce_newcomers_trust(model):
 
 def test_one_tenants_false_returns_do_not_reduce_newcomers_trust(model):
     for n in range(100):
-        serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant="liar")
-    assert model.hints.return_probability("liar") < 0.1
+        serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant="wrong")
+    assert model.hints.return_probability("wrong") < 0.1
     assert model.hints.return_probability("unknown") > 0.5
 
 
@@ -178,9 +180,9 @@ def test_a_tenant_earns_trust_while_newcomers_have_none(model):
     for n in range(100):
         serve(model, n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
     for n in range(4):
-        path = [f"honest{i}" for i in range(n + 1)]
-        serve(model, 200.0 + 10 * n, path, return_in_s=10.0, tenant="honest")
-    assert model.hints.return_probability("honest") > 0.5
+        path = [f"right{i}" for i in range(n + 1)]
+        serve(model, 200.0 + 10 * n, path, return_in_s=10.0, tenant="right")
+    assert model.hints.return_probability("right") > 0.5
 
 
 def test_tenants_with_tracked_hints_are_bounded_and_the_least_recent_is_dropped():
@@ -198,10 +200,10 @@ def test_tenants_with_tracked_hints_are_bounded_and_the_least_recent_is_dropped(
 def test_client_names_cannot_fill_the_table():
     model = ReuseModel(max_categories=64)
     for n in range(1000):
-        serve(model, n, [10 * n, 10 * n + 1], category=f"attack-{n}|" + "x" * 1000)
+        serve(model, n, [10 * n, 10 * n + 1], category=f"name-{n}|" + "x" * 1000)
     assert len(model.categories) <= 64
     assert all(len(c.label) < 200 for c in model.categories)
-    assert serve(model, 2000, [7], category="late").label == "overflow"
+    assert serve(model, 2000, [7], category="another").label == "overflow"
 
 
 CATEGORY_COUNTS = {
@@ -224,7 +226,7 @@ REQUESTS = st.lists(
 
 
 def chain(path):
-    """Chained ids: equal id, equal prefix."""
+    """Return chained ids: equal ids mean equal prefixes."""
     ids = []
     for block in path:
         ids.append(hash((ids[-1] if ids else 0, block)) & 0xFFFFFFFF)
@@ -232,20 +234,19 @@ def chain(path):
 
 
 @given(REQUESTS, st.integers(1, 20), st.integers(1, 20))
-def test_tips_blocks_and_categories_are_bounded_and_consistent(requests, samples, blocks):
-    model = ReuseModel(
-        window_s=60.0, max_samples=samples, max_blocks=blocks, max_categories=16, min_samples=2
-    )
+def test_tips_blocks_and_categories_are_bounded_and_consistent(requests, max_samples, max_blocks):
+    bounds = {"max_samples": max_samples, "max_blocks": max_blocks, "max_categories": 16}
+    model = ReuseModel(window_s=60.0, min_samples=2, **bounds)
     now = 0.0
-    for step, path, stop, finishes in requests:
-        now += step
+    for gap_s, path, stop, finishes in requests:
+        now += gap_s
         serve(model, now, chain(path), stop=stop, finishes=finishes, return_in_s=5.0)
         shadow = model.shadow
-        assert len(shadow) <= samples
-        assert shadow.blocks <= max(blocks, len(path))
+        assert len(shadow) <= max_samples
+        assert shadow.blocks <= max(max_blocks, len(path))
         assert len(model.categories) <= 16
-        closed = [t for t in shadow if not t.is_open]
-        assert sum(sum(c.events) for c in model.categories) == len(closed)
+        closed_tips = [t for t in shadow if not t.is_open]
+        assert sum(sum(c.events) for c in model.categories) == len(closed_tips)
         keys = [k for t in shadow for k in t.keys]
         assert len(shadow._tips) + len(shadow._junctions) == len(keys)
 
@@ -254,8 +255,8 @@ def test_tips_blocks_and_categories_are_bounded_and_consistent(requests, samples
 def test_equal_requests_give_equal_labels_and_curves(requests):
     models = ReuseModel(min_samples=2), ReuseModel(min_samples=2)
     now = 0.0
-    for step, path, stop, finishes in requests:
-        now += step
+    for gap_s, path, stop, finishes in requests:
+        now += gap_s
         labels = [serve(m, now, chain(path), stop=stop, finishes=finishes).label for m in models]
         assert labels[0] == labels[1]
     for model in models:
@@ -279,44 +280,46 @@ def test_a_learner_filled_to_a_tenth_of_its_default_bounds_holds_less_than_16_mb
     assert traced_bytes < 16e6
 
 
-def serve_flood(model, tenant, count, start=0.0, name="x"):
-    """``count`` invented names, one request each, one a second."""
+def serve_new_names(model, tenant, count, start=0.0, prefix="x"):
+    """Serve one request a second, each with a category of its own."""
     for n in range(count):
-        serve(model, start + n, [f"{name}{n}"], category=f"{name}-{n}", stop="end", tenant=tenant)
+        names = {"category": f"{prefix}-{n}", "tenant": tenant}
+        serve(model, start + n, [f"{prefix}{n}"], stop="end", **names)
 
 
-def serve_honest(model, time, name="chat", stop="end", turn=1, tenant="honest"):
-    path = [f"{tenant}-{name}-{time}"]
-    return serve(model, time, path, category=name, stop=stop, turn=turn, tenant=tenant).label
+def label_of_new(model, time, category="chat", stop="end", tenant="regular"):
+    """Serve a first turn; return its label."""
+    path = [f"{tenant}-{category}-{time}"]
+    return serve(model, time, path, category=category, stop=stop, turn=1, tenant=tenant).label
 
 
-def test_a_flood_of_names_overflows_its_sender_alone(model):
-    serve_flood(model, "hostile", 1000)
-    assert serve_honest(model, 1001.0) == "chat|end|turn1|out<64"
-    assert serve_honest(model, 1002.0, "agent", "tool") == "agent|tool|out<64"
-    assert serve_honest(model, 1003.0, "x-999", tenant="hostile") == "overflow"
-    assert serve_honest(model, 1004.0) == "chat|end|turn1|out<64"
+def test_many_new_names_overflow_their_sender_alone(model):
+    serve_new_names(model, "inventive", 1000)
+    assert label_of_new(model, 1001.0) == "chat|end|turn1|out<64"
+    assert label_of_new(model, 1002.0, "agent", "tool") == "agent|tool|out<64"
+    assert label_of_new(model, 1003.0, "x-999", tenant="inventive") == "overflow"
+    assert label_of_new(model, 1004.0) == "chat|end|turn1|out<64"
 
 
-def test_a_flood_does_not_take_the_labels_that_a_tenant_has(model):
-    old_labels = [serve_honest(model, float(n), f"kind{n}") for n in range(8)]
+def test_many_new_names_do_not_take_the_labels_that_a_tenant_has(model):
+    old_labels = [label_of_new(model, float(n), f"name{n}") for n in range(8)]
     for tenant in range(40):
-        serve_flood(model, f"hostile{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
-    assert [serve_honest(model, 3000.0 + n, f"kind{n}") for n in range(8)] == old_labels
+        serve_new_names(model, f"inventive{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
+    assert [label_of_new(model, 3000.0 + n, f"name{n}") for n in range(8)] == old_labels
     assert len(model.categories) <= 256
 
 
 def test_a_late_tenant_takes_a_name_that_it_uses_from_names_that_were_used_once(model):
     for tenant in range(16):
-        serve_flood(model, f"hostile{tenant}", 50, 50.0 * tenant, f"h{tenant}")
-    assert serve_honest(model, 1000.0) == "overflow"
+        serve_new_names(model, f"inventive{tenant}", 50, 50.0 * tenant, f"h{tenant}")
+    assert label_of_new(model, 1000.0) == "overflow"
     for n in range(200):
-        assert serve_honest(model, 1001.0 + n) == "chat|end|turn1|out<64"
-        serve_flood(model, f"hostile{n % 16}", 1, 1001.5 + n, f"late{n}")
+        assert label_of_new(model, 1001.0 + n) == "chat|end|turn1|out<64"
+        serve_new_names(model, f"inventive{n % 16}", 1, 1001.5 + n, f"late{n}")
     assert len(model.categories) <= 256
 
 
-def test_names_that_wait_for_room_and_tenants_without_any_are_bounded():
+def test_names_that_wait_for_a_label_and_tenants_without_any_are_bounded():
     categories = Categories(64)
     for n in range(5000):
         for _ in range(2):
@@ -325,16 +328,16 @@ def test_names_that_wait_for_room_and_tenants_without_any_are_bounded():
     assert len(categories._names_by_tenant) <= 16
 
 
-def test_shared_prefixes_have_labels_during_a_flood(model):
-    serve_flood(model, "hostile", 1000)
+def test_shared_prefixes_have_labels_among_many_new_names(model):
+    serve_new_names(model, "inventive", 1000)
     assert model.shared_category(9, 0.5).label == "shared prefix|every<1s|uses9-16"
 
 
 def test_names_unused_for_a_window_are_forgotten():
     model = ReuseModel(window_s=100.0)
-    serve_flood(model, "a", 60)
+    serve_new_names(model, "a", 60)
     for n in range(300):
-        serve_honest(model, 200.0 + n, "new")
+        label_of_new(model, 200.0 + n, "new")
     labels = [c.label for c in model.categories]
     assert not [label for label in labels if label.startswith("x-")]
     assert "new|end|turn1|out<64" in labels
@@ -360,7 +363,7 @@ def test_a_saved_profile_has_no_unused_names():
     model = ReuseModel(window_s=100.0)
     model.restore({"version": 3, "labels": "refined", "categories": {"ghost": CATEGORY_COUNTS}})
     for n in range(300):
-        serve_honest(model, 1000.0 + n)
+        label_of_new(model, 1000.0 + n)
     assert set(model.state()["categories"]) == {"chat|end|turn1|out<64"}
 
 
@@ -393,19 +396,16 @@ def test_an_end_that_a_rewritten_history_contradicts_counts_as_wrong(model):
 
 
 def test_curves_do_not_depend_on_when_they_are_read():
-    """Ranks of one replica read them at different times: only some evict, or explain an eviction."""
-    draw, read_often, read_last = (
-        random.Random(5),
-        ReuseModel(max_categories=24),
-        ReuseModel(max_categories=24),
-    )
+    """Ranks of one replica read them at different times: not all of them evict or explain evictions."""
+    draw = random.Random(5)
+    read_often, read_last = ReuseModel(max_categories=24), ReuseModel(max_categories=24)
     paths: dict[int, list[int]] = {}
     for number in range(1500):
         client = draw.randrange(60)
         path = paths.setdefault(client, [client])
         path.append(1000 * client + len(path))
         for model in (read_often, read_last):
-            serve(model, number / 2, path, category=f"kind{client % 12}", tokens=5 * len(path))
+            serve(model, number / 2, path, category=f"name{client % 12}", tokens=5 * len(path))
         for category in read_often.categories:
             assert len(category.rank) == len(category.curve) == BINS
             assert len(category.growth_exceedance) == TOKEN_BINS

@@ -1,3 +1,5 @@
+"""A model of reuse that is saved, and restored_model by another server."""
+
 import copy
 import json
 
@@ -25,29 +27,29 @@ def trained_model(**options):
 
 def test_a_restored_model_has_the_curves_of_the_saved_one():
     model = trained_model()
-    restored = ReuseModel(min_samples=5)
-    restored.restore(json.loads(json.dumps(model.state())))
+    restored_model = ReuseModel(min_samples=5)
+    restored_model.restore(json.loads(json.dumps(model.state())))
     for category in model.categories:
         if category.all_events and sum(category.all_events) > 5:
-            curve = restored.categories.get(category.label).curve
+            curve = restored_model.categories.get(category.label).curve
             assert curve == pytest.approx(category.curve, abs=0.03)
 
 
 def test_a_profile_counts_less_as_own_samples_come_in():
     model = trained_model()
-    restored = ReuseModel(min_samples=5)
-    restored.restore(model.state())
-    profile_events = sum(restored.categories.root.all_events)
-    restored.samples = 10 * int(profile_events)
-    restored.fit(0.0)
-    assert sum(restored.categories.root.all_events) < 0.3 * profile_events
+    restored_model = ReuseModel(min_samples=5)
+    restored_model.restore(model.state())
+    profile_events = sum(restored_model.categories.root.all_events)
+    restored_model.samples = 10 * int(profile_events)
+    restored_model.fit(0.0)
+    assert sum(restored_model.categories.root.all_events) < 0.3 * profile_events
 
 
 def test_a_restored_profile_keeps_the_bound_on_categories():
-    small = ReuseModel(min_samples=5, max_categories=4)
-    small.restore(trained_model().state())
-    assert len(small.categories) <= 4
-    assert sum(small.categories.root.all_events) > 0
+    small_model = ReuseModel(min_samples=5, max_categories=4)
+    small_model.restore(trained_model().state())
+    assert len(small_model.categories) <= 4
+    assert sum(small_model.categories.root.all_events) > 0
 
 
 def malformed_profiles():
@@ -55,9 +57,9 @@ def malformed_profiles():
     label = next(iter(state["categories"]))
 
     def with_counts(key, values):
-        changed = copy.deepcopy(state)
-        changed["categories"][label][key] = values
-        return changed
+        changed_state = copy.deepcopy(state)
+        changed_state["categories"][label][key] = values
+        return changed_state
 
     yield "no object", [1, 2]
     yield "no version", {"categories": {}}
@@ -97,8 +99,8 @@ def test_a_profile_of_other_categories_is_refused():
 
 def test_a_restored_exponential_has_the_lifespans_of_the_saved_one():
     model = trained_model(exponential=True)
-    restored = ReuseModel(min_samples=5, exponential=True)
-    restored.restore(json.loads(json.dumps(model.state())))
-    saved_fit, restored_fit = (m.categories.root.exponential for m in (model, restored))
+    restored_model = ReuseModel(min_samples=5, exponential=True)
+    restored_model.restore(json.loads(json.dumps(model.state())))
+    saved_fit, restored_fit = (m.categories.root.exponential for m in (model, restored_model))
     assert restored_fit.life_s == pytest.approx(saved_fit.life_s) != 0.0
     assert restored_fit.mean_gap_s == pytest.approx(saved_fit.mean_gap_s)

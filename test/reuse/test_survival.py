@@ -1,3 +1,5 @@
+"""Survival curves of reuse, and the Gittins rank that they give."""
+
 from itertools import pairwise
 
 import pytest
@@ -14,7 +16,8 @@ from sglang_canopy.reuse.survival import (
 )
 
 
-def counts(**by_bin):
+def histogram_of(**by_bin):
+    """Return counts by bin: ``_2=4`` is 4 in bin 2."""
     histogram = [0.0] * BINS
     for name, value in by_bin.items():
         histogram[int(name[1:])] = float(value)
@@ -32,7 +35,7 @@ def test_bins_are_the_square_root_of_two_apart():
 
 def test_survival_by_hand():
     # 10 tips: 4 continued in bin 2; 2 waiting in bin 3 count half there, and 3 continue then.
-    curve = survival_curve(counts(_2=4, _3=3, _5=1), counts(_3=2))
+    curve = survival_curve(histogram_of(_2=4, _3=3, _5=1), histogram_of(_3=2))
     assert curve[2] == 1.0
     assert curve[3] == pytest.approx(0.6)
     assert curve[4] == pytest.approx(0.6 * (1 - 3 / 5))
@@ -40,28 +43,29 @@ def test_survival_by_hand():
 
 
 def test_a_sparse_category_shrinks_to_the_coarser_curve():
-    prior = survival_curve(counts(_4=50), counts(_9=50))
-    with_few = survival_curve(counts(), counts(_9=2), prior, 10.0)
-    with_many = survival_curve(counts(), counts(_9=2000), prior, 10.0)
-    assert with_few[5] == pytest.approx(1 - 5 / 12)
-    assert with_many[5] > 0.99
+    prior = survival_curve(histogram_of(_4=50), histogram_of(_9=50))
+    few_tips = survival_curve(histogram_of(), histogram_of(_9=2), prior, 10.0)
+    many_tips = survival_curve(histogram_of(), histogram_of(_9=2000), prior, 10.0)
+    assert few_tips[5] == pytest.approx(1 - 5 / 12)
+    assert many_tips[5] > 0.99
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=BINS - 1, max_size=BINS - 1))
-def test_the_rank_equals_its_definition(steps):
+def test_the_rank_equals_its_definition(survival_ratios):
     curve = [1.0]
-    for step in steps:
-        curve.append(curve[-1] * step)
+    for ratio in survival_ratios:
+        curve.append(curve[-1] * ratio)
     rank = gittins_rank(curve)
-    mean_time = [0.0]
+    mean_time_s = [0.0]
     for i in range(BINS - 1):
-        mean_time.append(mean_time[-1] + (curve[i] + curve[i + 1]) / 2 * (EDGES[i + 1] - EDGES[i]))
+        bin_s = EDGES[i + 1] - EDGES[i]
+        mean_time_s.append(mean_time_s[-1] + (curve[i] + curve[i + 1]) / 2 * bin_s)
     for i in range(BINS):
         best_rate = max(
             (
-                (curve[i] - curve[j]) / (mean_time[j] - mean_time[i])
+                (curve[i] - curve[j]) / (mean_time_s[j] - mean_time_s[i])
                 for j in range(i + 1, BINS)
-                if mean_time[j] > mean_time[i]
+                if mean_time_s[j] > mean_time_s[i]
             ),
             default=0.0,
         )

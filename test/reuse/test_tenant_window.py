@@ -8,28 +8,29 @@ from sglang_canopy.reuse.learner import MAX_JUNCTIONS, ReuseModel
 from sglang_canopy.reuse.tenant_window import MAX_TENANTS
 
 TRUNK_BLOCKS = 400
-BOUND = 1_000
+MAX_BLOCKS = 1_000
 
 
 def serve(
-    model: ReuseModel, now: float, path: list[int], tenant: str | None, kind: str = "chat"
+    model: ReuseModel, now: float, path: list[int], tenant: str | None, category: str = "chat"
 ) -> int:
     """Serve a request; return the number of samples that it added."""
     old_samples = model.samples + len(model.shadow)
-    request = Request(now, kind, path, 64, 64 * len(path), tenant=tenant)
+    request = Request(now, category, path, 64, 64 * len(path), tenant=tenant)
     model.arrive(request)
     request.output_tokens, request.stop = 64, "end"
     model.finish(request)
     return model.samples + len(model.shadow) - old_samples
 
 
-def serve_honest(model: ReuseModel, conversations: int, tenant: str = "honest") -> float:
+def serve_conversations(model: ReuseModel, conversations: int) -> float:
+    """Serve three turns of each conversation; return the time of the last."""
     now = 0.0
     for conversation in range(conversations):
         path = [10**9 + 100 * conversation + i for i in range(12)]
         for turn in (4, 8, 12):
             now += 0.1
-            serve(model, now, path[:turn], tenant, "support")
+            serve(model, now, path[:turn], "regular", "support")
     return now
 
 
@@ -39,7 +40,7 @@ def tips_by_tenant(model: ReuseModel) -> Counter[str | None]:
 
 def test_a_prompt_with_many_branches_is_few_samples_a_request() -> None:
     model = ReuseModel(uses_added_tokens=True)
-    now, max_samples = serve_honest(model, 500), 0
+    now, max_samples = serve_conversations(model, 500), 0
     trunk = list(range(1, TRUNK_BLOCKS + 1))
     serve(model, now, trunk, "other")
     # Branch off the long prompt ever closer to its start, then ever further from it.
@@ -50,7 +51,7 @@ def test_a_prompt_with_many_branches_is_few_samples_a_request() -> None:
         now += 0.01
         max_samples = max(max_samples, serve(model, now, [*trunk, 2 * 10**7 + number], "other"))
     assert max_samples <= 2 * (MAX_JUNCTIONS + 1)
-    assert tips_by_tenant(model)["honest"] == 1500
+    assert tips_by_tenant(model)["regular"] == 1500
     assert len(model.shadow.find_junctions(trunk)) == MAX_JUNCTIONS
 
 
@@ -65,18 +66,18 @@ def test_dropped_junctions_do_not_count_as_prefixes_without_reuse() -> None:
         now += 0.01
         serve(model, now, [*trunk, 2 * 10**7 + number], None)
     model.fit(now)
-    shared = next(c for c in model.categories if c.label == "shared prefix")
-    assert sum(shared.all_waiting) <= 2 * MAX_JUNCTIONS
-    assert sum(shared.all_events) >= 40 * MAX_JUNCTIONS
+    shared_prefix = next(c for c in model.categories if c.label == "shared prefix")
+    assert sum(shared_prefix.all_waiting) <= 2 * MAX_JUNCTIONS
+    assert sum(shared_prefix.all_events) >= 40 * MAX_JUNCTIONS
 
 
-def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
+def test_the_tenant_with_most_samples_loses_its_oldest_in_a_full_window() -> None:
     model = ReuseModel(max_samples=2000)
-    now = serve_honest(model, 300)
+    now = serve_conversations(model, 300)
     for number in range(5000):
         now += 0.01
         serve(model, now, [10**7 + number], "other")
-    assert tips_by_tenant(model) == {"honest": 900, "other": 1100}
+    assert tips_by_tenant(model) == {"regular": 900, "other": 1100}
     assert len(model.shadow) == 2000
     assert len(model.shadow.samples._items) <= 2 * 2000
     born = [tip.created_at for tip in model.shadow]
@@ -85,61 +86,60 @@ def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
     assert sum(model.categories.root.all_events) == 600
 
 
-# ---- blocks ----
-
-
 def serve_turns(model: ReuseModel, now: float, tenant: str, conversations: int, turn: int) -> None:
     for conversation in range(conversations):
         path = [10**9 + 1000 * conversation + depth for depth in range(4 * turn)]
         serve(model, now + 0.001 * conversation, path, tenant)
 
 
-def serve_flood(model: ReuseModel, now: float, blocks: int, names: int = 1) -> None:
+def serve_single_turns(model: ReuseModel, now: float, blocks: int, tenants: int = 1) -> None:
+    """Serve prompts of 20 new blocks each, of ``tenants`` in turn."""
     for number in range(blocks // 20):
         path = list(range(20 * number, 20 * number + 20))
-        serve(model, now + 0.001 * number, path, f"other-{number % names}")
+        serve(model, now + 0.001 * number, path, f"other-{number % tenants}")
 
 
-def test_conversations_are_recognised_after_a_flood_of_another_tenants_blocks() -> None:
-    model = ReuseModel(max_blocks=BOUND)
-    serve_turns(model, 1.0, "honest", conversations=20, turn=1)
-    serve_flood(model, 2.0, 5 * BOUND)
+def test_conversations_are_recognised_after_many_blocks_of_another_tenant() -> None:
+    model = ReuseModel(max_blocks=MAX_BLOCKS)
+    serve_turns(model, 1.0, "regular", conversations=20, turn=1)
+    serve_single_turns(model, 2.0, 5 * MAX_BLOCKS)
     old_samples = model.samples
-    serve_turns(model, 20.0, "honest", conversations=20, turn=2)
+    serve_turns(model, 20.0, "regular", conversations=20, turn=2)
     assert model.samples - old_samples == 20
-    assert model.shadow.blocks <= BOUND
+    assert model.shadow.blocks <= MAX_BLOCKS
 
 
-def test_names_beyond_a_number_have_the_room_of_one_tenant() -> None:
-    model = ReuseModel(max_blocks=BOUND)
-    serve_turns(model, 1.0, "honest", conversations=2, turn=1)
-    serve_flood(model, 2.0, 20 * BOUND, names=10 * MAX_TENANTS)
+def test_tenants_beyond_a_number_share_the_blocks_of_one() -> None:
+    model = ReuseModel(max_blocks=MAX_BLOCKS)
+    serve_turns(model, 1.0, "regular", conversations=2, turn=1)
+    serve_single_turns(model, 2.0, 20 * MAX_BLOCKS, tenants=10 * MAX_TENANTS)
     old_samples = model.samples
-    serve_turns(model, 50.0, "honest", conversations=2, turn=2)
+    serve_turns(model, 50.0, "regular", conversations=2, turn=2)
     assert model.samples - old_samples == 2
     assert len(model.shadow._new_blocks._by_tenant) <= MAX_TENANTS + 1
 
 
 def test_a_tenant_alone_forgets_its_oldest_blocks() -> None:
-    model = ReuseModel(max_blocks=BOUND)
-    serve_flood(model, 1.0, 2 * BOUND)
-    assert model.shadow.blocks == BOUND
-    assert [
-        model.shadow.matched_blocks([block]) for block in (0, BOUND - 1, BOUND, 2 * BOUND - 1)
-    ] == [0, 0, 1, 1]
+    model = ReuseModel(max_blocks=MAX_BLOCKS)
+    serve_single_turns(model, 1.0, 2 * MAX_BLOCKS)
+    assert model.shadow.blocks == MAX_BLOCKS
+    for block in (0, MAX_BLOCKS - 1):
+        assert model.shadow.matched_blocks([block]) == 0
+        assert model.shadow.matched_blocks([MAX_BLOCKS + block]) == 1
 
 
 def test_a_prompt_longer_than_the_bound_is_not_recorded() -> None:
-    model = ReuseModel(max_blocks=BOUND)
-    serve_turns(model, 1.0, "honest", conversations=2, turn=1)
-    serve(model, 2.0, list(range(2 * BOUND)), "other")
+    model = ReuseModel(max_blocks=MAX_BLOCKS)
+    serve_turns(model, 1.0, "regular", conversations=2, turn=1)
+    serve(model, 2.0, list(range(2 * MAX_BLOCKS)), "other")
     assert model.shadow.blocks == 8
-    assert list(model.shadow._new_blocks._by_tenant) == ["honest"]
+    assert list(model.shadow._new_blocks._by_tenant) == ["regular"]
 
 
 def test_sizes_match_the_contents_after_any_sequence() -> None:
     """Sizes by tenant, the total and the index agree, and the largest tenant gives way."""
-    draw, model = (random.Random(4), ReuseModel(max_blocks=BOUND, max_samples=300, window_s=20.0))
+    draw = random.Random(4)
+    model = ReuseModel(max_blocks=MAX_BLOCKS, max_samples=300, window_s=20.0)
     now = 0.0
     for number in range(3_000):
         now += draw.choice((0.0, 0.01, 0.05, 5.0 if number % 97 == 0 else 0.0))
@@ -149,7 +149,7 @@ def test_sizes_match_the_contents_after_any_sequence() -> None:
         window = model.shadow._new_blocks
         sizes = [owner.size for owner in window._by_tenant.values()]
         assert all(sizes)
-        assert sum(sizes) == len(window) == model.shadow.blocks <= BOUND
+        assert sum(sizes) == len(window) == model.shadow.blocks <= MAX_BLOCKS
         for bounded in (window, model.shadow.samples):
             assert all(
                 owner.size == sum(item.size for item in owner.items)

@@ -19,9 +19,8 @@ STEP_TOKENS = 24
 class Job:
     path: tuple[int, ...]
     """A number for each block; equal ones after an equal prefix are the same block."""
-    done: int = 0
-    """Tokens that were computed."""
-    urgent: int = 0
+    computed_tokens: int = 0
+    urgency: int = 0
 
     @property
     def tokens(self) -> int:
@@ -50,7 +49,7 @@ class Scheduler:
         return None
 
     def urgency(self, job: Job) -> int:
-        return job.urgent
+        return job.urgency
 
     def match(self, job: Job) -> None:
         pass
@@ -76,68 +75,69 @@ class Scheduler:
             blocks += 1
         return BLOCK_TOKENS * blocks
 
-    def step(self, hidden: int = 0) -> None:
-        """Make a step. ``hidden``: number of the queue's first requests that the gate holds."""
-        hidden_jobs, self.queue = self.queue[:hidden], self.queue[hidden:]
+    def step(self, hidden_count: int = 0) -> None:
+        """Make a step. ``hidden_count``: how many of the first requests the gate holds."""
+        hidden_jobs, self.queue = self.queue[:hidden_count], self.queue[hidden_count:]
         self.queue = list(self.arranged.arrange(self.queue, self.chunk))
         excluded = {id(job) for job in self.arranged.over_budget()}
         self.queue = self.arranged.current()
-        remaining, admitted = STEP_TOKENS, []
+        step_left, admitted = STEP_TOKENS, []
         if self.chunk is not None:
-            rest_tokens = self.chunk.tokens - self.chunk.done
-            shared = self.arranged.share_step(rest_tokens, STEP_TOKENS, 1, math.inf)
-            limit = STEP_TOKENS
-            if shared is not None:
+            uncomputed_tokens = self.chunk.tokens - self.chunk.computed_tokens
+            share = self.arranged.share_step(uncomputed_tokens, STEP_TOKENS, 1, math.inf)
+            chunk_limit = STEP_TOKENS
+            if share is not None:
                 self.queue = self.arranged.current()
-                excluded, limit = {id(job) for job in shared[0]}, shared[1]
-                assert limit > 0, "SGLang ends if nothing is left for the chunked prompt"
-            tokens = min(rest_tokens, limit)
-            self.chunk.done += tokens
-            remaining -= tokens
+                excluded_jobs, chunk_limit = share
+                excluded = {id(job) for job in excluded_jobs}
+                assert chunk_limit > 0, "SGLang ends if nothing is left for the chunked prompt"
+            tokens = min(uncomputed_tokens, chunk_limit)
+            self.chunk.computed_tokens += tokens
+            step_left -= tokens
         for job in self.queue:
-            if remaining <= 0:
+            if step_left <= 0:
                 break
             if id(job) not in excluded:
-                job.done = self.cached_tokens(job)
-                tokens = min(job.tokens - job.done, remaining)
-                job.done += tokens
-                remaining -= tokens
+                job.computed_tokens = self.cached_tokens(job)
+                tokens = min(job.tokens - job.computed_tokens, step_left)
+                job.computed_tokens += tokens
+                step_left -= tokens
                 admitted.append(job)
         previous_chunk, self.chunk = self.chunk, None
         for job in [*admitted, *([previous_chunk] if previous_chunk is not None else [])]:
-            if job.done < job.tokens:
+            if job.computed_tokens < job.tokens:
                 self.chunk = job
         if admitted:
             self.arranged.admit(admitted)
         self.queue = [*hidden_jobs, *(job for job in self.queue if job not in admitted)]
         for job in [*self.computing, *admitted]:
-            if job.done == job.tokens:
+            if job.computed_tokens == job.tokens:
                 self.cached.update(job.path[: depth + 1] for depth in range(len(job.path)))
-        self.computing = [j for j in [*self.computing, *admitted] if j.done < j.tokens]
+        self.computing = [j for j in [*self.computing, *admitted] if j.computed_tokens < j.tokens]
 
     def evict(self, block: int) -> None:
         self.cached = {path for path in self.cached if block not in path}
 
     def disconnect(self, index: int) -> None:
-        """A client disconnects; the order gets a call or misses the request."""
+        """Remove a request whose client disconnected; the order gets a call, or only misses it."""
         if self.queue:
             job = self.queue.pop(index % len(self.queue))
             if index % 2:
                 self.arranged.forget(job)
 
 
-LENGTHS = (1, 1, 2, 3, 5, 9, 14)
-"""Blocks of a prompt."""
+PROMPT_BLOCKS = (1, 1, 2, 3, 5, 9, 14)
+"""Lengths of prompts, in blocks."""
 
 
 def random_event(scheduler: Scheduler, draw: random.Random) -> None:
-    """A request arrives, or a step is made, or tokens are evicted, or a client disconnects."""
+    """Let a request arrive, make a step, evict a block, or disconnect a client."""
     event = draw.random()
     if event < 0.45:
-        blocks = draw.choice(LENGTHS)
+        blocks = draw.choice(PROMPT_BLOCKS)
         scheduler.queue.append(Job(tuple(draw.choice((0, 0, 0, 1, 2)) for _ in range(blocks))))
     elif event < 0.85:
-        scheduler.step(hidden=draw.choice((0, 0, 0, 0, 1, 2)))
+        scheduler.step(hidden_count=draw.choice((0, 0, 0, 0, 1, 2)))
     elif event < 0.96:
         scheduler.evict(draw.choice((0, 1, 2)))
     else:
@@ -167,23 +167,23 @@ def test_the_queue_advances_although_costs_rise_during_a_chunked_prefill() -> No
     scheduler.queue += [Job((*shared_path, 10 + number)) for number in range(30)]
     scheduler.step()
     scheduler.evict(0)  # only some of the waiting requests are matched again in a pass
-    waiting = len(scheduler.queue)
+    old_length = len(scheduler.queue)
     for _ in range(3):
         scheduler.step()
-    assert len(scheduler.queue) < waiting
+    assert len(scheduler.queue) < old_length
 
 
-@pytest.mark.parametrize("urgent", [0, 1])
-def test_lower_priorities_take_nothing_of_urgent_steps(urgent) -> None:
+@pytest.mark.parametrize("urgency", [0, 1])
+def test_lower_priorities_take_nothing_of_urgent_steps(urgency) -> None:
     scheduler = Scheduler()
-    long = Job(tuple(range(20)), urgent=urgent)
-    scheduler.queue = [long]
+    long_job = Job(tuple(range(20)), urgency=urgency)
+    scheduler.queue = [long_job]
     scheduler.step()
     scheduler.queue += [Job((100 + n, 200 + n)) for n in range(3)]
     scheduler.step()
-    assert scheduler.chunk is long
-    assert len(scheduler.queue) == (3 if urgent else 2)
-    assert long.done == 2 * STEP_TOKENS - (0 if urgent else 2 * BLOCK_TOKENS)
+    assert scheduler.chunk is long_job
+    assert len(scheduler.queue) == (3 if urgency else 2)
+    assert long_job.computed_tokens == 2 * STEP_TOKENS - (0 if urgency else 2 * BLOCK_TOKENS)
 
 
 @pytest.mark.parametrize("blocks", [3, 4])
@@ -191,23 +191,23 @@ def test_a_prompt_shares_the_step_if_it_fits_its_half_exactly(blocks) -> None:
     scheduler = Scheduler()
     scheduler.queue = [Job(tuple(range(20)))]
     scheduler.step()
-    fits = BLOCK_TOKENS * blocks <= STEP_TOKENS // 2
+    is_fitting = BLOCK_TOKENS * blocks <= STEP_TOKENS // 2
     scheduler.queue.append(Job(tuple(range(100, 100 + blocks))))
     scheduler.step()
-    assert len(scheduler.queue) == (0 if fits else 1)
+    assert len(scheduler.queue) == (0 if is_fitting else 1)
 
 
 def test_a_request_that_waits_alone_is_not_looked_up_before_sglang_admits_it() -> None:
-    scheduler, calls = Scheduler(), list[bool]()
+    scheduler, lookups = Scheduler(), list[bool]()
     prefill = scheduler.prefill
-    scheduler.prefill = lambda job, repeat: calls.append(repeat) or prefill(job, repeat)  # type: ignore[method-assign,func-returns-value]
-    (first, second) = (Job((number, 1, 2)) for number in range(2))
+    scheduler.prefill = lambda job, repeat: lookups.append(repeat) or prefill(job, repeat)  # type: ignore[method-assign,func-returns-value]
+    first, second = (Job((number, 1, 2)) for number in range(2))
     assert scheduler.arranged.arrange([first]) == scheduler.arranged.current() == [first]
     assert scheduler.arranged.requests() == [first]
-    assert calls == []
+    assert lookups == []
     scheduler.arranged.admit([first])
-    assert calls == [False]
+    assert lookups == [False]
     for _ in range(2):  # it is not admitted, so it needs a cost and a budget
         scheduler.arranged.arrange([second])
-    assert calls == [False, False]
+    assert lookups == [False, False]
     assert [waiting.request for waiting in scheduler.order.in_order()] == [second]

@@ -107,11 +107,11 @@ def test_a_prefix_that_must_be_loaded_costs_more_than_a_resident_one() -> None:
 
 
 def test_a_higher_priority_is_always_admitted_first(queue) -> None:
-    low = [queue.add(Prefill(1), urgency=0) for _ in range(5)]
-    high = [queue.add(Prefill(500), urgency=3) for _ in range(5)]
+    low_priority = [queue.add(Prefill(1), urgency=0) for _ in range(5)]
+    high_priority = [queue.add(Prefill(500), urgency=3) for _ in range(5)]
     in_order = queue.in_order()
-    assert set(in_order[:5]) == set(high)
-    assert set(in_order[5:]) == set(low)
+    assert set(in_order[:5]) == set(high_priority)
+    assert set(in_order[5:]) == set(low_priority)
 
 
 def test_an_unserved_share_is_first_regardless_of_service() -> None:
@@ -130,12 +130,12 @@ def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.sampled_from([0.0, 1.0, 10.0]), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
-    """An engine with steps of ``step`` seconds, a prompt in chunks, and others that share its steps.
+def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, draw) -> None:
+    """An engine with steps of ``full_step_s``, a prompt in chunks, and others that share its steps.
     Requests arrive at up to three times the capacity, and some clients disconnect."""
     base_budget_s = 4.0
     queue = make_queue(cost_factor, base_budget_s)
-    done_s, rest_s, half_step_s = 0.0, 0.0, 0.0
+    done_s, remaining_s, half_step_s = 0.0, 0.0, 0.0
     chunk: Waiting | None = None
     latest_s: dict[int, float] = {}
 
@@ -149,20 +149,20 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
         queue.set_chunked_prompt(chunk)
         for _ in range(draw.randrange(4)):
             cost = draw.choice([1, 1, 2, 5, draw.randint(1, 80)])
-            earlier_s = sum(waiting.cost for waiting in queue.in_order()) + rest_s
+            earlier_s = sum(waiting.cost for waiting in queue.in_order()) + remaining_s
             bound_s = earlier_s + (1 + cost_factor) * cost + base_budget_s
             latest_s[queue.add(Prefill(cost)).number] = done_s + bound_s + 1e-6
         if queue.in_order() and draw.random() < 0.1:
             queue.remove(draw.choice(queue.in_order()))
-        step_s, half_step_s, in_order = float(step), step / 2, queue.in_order()
+        step_s, half_step_s, in_order = float(full_step_s), full_step_s / 2, queue.in_order()
         if chunk is not None:
             for waiting in queue.select(in_order, fits):
                 queue.admit([waiting])
                 done_s, step_s = done_s + waiting.cost, step_s - waiting.cost
                 assert done_s <= latest_s.pop(waiting.number)
-            chunk_s = min(rest_s, step_s)
-            done_s, rest_s = done_s + chunk_s, rest_s - chunk_s
-            if rest_s <= 0:
+            chunk_s = min(remaining_s, step_s)
+            done_s, remaining_s = done_s + chunk_s, remaining_s - chunk_s
+            if remaining_s <= 0:
                 assert done_s <= latest_s.pop(chunk.number)
                 chunk = None
             continue
@@ -171,24 +171,23 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
                 break
             queue.admit([waiting])
             run_s = min(waiting.cost, step_s)
-            done_s, step_s, rest_s = done_s + run_s, step_s - run_s, waiting.cost - run_s
-            if rest_s > 0:
+            done_s, step_s, remaining_s = done_s + run_s, step_s - run_s, waiting.cost - run_s
+            if remaining_s > 0:
                 chunk = waiting
                 break
             assert done_s <= latest_s.pop(waiting.number)
 
 
-def simulate(choose, requests: list[tuple[float, int]]) -> list[float]:
-    """Waits of ``requests`` (time, cost), one at a time, in the order of ``choose``."""
+def waits_s(choose, requests: list[tuple[float, int]]) -> list[float]:
+    """Return the waits of ``requests`` (time, cost), served one at a time, as ``choose`` selects."""
     queue, waits, now = make_queue(COST_FACTOR, bounded_shortest.BASE_BUDGET_S), [], 0.0
     pending = list(reversed(requests))
     while pending or queue.in_order():
+        if not queue.in_order():
+            now = max(now, pending[-1][0])
         while pending and pending[-1][0] <= now:
             time, cost = pending.pop()
             queue.add(Prefill(cost), request=time)
-        if not queue.in_order():
-            now = pending[-1][0]
-            continue
         admitted = choose(queue)
         queue.admit([admitted])
         waits.append(now - admitted.request)
@@ -203,33 +202,33 @@ def test_at_150_percent_the_mean_stays_below_first_come_first_served(seed: int) 
         cost = max(1, min(3_000, int(draw.lognormvariate(3.5, 1.3))))
         requests.append((time, cost))
         time += draw.expovariate(1.0) * 77 / 1.5  # the mean cost, at 1.5 times the capacity
-    fcfs = simulate(lambda queue: queue.in_order(0)[0], requests)
-    bounded = simulate(lambda queue: queue.in_order(1)[0], requests)
-    assert sum(bounded) < 0.7 * sum(fcfs)
-    assert max(bounded) < 2.5 * max(fcfs)
+    first_come_waits_s = waits_s(lambda queue: queue.in_order(0)[0], requests)
+    bounded_waits_s = waits_s(lambda queue: queue.in_order(1)[0], requests)
+    assert sum(bounded_waits_s) < 0.7 * sum(first_come_waits_s)
+    assert max(bounded_waits_s) < 2.5 * max(first_come_waits_s)
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_tenants_with_work_get_equal_seconds(costs, draw) -> None:
     """Each tenant's requests cost its own; many cheap ones get no more than few expensive ones."""
     queue = make_queue()
-    names = [f"t{i}" for i in range(len(costs))]
-    seconds = dict.fromkeys(names, 0.0)
+    tenants = [f"t{i}" for i in range(len(costs))]
+    served_s = dict.fromkeys(tenants, 0.0)
 
     def fill() -> None:
-        for name, cost in zip(names, costs, strict=True):
+        for name, cost in zip(tenants, costs, strict=True):
             while sum(w.tenant == name for w in queue.in_order()) < 3:
                 queue.add(Prefill(cost), name)
 
-    for name, cost in zip(names, costs, strict=True):  # each is served once before the measurement
+    for name, cost in zip(tenants, costs, strict=True):  # each once, unmeasured
         queue.add(Prefill(cost), name)
     while queue.in_order():
         serve(queue)
     for _ in range(draw.randint(100, 300)):
         fill()
         admitted = serve(queue)
-        seconds[admitted.tenant] += admitted.cost
-    assert max(seconds.values()) - min(seconds.values()) <= 3 * max(costs)
+        served_s[admitted.tenant] += admitted.cost
+    assert max(served_s.values()) - min(served_s.values()) <= 3 * max(costs)
 
 
 def test_a_tenant_that_was_idle_gets_no_more_than_its_share(queue) -> None:
@@ -246,23 +245,23 @@ def test_a_tenant_that_was_idle_gets_no_more_than_its_share(queue) -> None:
     assert 4 <= served_tenants.count("busy") <= 6
 
 
-def test_a_flood_of_names_costs_its_sender_alone() -> None:
+def test_many_new_names_cost_their_sender_alone() -> None:
     """An earlier tenant keeps its half against a thousand names with one request each."""
     queue, draw = make_queue(), random.Random(7)
     queue.add(Prefill(10), "known")
     serve(queue)
-    seconds = {"known": 0.0, "flood": 0.0}
-    invented = 0
+    served_s = {"known": 0.0, "new": 0.0}
+    new_names = 0
     for _ in range(2_000):
         while sum(w.tenant == "known" for w in queue.in_order()) < 2:
             queue.add(Prefill(10), "known")
         while len(queue.in_order()) < 60:
-            invented += 1
-            queue.add(Prefill(draw.randint(1, 10)), f"made-up-{invented}")
+            new_names += 1
+            queue.add(Prefill(draw.randint(1, 10)), f"new-{new_names}")
         admitted = serve(queue)
-        seconds["known" if admitted.tenant == "known" else "flood"] += admitted.cost
-    assert invented > 1_000
-    assert seconds["known"] > 0.45 * sum(seconds.values())
+        served_s["known" if admitted.tenant == "known" else "new"] += admitted.cost
+    assert new_names > 1_000
+    assert served_s["known"] > 0.45 * sum(served_s.values())
 
 
 def test_the_number_of_remembered_shares_is_bounded() -> None:

@@ -7,17 +7,20 @@ from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, VOUCHED_REST, FairShares
 from sglang_canopy.tenant import ChargedTenants, Vouched
 
-STEPS, WARM_UP = 3000, 500
+STEPS, WARM_UP_STEPS = 3000, 500
 
 
-def share_of_owners(parties: dict[str | Vouched | None, str]) -> dict[str, float]:
-    """Return each owner's share of the work; every party always has four waiting requests."""
-    order, work_by_owner = BoundedShortest(PrefillCost(8192)), dict.fromkeys(parties.values(), 0.0)
-    charged = ChargedTenants()
+def work_shares(parties: dict[str | Vouched | None, str]) -> dict[str, float]:
+    """Return each owner's share of the work; every party always has four requests waiting.
+
+    ``parties``: the owner of each name that requests come under.
+    """
+    order, charged = BoundedShortest(PrefillCost(8192)), ChargedTenants()
+    work_by_owner = dict.fromkeys(parties.values(), 0.0)
 
     def send(party: str | Vouched | None) -> None:
-        vouched = isinstance(party, Vouched)
-        tenant = charged.charge(party.tenant if vouched else party, vouched, now=1.0)
+        is_vouched = isinstance(party, Vouched)
+        tenant = charged.charge(party.tenant if is_vouched else party, is_vouched, now=1.0)
         order.add(Prefill(1000), tenant, request=party)
 
     for party in [*parties] * 4:
@@ -25,7 +28,7 @@ def share_of_owners(parties: dict[str | Vouched | None, str]) -> dict[str, float
     for step in range(STEPS):
         request = order.in_order(1)[0]
         order.admit([request])
-        if step > WARM_UP:
+        if step > WARM_UP_STEPS:
             work_by_owner[parties[request.request]] += request.cost
         send(request.request)
     return {owner: cost / sum(work_by_owner.values()) for owner, cost in work_by_owner.items()}
@@ -33,19 +36,19 @@ def share_of_owners(parties: dict[str | Vouched | None, str]) -> dict[str, float
 
 @pytest.mark.parametrize("names", [1, 60, 200])
 def test_names_that_no_gateway_vouches_for_have_one_turn_together(names: int) -> None:
-    liar = {f"x{i}": "liar" for i in range(names)}
-    shares = share_of_owners({Vouched("honest"): "honest", **liar, None: "liar"})
-    assert shares["honest"] == pytest.approx(0.5, abs=0.01)
+    unvouched = {f"x{i}": "other" for i in range(names)}
+    shares = work_shares({Vouched("a"): "a", **unvouched, None: "other"})
+    assert shares["a"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_vouched_tenants_name_has_no_effect_without_the_gateways_secret() -> None:
-    shares = share_of_owners({Vouched("honest"): "honest", "honest": "liar"})
-    assert shares["honest"] == pytest.approx(0.5, abs=0.01)
+    shares = work_shares({Vouched("a"): "a", "a": "other"})
+    assert shares["a"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_vouched_tenants_get_equal_turns_next_to_all_others() -> None:
-    honest = {Vouched(name): name for name in ("a", "b", "c")}
-    shares = share_of_owners({**honest, **{f"x{i}": "liar" for i in range(60)}})
+    vouched = {Vouched(name): name for name in ("a", "b", "c")}
+    shares = work_shares({**vouched, **{f"x{i}": "other" for i in range(60)}})
     assert list(shares.values()) == pytest.approx([0.25] * 4, abs=0.01)
 
 
@@ -68,12 +71,12 @@ def test_more_vouched_tenants_than_shares_stay_bounded() -> None:
 
 
 def test_vouched_tenants_have_one_share_if_none_is_free() -> None:
-    shares, new = FairShares(), Vouched("new")
+    shares, newcomer = FairShares(), Vouched("new")
     for number in range(SEPARATE_SHARES - 1):
         shares.charge(Vouched(f"v{number}"), Vouched(f"v{number}"), 1.0)
-    assert shares.share_of(new) == new
+    assert shares.share_of(newcomer) == newcomer
     shares.charge(Vouched("last"), Vouched("last"), 1.0)
-    assert shares.share_of(new) is VOUCHED_REST
+    assert shares.share_of(newcomer) is VOUCHED_REST
 
 
 def test_a_vouched_name_never_counts_as_all_other_requests() -> None:
@@ -84,10 +87,10 @@ def test_a_vouched_name_never_counts_as_all_other_requests() -> None:
 
 def test_names_served_before_a_gateways_first_request_take_no_share_of_its_tenants() -> None:
     """Not even after more names than there are separate shares."""
-    shares, new = FairShares(), Vouched("new")
+    shares, newcomer = FairShares(), Vouched("new")
     for number in range(2 * SEPARATE_SHARES):
         shares.charge(f"x{number}", shares.share_of(f"x{number}"), 1.0)
-    assert shares.share_of(new) == new
+    assert shares.share_of(newcomer) == newcomer
     for number in range(SEPARATE_SHARES):
         shares.charge(Vouched(f"v{number}"), Vouched(f"v{number}"), 1.0)
-    assert shares.share_of(new) != shares.share_of("name")
+    assert shares.share_of(newcomer) != shares.share_of("name")

@@ -12,11 +12,11 @@ from sglang_canopy.schedule.bounded_shortest import BASE_BUDGET_S, COST_FACTOR, 
 from sglang_canopy.schedule.cost import MIN_ANSWERS, AnswerCost, Prefill, PrefillCost, ServerCost
 from sglang_canopy.tenant import Vouched
 
-ROUNDING = 1e-6
+ROUNDING_S = 1e-6
 
 
-def cost_of(places: int, step_s: float, pool: int = 1 << 20) -> ServerCost:
-    prefill, answers = PrefillCost(256), AnswerCost(places, pool)
+def cost_of(places: int, step_s: float, pool_tokens: int = 1 << 20) -> ServerCost:
+    prefill, answers = PrefillCost(256), AnswerCost(places, pool_tokens)
     prefill.adopt((0.0, 2e-4, 0.0, 0.0))
     answers.adopt(step_s)
     return ServerCost(prefill, answers)
@@ -72,9 +72,9 @@ def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_long
 def test_tenants_share_the_seconds_of_places() -> None:
     queue = BoundedShortest(cost_of(places=1, step_s=0.01))
     requests_served = {"short": 0, "long": 0}
-    for name, answer in (("short", 100), ("long", 1_000)):
+    for name, answer_tokens in (("short", 100), ("long", 1_000)):
         for _ in range(300):
-            queue.add(Prefill(10, reserved=answer), Vouched(name), request=name)
+            queue.add(Prefill(10, reserved=answer_tokens), Vouched(name), request=name)
     for _ in range(220):
         (first,) = queue.in_order()[:1]
         queue.admit([first])
@@ -85,26 +85,28 @@ def test_tenants_share_the_seconds_of_places() -> None:
 @settings(max_examples=settings.default.max_examples // 2)
 @given(
     places=st.integers(1, 6),
-    pool=st.sampled_from([700, 1_500, 1 << 16]),
+    pool_tokens=st.sampled_from([700, 1_500, 1 << 16]),
     longest_answer=st.sampled_from([3, 30, 200]),
-    predicted=st.booleans(),
+    is_predicted=st.booleans(),
     draw=st.randoms(use_true_random=False),
 )
-def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, predicted, draw):
-    """More clients than places, so the queue never empties. ``predicted``: whether the length of
+def test_no_request_is_overtaken_beyond_its_bound(
+    places, pool_tokens, longest_answer, is_predicted, draw
+):
+    """More clients than places, so the queue never empties. ``is_predicted``: whether the length of
     answers is known; if not, they are longer, and the bound of the clock alone holds."""
-    server = overtaking.QueuingServer(overtaking.first_come, places, pool)
+    server = overtaking.QueuingServer(overtaking.first_come, places, pool_tokens)
     order = overtaking.Bounded(server)
     order.adopts_answers = False
 
     def send() -> None:
-        answer = draw.randint(1, longest_answer)
-        reserved = answer if predicted else 1
-        prompt = draw.choice([10, 20, 400])
-        server.waiting.append(overtaking.QueuedRequest(prompt, answer, reserved, server.now_s))
+        answer_tokens = draw.randint(1, longest_answer)
+        reserved_tokens = answer_tokens if is_predicted else 1
+        tokens = (draw.choice([10, 20, 400]), answer_tokens, reserved_tokens)
+        server.waiting.append(overtaking.QueuedRequest(*tokens, server.now_s))
 
     def work_s(job: overtaking.QueuedRequest) -> float:
-        share = min(1.0, max(1 / places, (job.prompt_tokens + job.answer_tokens) / pool))
+        share = min(1.0, max(1 / places, (job.prompt_tokens + job.answer_tokens) / pool_tokens))
         return job.prompt_tokens * server.token_s + job.answer_tokens * server.step_s * share
 
     for _ in range(places + draw.randint(2, 12)):
@@ -114,15 +116,15 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
         budgets |= {job: order.budget_s(job) for job in server.waiting if job not in budgets}
         for _job in server.step():
             send()
-    arrived = sorted(budgets, key=lambda job: (job.arrival_s, list(budgets).index(job)))
-    position = {job: index for index, job in enumerate(arrived)}
-    for job in arrived:
+    first_come = sorted(budgets, key=lambda job: (job.arrival_s, list(budgets).index(job)))
+    position = {job: index for index, job in enumerate(first_come)}
+    for job in first_come:
         later_jobs = [
             later
             for later in server.admitted
             if position[later] > position[job] and later.admitted_s < job.admitted_s
         ]
-        if predicted:
-            assert sum(map(work_s, later_jobs)) <= budgets[job] + ROUNDING
+        if is_predicted:
+            assert sum(map(work_s, later_jobs)) <= budgets[job] + ROUNDING_S
         for later in later_jobs:
-            assert later.admitted_s - job.oldest_since_s <= budgets[job] + ROUNDING
+            assert later.admitted_s - job.oldest_since_s <= budgets[job] + ROUNDING_S

@@ -1,4 +1,4 @@
-"""The cheapest member that may go next, and the work ahead of one, against plain lists."""
+"""The cheapest member that may be served next, and each member's allowance, against plain lists."""
 
 import math
 import random
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from sglang_canopy.schedule.passing import Passing
 
 
-def shortest(costs: list[float], allowed: list[float]) -> int:
-    """Return the shortest by definition."""
+def find_shortest(costs: list[float], allowances: list[float]) -> int:
+    """Return the position of the cheapest member that those before it allow, or -1."""
     candidates = [
         position
         for position, cost in enumerate(costs)
-        if cost < math.inf and all(allowance >= cost for allowance in allowed[:position])
+        if cost < math.inf and all(allowance >= cost for allowance in allowances[:position])
     ]
     return min(candidates, key=lambda position: (costs[position], position), default=-1)
 
@@ -23,26 +23,26 @@ def shortest(costs: list[float], allowed: list[float]) -> int:
 @given(st.integers(0, 70), st.randoms(use_true_random=False))
 def test_any_sequence_of_calls_equals_plain_lists(members: int, draw: random.Random) -> None:
     costs = [float(draw.randrange(1, 20)) for _ in range(members)]
-    allowed = [float(draw.randrange(0, 60)) for _ in range(members)]
-    passing = Passing(list(costs), list(allowed))
+    allowances = [float(draw.randrange(0, 60)) for _ in range(members)]
+    passing = Passing(list(costs), list(allowances))
     for _ in range(40):
         call = draw.randrange(4)
         if call == 0 and not passing.full:
             costs.append(float(draw.randrange(1, 20)))
-            allowed.append(float(draw.randrange(0, 60)))
-            assert passing.append(costs[-1], allowed[-1]) == len(costs) - 1
+            allowances.append(float(draw.randrange(0, 60)))
+            assert passing.append(costs[-1], allowances[-1]) == len(costs) - 1
         elif call == 1 and costs:
             position, seconds = draw.randrange(len(costs)), float(draw.randrange(1, 9))
             passing.pass_by(position, seconds)
-            allowed[:position] = [allowance - seconds for allowance in allowed[:position]]
+            allowances[:position] = [allowance - seconds for allowance in allowances[:position]]
         elif call == 2 and costs:
             position = draw.randrange(len(costs))
             costs[position] = draw.choice([math.inf, float(draw.randrange(1, 20))])
             passing.set_cost(position, costs[position])
         elif costs:
             position = draw.randrange(len(costs))
-            allowed[position] = draw.choice([math.inf, float(draw.randrange(0, 60))])
-            passing.set_allowance(position, allowed[position])
-        assert passing.shortest() == shortest(costs, allowed)
-        assert passing.least_allowance() == min(allowed, default=math.inf)
-        assert [passing.allowance(position) for position in range(len(costs))] == allowed
+            allowances[position] = draw.choice([math.inf, float(draw.randrange(0, 60))])
+            passing.set_allowance(position, allowances[position])
+        assert passing.shortest() == find_shortest(costs, allowances)
+        assert passing.least_allowance() == min(allowances, default=math.inf)
+        assert [passing.allowance(position) for position in range(len(costs))] == allowances

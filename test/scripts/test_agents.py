@@ -50,12 +50,12 @@ def test_texts_are_read_from_the_given_folders(tmp_path: Path) -> None:
 
 
 def test_steps_documents_and_hits_are_counted() -> None:
-    answers = [
+    turns = [
         agents.ClientTurn("agent", 1.0, 100, 50),
         agents.ClientTurn("agent", 3.0, 100, 100),
         agents.ClientTurn("reader", 9.0, 100, 0),
     ]
-    outcome = agents.outcome(answers)
+    outcome = agents.outcome(turns)
     assert (outcome.steps, outcome.documents, outcome.first_token_s) == (2, 1, 2.0)
     assert outcome.hit_ratio == pytest.approx(0.5)
     assert agents.outcome([]).hit_ratio == 0
@@ -64,13 +64,13 @@ def test_steps_documents_and_hits_are_counted() -> None:
 def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, capsys) -> None:
     """The script's own steps; real servers are in test/served/test_plan.py."""
     pytest.importorskip("openai")
-    arms: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = []
+    requests_by_arm: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     other_answers = {"/canopy/status": {"auto": "wa hits 40.0 %"}, "/flush_cache": {}}
 
     @contextlib.contextmanager
     def serve(model: Path, name: str, kind: str, arm: str, port: int) -> Iterator[Any]:
         with chat_endpoint([], other_answers) as (url, received):
-            arms.append((arm, received.requests))
+            requests_by_arm[arm] = received.requests
             yield SimpleNamespace(url=url)
 
     monkeypatch.setattr(quickstart, "serve", serve)
@@ -80,12 +80,12 @@ def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, c
     monkeypatch.setattr(quickstart.webbrowser, "open", lambda url: None)
     args = argparse.Namespace(port=1, seconds=1.5, once=True)
     assert quickstart.compare(tmp_path, "m", "cpu", args, TEXTS) == 0
-    assert [arm for arm, _ in arms] == ["lru", "lru + host", "auto + host"]
-    for _, requests in arms:
-        assert requests[0][1]["messages"][0]["content"] == quickstart.QUESTION
-        assert requests[1][0].startswith("/flush_cache")
+    assert [*requests_by_arm] == ["lru", "lru + host", "auto + host"]
+    for (_, question), (flush_path, _), *chats in requests_by_arm.values():
+        assert question["messages"][0]["content"] == quickstart.QUESTION
+        assert flush_path.startswith("/flush_cache")
         # An agent's chat begins with its system prompt, a reader's with its question.
-        assert {body["messages"][0]["role"] for _, body in requests[2:]} == {"system", "user"}
+        assert {body["messages"][0]["role"] for _, body in chats} == {"system", "user"}
     printed = capsys.readouterr().out
     assert "auto + host against lru + host: " in printed
     assert "40 %" in printed  # four of ten prompt tokens

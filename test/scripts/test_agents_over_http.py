@@ -20,17 +20,17 @@ SIZES = SessionSizes(
 )
 
 
-def turn(who: str, session: int, number: int, ttft_s: float, cached: int) -> dict[str, object]:
-    return {"client_kind": who, "session": session, "turn": number, "ttft_s": ttft_s, "end_s": 1.0, "prompt_tokens": 100, "cached_tokens": cached, "output_tokens": 5, "tool_calls": int(who == "agent")}  # fmt: skip
+def row_of_turn(client_kind: str, session: int, number: int, ttft_s: float, cached_tokens: int) -> dict[str, object]:  # fmt: skip
+    return {"client_kind": client_kind, "session": session, "turn": number, "ttft_s": ttft_s, "end_s": 1.0, "prompt_tokens": 100, "cached_tokens": cached_tokens, "output_tokens": 5, "tool_calls": int(client_kind == "agent")}  # fmt: skip
 
 
-ROW = {"regime": "dear-4", "arm": "lru", "sizes": {"turns": 2}}
+RUN_ROW = {"regime": "dear-4", "arm": "lru", "sizes": {"turns": 2}}
 
 
 def finished_run() -> SessionRun:
     run = SessionRun("", SIZES, [], [])
-    run.rows = [turn("agent", n, t, 1.0 + t, 50 * t) for n in (0, 1) for t in (0, 1)]
-    run.rows += [turn("person", 0, 0, 9.0, 0)]
+    run.rows = [row_of_turn("agent", n, t, 1.0 + t, 50 * t) for n in (0, 1) for t in (0, 1)]
+    run.rows += [row_of_turn("person", 0, 0, 9.0, 0)]
     return run
 
 
@@ -44,16 +44,14 @@ def test_sessions_turns_waits_and_hits_are_counted() -> None:
 
 
 def test_a_client_that_fails_is_recorded() -> None:
-    run = SessionRun(
-        "http://127.0.0.1:9", replace(SIZES, sessions=1, people=0), words=[], markers=[]
-    )
+    run = SessionRun("http://127.0.0.1:9", replace(SIZES, sessions=1, people=0), [], [])
     run.run_sessions()
     assert run.errors == ["agent 0: IndexError('list index out of range')"]
 
 
 def test_a_table_has_the_median_of_the_runs() -> None:
     rows = [
-        ROW | {"cpu_s": {"scheduler": 3.0, "http": 5.0}} | compare.summary(finished_run(), wall_s)
+        RUN_ROW | {"cpu_s": {"scheduler": 3, "http": 5}} | compare.summary(finished_run(), wall_s)
         for wall_s in (10.0, 30.0, 20.0)
     ]
     text = compare.table(rows)
@@ -62,7 +60,7 @@ def test_a_table_has_the_median_of_the_runs() -> None:
 
 
 def test_a_server_that_ended_is_a_row_without_figures() -> None:
-    text = compare.table([ROW | {"server_ended": "RuntimeError: Out of memory"}])
+    text = compare.table([RUN_ROW | {"server_ended": "RuntimeError: Out of memory"}])
     assert "| lru | 1 |" + " - |" * 13 in text
     assert "lru: the server ended with RuntimeError: Out of memory" in text
 

@@ -24,13 +24,13 @@ def test_a_wheel_is_slimmed_and_still_a_wheel(tmp_path, monkeypatch):
         "sglang/srt/mem_cache/rust_tree_core/core.so",
     ]
     wheel = tmp_path / "sglang-1-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as file:
+    with zipfile.ZipFile(wheel, "w") as archive:
         for name in [*kept_files, *dropped_files, "sglang-1.dist-info/RECORD"]:
-            file.writestr(name, name)
+            archive.writestr(name, name)
     slimmed = slim_wheel.slim(wheel, tmp_path / "slim")
-    with zipfile.ZipFile(slimmed) as file:
-        assert file.namelist() == [*kept_files, "sglang-1.dist-info/RECORD"]
-        record = file.read("sglang-1.dist-info/RECORD").decode().splitlines()
+    with zipfile.ZipFile(slimmed) as archive:
+        assert archive.namelist() == [*kept_files, "sglang-1.dist-info/RECORD"]
+        record = archive.read("sglang-1.dist-info/RECORD").decode().splitlines()
     assert record[:3] == [
         "sglang/srt/server.py,,",
         "sglang/benchmark/serving.py,,",
@@ -39,7 +39,7 @@ def test_a_wheel_is_slimmed_and_still_a_wheel(tmp_path, monkeypatch):
     assert record[-1] == "sglang-1.dist-info/RECORD,,"
 
 
-STAND_IN = """
+STAND_IN_CHECKS = """
 import torch
 import sgl_kernel
 from sgl_kernel import some_kernel_nobody_has, silu_and_mul
@@ -49,11 +49,11 @@ from sgl_kernel.utils import is_arch_support_pdl
 x = torch.randn(3, 8)
 assert torch.allclose(silu_and_mul(x), torch.nn.functional.silu(x[:, :4]) * x[:, 4:])
 probs = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
-near = lambda probs, expected: torch.allclose(probs, torch.tensor([expected]))
-assert near(sgl_kernel.top_k_renorm_prob(probs, 2), [4 / 7, 0, 3 / 7, 0])
-assert near(sgl_kernel.top_k_renorm_prob(probs, torch.tensor([1])), [1.0, 0, 0, 0])
-assert near(sgl_kernel.top_p_renorm_prob(probs, 0.6), [4 / 7, 0, 3 / 7, 0])
-assert near(sgl_kernel.top_p_renorm_prob(probs, 0.3), [1.0, 0, 0, 0])
+is_close = lambda probs, expected: torch.allclose(probs, torch.tensor([expected]))
+assert is_close(sgl_kernel.top_k_renorm_prob(probs, 2), [4 / 7, 0, 3 / 7, 0])
+assert is_close(sgl_kernel.top_k_renorm_prob(probs, torch.tensor([1])), [1.0, 0, 0, 0])
+assert is_close(sgl_kernel.top_p_renorm_prob(probs, 0.6), [4 / 7, 0, 3 / 7, 0])
+assert is_close(sgl_kernel.top_p_renorm_prob(probs, 0.3), [1.0, 0, 0, 0])
 source, target = torch.arange(8.0).reshape(1, 8, 1), torch.zeros(1, 8, 1)
 transfer_kv_direct(source, target, torch.tensor([1, 2]), torch.tensor([5, 0]), 1)
 assert target[0, :, 0].tolist() == [2, 0, 0, 0, 0, 1, 0, 0]
@@ -69,7 +69,7 @@ except NotImplementedError as error:
 def test_stand_ins_compute_what_a_llama_needs_and_name_what_is_missing():
     pytest.importorskip("torch")
     process = subprocess.run(
-        [sys.executable, "-c", STAND_IN],
+        [sys.executable, "-c", STAND_IN_CHECKS],
         env={**os.environ, "PYTHONPATH": str(FOLDER / "stand_in")},
         capture_output=True,
         text=True,
@@ -83,9 +83,8 @@ def test_stand_ins_compute_what_a_llama_needs_and_name_what_is_missing():
 
 
 def run_bundle(*args):
-    return subprocess.run(
-        ["bash", ROOT / "scripts" / "gpu_bundle.sh", *args], capture_output=True, text=True
-    )
+    command = ["bash", ROOT / "scripts" / "gpu_bundle.sh", *args]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_unbundleable_requirements_are_refused_before_any_download(tmp_path):
@@ -100,13 +99,9 @@ def test_unbundleable_requirements_are_refused_before_any_download(tmp_path):
 def test_the_bundle_has_the_supported_sglang():
     from sglang_canopy import SGLANG_VERSION
 
-    pins = (ROOT / "requirements" / "gpu-bundle.txt").read_text().splitlines()
-    assert f"sglang=={SGLANG_VERSION}" in pins
-    requirements = [line for line in pins if not line.startswith("#")]
+    lines = (ROOT / "requirements" / "gpu-bundle.txt").read_text().splitlines()
+    assert f"sglang=={SGLANG_VERSION}" in lines
+    requirements = [line for line in lines if not line.startswith("#")]
     assert all("==" in line for line in requirements)
-    assert not {line.split("==")[0] for line in requirements} & {
-        "torch",
-        "triton",
-        "transformers",
-        "numpy",
-    }
+    names = {line.split("==")[0] for line in requirements}
+    assert not names & {"torch", "triton", "transformers", "numpy"}

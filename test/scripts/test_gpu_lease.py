@@ -17,7 +17,7 @@ def lease(tmp_path: Path) -> Lease:
     return Lease("kernels", **folders, skipped_parts=("tests",), lease_s=30.0)
 
 
-def summary(lease: Lease) -> str:
+def read_summary(lease: Lease) -> str:
     return (lease.out / f"summary-{lease.call}.txt").read_text()
 
 
@@ -29,30 +29,31 @@ def test_every_file_that_the_lease_runs_exists() -> None:
 
 
 def test_a_part_that_fails_or_takes_too_long_stops_no_other(lease: Lease) -> None:
-    assert not lease.run_part("bad", 9, sys.executable, "-c", "print('RESULT x {}'); exit(3)")
+    failing = "print('RESULT x {}'); exit(3)"
+    assert not lease.run_part("bad", 9, sys.executable, "-c", failing)
     assert not lease.run_part("slow", 3, sys.executable, "-c", "import time; time.sleep(60)")
     assert not lease.run_part("tests", 9, sys.executable, "-c", "")
-    assert lease.run_part(
-        "good", 9, sys.executable, "-c", "import os; print('RESULT', os.environ['A'])", A="b"
-    )
-    text = summary(lease)
-    for s in ("bad: 3", "RESULT x {}", "slow: its time", "tests: left out", "good: ok", "RESULT b"):
-        assert s in text
+    printing = "import os; print('RESULT', os.environ['A'])"
+    assert lease.run_part("good", 9, sys.executable, "-c", printing, A="b")
+    text = read_summary(lease)
+    assert "tests: left out" in text
+    for line in ("bad: 3", "RESULT x {}", "slow: its time", "good: ok", "RESULT b"):
+        assert line in text
     assert (lease.out / "logs-kernels.tgz").stat().st_size > 0
 
 
 def test_a_server_that_ends_is_reported(lease: Lease) -> None:
     lease.bundle.mkdir()
     (lease.bundle / "serve.sh").write_text("exit 3")
-    with lease.server("wa", 20) as answers:
-        assert not answers
-    assert "server wa did NOT start" in summary(lease)
+    with lease.server("wa", 20) as is_running:
+        assert not is_running
+    assert "server wa did NOT start" in read_summary(lease)
 
 
 def test_the_call_for_kernels_continues_after_every_failure(lease, monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     gpu_lease.kernels(lease)
-    assert summary(lease).count(": 1 after") == 6  # facts, install, three checks, waits
+    assert read_summary(lease).count(": 1 after") == 6  # facts, install, three checks, waits
 
 
 def test_bounds_match_a_prompts_documents() -> None:
@@ -82,12 +83,12 @@ def test_a_random_model_has_a_llamas_weights_and_their_spread(tmp_path: Path) ->
     bundled, out = tmp_path / "bundled", tmp_path / "out"
     bundled.mkdir()
     (bundled / "config.json").write_text(json.dumps(config))
-    total = gpu_lease.write_model(out, bundled, "cpu")
-    written = {}
+    weight_bytes = gpu_lease.write_model(out, bundled, "cpu")
+    tensors = {}
     for file in out.glob("*.safetensors"):
-        written |= load_file(file)
+        tensors |= load_file(file)
     expected = LlamaForCausalLM(LlamaConfig(**config)).state_dict()
-    assert {n: x.shape for n, x in written.items()} == {n: x.shape for n, x in expected.items()}
-    assert total == sum(x.nbytes for x in written.values())
-    spread = float(written["model.layers.0.mlp.down_proj.weight"].float().std()) * 96**0.5
+    assert {n: x.shape for n, x in tensors.items()} == {n: x.shape for n, x in expected.items()}
+    assert weight_bytes == sum(x.nbytes for x in tensors.values())
+    spread = float(tensors["model.layers.0.mlp.down_proj.weight"].float().std()) * 96**0.5
     assert spread == pytest.approx(gpu_lease.OUTPUT_GAIN, rel=0.05)

@@ -1,3 +1,5 @@
+"""Ports of test servers."""
+
 import socket
 
 from launch_server import free_port

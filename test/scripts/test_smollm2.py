@@ -7,15 +7,15 @@ import pytest
 import smollm2
 from sglang_canopy.errors import CanopyError
 
-# llama.cpp 0.3.36 on the same GGUF: the prompt's ids, then the five best next tokens and the
-# best one's logit.
+# Computed by llama.cpp 0.3.36 on the same GGUF.
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 IDS_OF_TEXT = {
     "The year 2026, 12.5%": [504, 713, 216, 34, 32, 34, 38, 28, 216, 33, 34, 30, 37, 21],
     "don't  stop\t\n\n now": [12420, 982, 216, 2853, 197, 1116, 1209],
 }
 PROMPT_IDS = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
-BEST_NEXT, BEST_LOGIT = [504, 38634, 60, 15319, 7026], 28.02
+BEST_TOKENS, BEST_LOGIT = [504, 38634, 60, 15319, 7026], 28.02
+"""The five most probable tokens after the prompt, and the first one's logit."""
 
 
 def test_another_file_is_refused_by_its_digest(tmp_path):
@@ -44,9 +44,8 @@ def test_the_tokenizer_gives_llama_cpps_ids_and_the_chat_template(smollm2):
     for text, ids in {PROMPT: PROMPT_IDS, **IDS_OF_TEXT}.items():
         assert tokenizer(text)["input_ids"] == ids
         assert tokenizer.decode(ids) == text
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert chat.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
@@ -58,6 +57,6 @@ def test_the_weights_predict_the_same_tokens_as_llama_cpp(smollm2):
     model = AutoModelForCausalLM.from_pretrained(str(smollm2), dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT_IDS])).logits[0, -1]
-    assert set(logits.topk(5).indices.tolist()) == set(BEST_NEXT)
-    assert logits.argmax().item() == BEST_NEXT[0]
+    assert set(logits.topk(5).indices.tolist()) == set(BEST_TOKENS)
+    assert logits.argmax().item() == BEST_TOKENS[0]
     assert logits.max().item() == pytest.approx(BEST_LOGIT, abs=0.5)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -21,10 +21,11 @@ import pytest
 from launch_server import ServerProcess, cpu_arguments, free_port, serving, with_plugin
 from support import forked
 from support.document_client import REUSE_FLAG
+from support.served_routes import HttpAnswer
 
-READY_S = 600.0
-TEST_S = 1500  # some tests start two servers, and the machine may be busy
-ANSWER_S = 120.0
+READY_TIMEOUT_S = 600.0
+TEST_TIMEOUT_S = 1500  # some tests start two servers, and the machine may be busy
+ANSWER_TIMEOUT_S = 120.0
 Serve = Callable[..., AbstractContextManager["Client"]]
 
 
@@ -40,29 +41,29 @@ class Client:
 
     def send(
         self, path: str, body: Any = None, method: str | None = None, **headers: str
-    ) -> tuple[int, str]:
-        """Return the status and the text of any answer. Headers are spelt with underscores."""
-        headers_sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    ) -> HttpAnswer:
+        """Return any answer. Headers are spelt with underscores."""
+        sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(
             self.url + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", **headers_sent},
+            headers={"Content-Type": "application/json", **sent_headers},
             method=method,
         )
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
+                return HttpAnswer(answer.status, answer.read().decode())
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            return HttpAnswer(error.code, error.read().decode())
 
     def post(self, path: str, body: Any = None) -> Any:
-        status, text = self.send(path, body or {})
-        assert status == 200, text
+        code, text = self.send(path, body or {})
+        assert code == 200, text
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def get(self, path: str) -> str:
-        status, text = self.send(path)
-        assert status == 200, text
+        code, text = self.send(path)
+        assert code == 200, text
         return text
 
     def status(self) -> dict[str, Any]:
@@ -79,19 +80,20 @@ class Client:
     def generate(
         self,
         token_ids: list[int],
-        tokens: int = 1,
+        output_tokens: int = 1,
         custom_params: dict[str, Any] | None = None,
         **body: Any,
     ) -> dict[str, Any]:
-        """Greedy; exactly `tokens` tokens. Returns `text`, `output_ids` and `meta_info`."""
-        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        """Generate exactly `output_tokens`, greedily; return `text`, `output_ids` and `meta_info`."""
+        sampling: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+        sampling["max_new_tokens"] = output_tokens
         if custom_params is not None:
             sampling["custom_params"] = custom_params
         return self.post("/generate", {"input_ids": token_ids, "sampling_params": sampling, **body})
 
-    def cached(self, token_ids: list[int], tokens: int = 1, **body: Any) -> dict[str, int]:
+    def cached(self, token_ids: list[int], output_tokens: int = 1, **body: Any) -> dict[str, int]:
         """Generate; return the cached prompt tokens by tier."""
-        info = self.generate(token_ids, tokens, **body)["meta_info"]
+        info = self.generate(token_ids, output_tokens, **body)["meta_info"]
         details = info.get("cached_tokens_details") or {}
         return {"total": info["cached_tokens"], "device": 0, "host": 0, "storage": 0, **details}
 
@@ -104,11 +106,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     for item in items:
         if folder in item.path.parents:
-            item.add_marker(pytest.mark.timeout(TEST_S))
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: Any) -> Any:
-    """The context manager behind both fixtures; a model without weights gets random ones. Servers
+    """Return the context manager of a server; a model without weights gets random ones. Servers
     are killed at the end: SGLang's own shutdown takes seven seconds."""
     port = free_port()
     flags = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32"), *arguments]
@@ -117,13 +119,13 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
     if not (model / "model.safetensors").exists():
         flags += ["--load-format", "dummy"]
     return serving(
-        flags, log=log, port=port, deadline_s=READY_S, patience_s=0.0,
+        flags, log=log, port=port, deadline_s=READY_TIMEOUT_S, patience_s=0.0,
         **{"start": forked.serve, **options},
     )  # fmt: skip
 
 
 def processes_of(server: ServerProcess) -> list[int]:
-    """The live processes of the server's group."""
+    """Return the ids of the live processes of the server's group."""
     pids = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -149,34 +151,38 @@ def server(tmp_path: Path) -> Serve:
     return start
 
 
+class SharedServer(NamedTuple):
+    client: Client
+    exit_stack: contextlib.ExitStack
+
+
 @pytest.fixture(scope="session")
-def shared_servers() -> Iterator[dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]]]:
-    """The shared servers of this process by their arguments, with their exit stacks."""
-    servers: dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]] = {}
+def shared_servers() -> Iterator[dict[tuple[Any, ...], SharedServer]]:
+    """The shared servers of this process by their arguments."""
+    servers: dict[tuple[Any, ...], SharedServer] = {}
     yield servers
-    for _, stack in servers.values():
-        stack.close()
+    for shared in servers.values():
+        shared.exit_stack.close()
 
 
 @pytest.fixture(scope="module")
 def shared_server(shared_servers, tmp_path_factory):
     """`client = shared_server(model, "--flag", ...)`, flushed. The next module with the same
     arguments gets it too, unless another server started in between."""
-    used = set()
+    requested_keys = set()
 
     def start(model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Client:
         key = (model, arguments, kv_tokens, repr(sorted(options.items())))
-        used.add(key)
+        requested_keys.add(key)
         if key not in shared_servers:
-            for stale_key in shared_servers.keys() - used:
-                shared_servers.pop(stale_key)[1].close()
+            for stale_key in shared_servers.keys() - requested_keys:
+                shared_servers.pop(stale_key).exit_stack.close()
             log = tmp_path_factory.mktemp("server") / "server.log"
             stack = contextlib.ExitStack()
-            started = stack.enter_context(
-                serve(model, log, *arguments, kv_tokens=kv_tokens, **options)
-            )
-            shared_servers[key] = Client(started), stack
-        client = shared_servers[key][0]
+            process = serve(model, log, *arguments, kv_tokens=kv_tokens, **options)
+            started = stack.enter_context(process)
+            shared_servers[key] = SharedServer(Client(started), stack)
+        client = shared_servers[key].client
         client.flush()
         return client
 
@@ -232,6 +238,6 @@ def metrics_server(shared_server, tiny_model, tmp_path_factory):
 @pytest.fixture
 def documents_server(shared_server: Callable[..., Client], small_model: Path) -> Client:
     """The server of the group `documents`."""
-    order = ("--canopy-session-gate", "auto", "--canopy-queue-order", "bounded-shortest")
-    flags = (*REUSE_FLAG, "--radix-eviction", "wa", *order)
+    queue_flags = ("--canopy-session-gate", "auto", "--canopy-queue-order", "bounded-shortest")
+    flags = (*REUSE_FLAG, "--radix-eviction", "wa", *queue_flags)
     return shared_server(small_model, *flags, kv_tokens=8192)

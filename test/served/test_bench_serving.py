@@ -22,7 +22,7 @@ def client(canopy_server: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chat_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three conversations of three turns in the Bailian format."""
     path = tmp_path_factory.mktemp("traces") / "chat.jsonl"
     lines = []
@@ -48,10 +48,10 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_turn_hits_the_previous_answer(client, tiny_model, chat, tmp_path):
+def test_a_turn_hits_the_previous_answer(client, tiny_model, chat_trace, tmp_path):
     out = tmp_path / "out.json"
     result = replay(
-        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model), time_scale=0,
+        "bailian", str(chat_trace), client.url, "tiny", tokenizer=str(tiny_model), time_scale=0,
         max_concurrency=2, output_file=str(out), output_details=True,
     )  # fmt: skip
     assert json.loads(out.read_text()) == result
@@ -62,50 +62,49 @@ def test_a_turn_hits_the_previous_answer(client, tiny_model, chat, tmp_path):
         assert request["prompt_tokens"] == FIRST_TOKENS + TURN_TOKENS * (turn - 1)
         assert request["output_tokens"] == ANSWER_TOKENS
         # The last generated token's KV is computed only when another follows it.
-        computed = FIRST_TOKENS + TURN_TOKENS * (turn - 2) + ANSWER_TOKENS - 1
-        assert request["cached_tokens"] >= (computed if turn > 1 else 0)
+        previous_tokens = FIRST_TOKENS + TURN_TOKENS * (turn - 2) + ANSWER_TOKENS - 1
+        assert request["cached_tokens"] >= (previous_tokens if turn > 1 else 0)
         assert request["cached_tokens"] < request["prompt_tokens"]
     assert set(result["by_category"]) == {"text", "search", "file"}
     assert result["by_turn"]["1"]["hit_rate"] < 0.1 < result["by_turn"]["2"]["hit_rate"]
     assert result["overall"]["hit_rate_by_tier"]["device"] == result["overall"]["hit_rate"]
-    for spread in ("ttft_ms", "queued_ttft_ms"):
-        assert 0 < result["overall"][spread]["p50"] <= result["overall"][spread]["p99"]
+    for name in ("ttft_ms", "queued_ttft_ms"):
+        assert 0 < result["overall"][name]["p50"] <= result["overall"][name]["p99"]
 
 
-def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(client, tiny_model, chat):
+def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(client, tiny_model, chat_trace):
     result = replay(
-        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
+        "bailian", str(chat_trace), client.url, "tiny", tokenizer=str(tiny_model),
         backend="openai", time_scale=0, output_details=True,
     )  # fmt: skip
     assert not result["outputs_forced"]
     assert result["completed"] == 9
     for request in result["details"]:
-        previous_prompt = FIRST_TOKENS + TURN_TOKENS * (request["turn"] - 2)
+        previous_tokens = FIRST_TOKENS + TURN_TOKENS * (request["turn"] - 2)
         if request["turn"] > 1:
-            assert previous_prompt <= request["cached_tokens"] < previous_prompt + 16
+            assert previous_tokens <= request["cached_tokens"] < previous_tokens + 16
 
 
-def test_the_completions_endpoint_forces_and_reports_tiers_too(client, tiny_model, chat):
+def test_the_completions_endpoint_forces_and_reports_tiers_too(client, tiny_model, chat_trace):
     result = replay(
-        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
+        "bailian", str(chat_trace), client.url, "tiny", tokenizer=str(tiny_model),
         backend="sglang-oai", time_scale=0, num_prompts=6,
     )  # fmt: skip
     assert result["outputs_forced"]
     assert result["completed"] == 6
-    assert result["by_turn"]["2"]["cached_tokens_by_tier"]["device"] >= 3 * (
-        FIRST_TOKENS + ANSWER_TOKENS - 1
-    )
+    by_tier = result["by_turn"]["2"]["cached_tokens_by_tier"]
+    assert by_tier["device"] >= 3 * (FIRST_TOKENS + ANSWER_TOKENS - 1)
 
 
-def test_lengths_scale_and_blocks_stay_shared(client: Any, chat: Path) -> None:
+def test_lengths_scale_and_blocks_stay_shared(client: Any, chat_trace: Path) -> None:
     result = replay(
-        "bailian", str(chat), client.url, "tiny", vocab_size=40_000,
+        "bailian", str(chat_trace), client.url, "tiny", vocab_size=40_000,
         time_scale=0, scale_lengths="1/4", output_details=True,
     )  # fmt: skip
     assert {r["prompt_tokens"] for r in result["details"]} == {25, 38, 51}
     assert {r["output_tokens"] for r in result["details"]} == {4}
-    second = [r["cached_tokens"] for r in result["details"] if r["turn"] == 2]
-    assert min(second) >= 25 + 4 - 1
+    second_turns = [r["cached_tokens"] for r in result["details"] if r["turn"] == 2]
+    assert min(second_turns) >= 25 + 4 - 1
 
 
 def test_agents_are_replayed_at_every_rate(client: Any, tmp_path: Path) -> None:
@@ -138,20 +137,20 @@ def test_agents_are_replayed_at_every_rate(client: Any, tmp_path: Path) -> None:
         assert row["latency"]["session_s"]["p50"] >= 2 * think_s
     last_answer_s: dict[str, float] = {}
     for request in result["details"]:
-        before_s = last_answer_s.get(request["conversation"])
-        if before_s is not None:
-            assert request["due_s"] >= before_s + think_s - 0.002  # times are rounded to 1 ms
+        previous_s = last_answer_s.get(request["conversation"])
+        if previous_s is not None:
+            assert request["due_s"] >= previous_s + think_s - 0.002  # times are rounded to 1 ms
         last_answer_s[request["conversation"]] = request["done_s"]
 
 
-def test_a_servers_own_log_reads_back_as_the_replayed_trace(client, chat, request_log):
+def test_a_servers_own_log_reads_back_as_the_replayed_trace(client, chat_trace, request_log):
     replay(
-        "bailian", str(chat), client.url, "tiny", vocab_size=40_000,
+        "bailian", str(chat_trace), client.url, "tiny", vocab_size=40_000,
         time_scale=0, max_concurrency=1,
     )  # fmt: skip
     (log,) = request_log.iterdir()
     logged = list(open_trace(log, "sglang"))[-9:]
-    for entry, row in zip(logged, open_trace(chat, "bailian"), strict=True):
+    for entry, row in zip(logged, open_trace(chat_trace, "bailian"), strict=True):
         assert (entry.input_tokens, entry.output_tokens) == (row.input_tokens, row.output_tokens)
         assert (entry.category, entry.turn, entry.conversation) == (
             row.category, row.turn, row.conversation
@@ -160,29 +159,29 @@ def test_a_servers_own_log_reads_back_as_the_replayed_trace(client, chat, reques
     for (conversation, turn), request in by_turn.items():
         if turn > 1:
             previous = by_turn[conversation, turn - 1]
-            full = previous.input_tokens // 16
-            assert request.blocks[:full] == previous.blocks[:full]
+            full_blocks = previous.input_tokens // 16
+            assert request.blocks[:full_blocks] == previous.blocks[:full_blocks]
 
 
-def test_an_impossible_run_ends_with_one_line(client, chat, capsys):
-    common = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
-    common += ["--vocab-size", "40000"]
-    bad_file = chat.with_name("bad.jsonl")
+def test_an_impossible_run_ends_with_one_line(client, chat_trace, capsys):
+    common_flags = ["--dataset-path", str(chat_trace), "--base-url", client.url, "--model", "tiny"]
+    common_flags += ["--vocab-size", "40000"]
+    bad_file = chat_trace.with_name("bad.jsonl")
     rows = [(0, 100, list(range(9))), (1, 4000, [1, 2])]  # no block size fits both
-    row = {"output_length": 4}
+    fields = {"output_length": 4}
     bad_file.write_text(
         "".join(
-            json.dumps({**row, "timestamp": t, "input_length": n, "hash_ids": ids}) + "\n"
+            json.dumps({**fields, "timestamp": t, "input_length": n, "hash_ids": ids}) + "\n"
             for t, n, ids in rows
         )
     )
-    bad_trace = ["--dataset-path", str(bad_file), *common[2:]]
+    bad_trace = ["--dataset-path", str(bad_file), *common_flags[2:]]
     assert main([*bad_trace, "--dataset-name", "mooncake"]) == 2
     assert "line 1: 'hash_ids' has 9 blocks of 512 tokens" in capsys.readouterr().err
-    assert main([*common, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
+    assert main([*common_flags, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
     assert "gives no request of at most 20 tokens" in capsys.readouterr().err
     with pytest.raises(CanopyError, match="cannot replay a trace"):
-        replay("bailian", str(chat), client.url, "tiny", backend="sglang-oai-chat")
+        replay("bailian", str(chat_trace), client.url, "tiny", backend="sglang-oai-chat")
 
 
 def test_datasets_of_the_original_still_run(client: Any, tiny_model: Path, tmp_path: Path) -> None:

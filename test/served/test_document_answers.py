@@ -30,7 +30,7 @@ from support.served import body_of, wait_until
 
 pytestmark = pytest.mark.xdist_group("documents")
 MAX_TEST_S = 600.0
-"""A test takes less."""
+"""More than a test takes."""
 FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
          ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
 
@@ -72,24 +72,17 @@ def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
 def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     ids, bounds = prompt((1, 3, 0, 2), 3)
-    sampling = {
-        "temperature": 0,
-        "max_new_tokens": 2,
-        "custom_params": {"canopy_document_bounds": bounds},
-    }
-    body = {
-        "input_ids": ids,
-        "sampling_params": sampling,
-        "return_logprob": True,
-        "logprob_start_len": 0,
-    }
+    sampling = {"temperature": 0, "max_new_tokens": 2}
+    sampling["custom_params"] = {"canopy_document_bounds": bounds}
+    body = {"input_ids": ids, "sampling_params": sampling}
+    body |= {"return_logprob": True, "logprob_start_len": 0}
     answer = client.post("/generate", body)
     assert not report(answer)["fused"]
     assert report(answer)["why"] == "prompt logprobs"
     assert state(client)["not_fused"]["prompt logprobs"] >= 1
-    other_ids = prompt((0, 3, 1, 2), 4)[0]  # the other prompt is in the exact tree now
-    output = {**body, "input_ids": other_ids, "logprob_start_len": -1, "top_logprobs_num": 2}
-    assert report(client.post("/generate", output))["fused"]
+    other_ids, _ = prompt((0, 3, 1, 2), 4)  # the other prompt is in the exact tree now
+    body |= {"input_ids": other_ids, "logprob_start_len": -1, "top_logprobs_num": 2}
+    assert report(client.post("/generate", body))["fused"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -112,29 +105,30 @@ def parts_of(texts) -> list[dict]:
     return [{"role": "user", "content": parts}]
 
 
-def chat_report(client, messages, **custom) -> tuple[dict, dict]:
-    """The report and the usage of a chat."""
+def chat_report(client, messages, **custom_params) -> tuple[dict, dict]:
+    """Return the report of reuse and the usage of a chat."""
     body = {"model": "m", "max_tokens": 1, "messages": messages, "return_meta_info": True}
-    answer = client.post("/v1/chat/completions", {**body, "custom_params": custom})
+    answer = client.post("/v1/chat/completions", {**body, "custom_params": custom_params})
     (choice,) = answer["choices"]
     return choice["meta_info"]["canopy_documents"][0], answer["usage"]
 
 
-PARTS = {"canopy_documents": "parts"}
+PART_DOCUMENTS = {"canopy_documents": "parts"}
 
 
 def test_text_parts_of_a_chat_are_documents_on_request(client) -> None:
     texts = [f"{f} Nobody knows why, and nobody asks any more in these days." * 2 for f in FACTS]
-    first, usage = chat_report(client, parts_of(texts[:4]), **PARTS)
-    assert (first["fused"], first["why"]) == (False, "too few of its documents are stored")
+    first_report, usage = chat_report(client, parts_of(texts[:4]), **PART_DOCUMENTS)
+    assert not first_report["fused"]
+    assert first_report["why"] == "too few of its documents are stored"
     wait_until_encoded(client)
     reordered = parts_of([texts[i] for i in (3, 1, 0, 2)])
-    reuse, other_usage = chat_report(client, reordered, **PARTS)
-    assert reuse["reused"] > reuse["recomputed"] > 0
-    assert other_usage["prompt_tokens"] == usage["prompt_tokens"]
+    second_report, second_usage = chat_report(client, reordered, **PART_DOCUMENTS)
+    assert second_report["reused"] > second_report["recomputed"] > 0
+    assert second_usage["prompt_tokens"] == usage["prompt_tokens"]
     body = {"model": "m", "max_tokens": 1, "messages": reordered}
-    plain = client.post("/v1/chat/completions", body)["usage"]["prompt_tokens"]
-    assert plain == usage["prompt_tokens"]
+    plain_tokens = client.post("/v1/chat/completions", body)["usage"]["prompt_tokens"]
+    assert plain_tokens == usage["prompt_tokens"]
 
 
 def test_an_agent_keeps_its_exact_prefix_at_its_first_tool_results(client) -> None:
@@ -146,7 +140,7 @@ def test_an_agent_keeps_its_exact_prefix_at_its_first_tool_results(client) -> No
     for number in range(3):
         answer = client.post(
             "/v1/chat/completions",
-            {"model": "m", "max_tokens": 2, "messages": history, "custom_params": PARTS},
+            {"model": "m", "max_tokens": 2, "messages": history, "custom_params": PART_DOCUMENTS},
         )
         cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
         assert cached >= previous_tokens - 16
@@ -159,7 +153,7 @@ def test_an_agent_keeps_its_exact_prefix_at_its_first_tool_results(client) -> No
         ]
 
 
-COUNTS = {
+TOKEN_FIELDS = {
     "/generate": "prompt_tokens",
     "/v1/completions": "prompt_tokens",
     "/v1/chat/completions": "prompt_tokens",
@@ -176,21 +170,21 @@ def request_of(client, path: str, text: str) -> dict[str, Any]:
     return body_of(path, text, model["id"])
 
 
-@pytest.mark.parametrize("path", COUNTS)
+@pytest.mark.parametrize("path", TOKEN_FIELDS)
 def test_separated_documents_are_reused_on_every_route(client, path) -> None:
     texts = [f"{path}: {f} It was seen at the old mill by the sea." * 3 for f in FACTS[:3]]
 
     def send(texts) -> int:
         text = " # # ".join(["Read.", *texts, "What is it?"])
         answer = client.post(path, {"stream": False, **request_of(client, path, text)})
-        return (answer.get("usage") or answer.get("meta_info") or answer)[COUNTS[path]]
+        return (answer.get("usage") or answer.get("meta_info") or answer)[TOKEN_FIELDS[path]]
 
-    count = send(texts)
+    prompt_tokens = send(texts)
     wait_until_encoded(client)
     fused_before = state(client)["fused_requests"]
-    assert send(texts[::-1]) == count
-    counts = state(client)
-    assert counts["fused_requests"] == fused_before + 1, (counts["not_fused"], counts["quality"])
+    assert send(texts[::-1]) == prompt_tokens
+    after = state(client)
+    assert after["fused_requests"] == fused_before + 1, (after["not_fused"], after["quality"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -206,7 +200,7 @@ def test_deleting_a_tenants_documents_reaches_the_tree_and_the_store(client) -> 
         learn(client, [(0, 1, 2, 3)], extra_key=tenant)
         assert report(query(client, *prompt((2, 0, 3, 1), 1), extra_key=tenant))["fused"]
     deleted = client.send("/canopy/documents?extra_key=a", method="DELETE")
-    assert (deleted[0], json.loads(deleted[1])) == (200, {"deleted": True})
+    assert (deleted.code, json.loads(deleted.text)) == (200, {"deleted": True})
     answer = query(client, *prompt((2, 0, 3, 1), 1), 1, extra_key="a")
     assert (report(answer)["fused"], report(answer)["missing_documents"]) == (False, 4)
     assert answer["meta_info"]["cached_tokens"] == 0
@@ -224,8 +218,8 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
             reused = list(pool.map(lambda p: query(client, *p, 4), prompts))
         assert all(report(r)["reused"] > 2 * DOCUMENT_TOKENS for r in reused)
         for (ids, bounds), first in zip(prompts, reused):
-            longer = ids + first["output_ids"] + tokens(QUESTION_TOKENS, 600)
-            turn = query(client, longer, bounds, 4)
+            longer_ids = ids + first["output_ids"] + tokens(QUESTION_TOKENS, 600)
+            turn = query(client, longer_ids, bounds, 4)
             assert report(turn)["computed"] == QUESTION_TOKENS + 1  # from kept KV
         assert state(client)["fallbacks"] == 0
         for ids, bounds in prompts:
@@ -236,21 +230,21 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
 
 def test_a_ratio_is_found_through_the_server(client, tmp_path, monkeypatch) -> None:
     out = tmp_path / "calibration.json"
-    small = {"prompts": 2, "repeats": 1, "documents": 4, "document_tokens": 64}
-    monkeypatch.setattr(served, "ServedPrompts", functools.partial(served.ServedPrompts, **small))
+    sizes = {"prompts": 2, "repeats": 1, "documents": 4, "document_tokens": 64}
+    monkeypatch.setattr(served, "ServedPrompts", functools.partial(served.ServedPrompts, **sizes))
     assert main(["documents", "calibrate", "--url", client.url, "--out", str(out)]) == 0
     (entry,) = json.loads(out.read_text()).values()
     assert 0.15 <= entry["ratio"] <= 1.0
-    setup = (entry["tier"], entry["backend"], entry["dtype"])
-    assert setup == ("memory", "torch_native", "float32")
+    measured_on = (entry["tier"], entry["backend"], entry["dtype"])
+    assert measured_on == ("memory", "torch_native", "float32")
 
 
-def numbers(answer: Any, name: str = "") -> Iterator[tuple[str, float]]:
+def named_numbers(answer: Any, name: str = "") -> Iterator[tuple[str, float]]:
     """Yield each number with the name of its nearest key."""
     if isinstance(answer, (dict, list)):
         items = answer.items() if isinstance(answer, dict) else ((name, item) for item in answer)
         for key, value in items:
-            yield from numbers(value, key)
+            yield from named_numbers(value, key)
     elif isinstance(answer, (int, float)) and not isinstance(answer, bool):
         yield name, answer
 
@@ -261,14 +255,16 @@ def test_times_in_answers_are_named_as_documented(client) -> None:
         params = {"canopy_conversation": f"c{seed % 2}", "canopy_turn": 1 + seed // 2}
         client.generate(tokens(700, seed), 4, params)
     path = "/canopy/explain?conversation=c0"
-    wait_until(lambda: '"cached"' in client.send(path)[1])
+    wait_until(lambda: '"cached"' in client.send(path).text)
     time.sleep(0.5)  # the route answers once in that time, for all users together
-    epoch, monotonic = time.time(), time.monotonic()
+    unix_s, monotonic_s = time.time(), time.monotonic()
     names = set()
-    for name, value in [*numbers(client.status()), *numbers(json.loads(client.get(path)))]:
+    answers = [client.status(), json.loads(client.get(path))]
+    for name, value in named_numbers(answers):
         names.add(name)
-        assert (abs(value - epoch) < MAX_TEST_S) == name.endswith("_unix_s"), (name, value)
+        assert (abs(value - unix_s) < MAX_TEST_S) == name.endswith("_unix_s"), (name, value)
         assert not name.endswith("_ago_s") or 0.0 <= value < MAX_TEST_S, (name, value)
-        is_clock = abs(value - monotonic) < MAX_TEST_S / 10 and value % 1  # a bound may be as large
+        # A whole number may be a bound of that size.
+        is_clock = abs(value - monotonic_s) < MAX_TEST_S / 10 and value % 1
         assert not is_clock, (name, value)
     assert {"time_unix_s", "clock_ago_s", "last_use_ago_s"} <= names

@@ -2,6 +2,7 @@
 and full tiers over a restart. Aborts: test/server/scheduler/test_fuzz.py.
 """
 
+import itertools
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ def client(documents_server):
     return documents_server
 
 
-def cached(answer) -> int:
+def cached_tokens(answer) -> int:
     return answer["meta_info"]["cached_tokens"]
 
 
@@ -60,12 +61,12 @@ def test_turns_retries_and_samples_continue_from_kept_kv(client) -> None:
     assert report(first)["fused"]
     assert (report(first)["kept"], report(first)["reused"] > 0) == (0, True)
     first_tokens = SYSTEM_TOKENS + 2 * DOCUMENT_TOKENS + QUESTION_TOKENS
-    assert cached(second) == first_tokens + ANSWER_TOKENS - 1  # without its last token
+    assert cached_tokens(second) == first_tokens + ANSWER_TOKENS - 1  # without its last token
     assert (report(second)["fused"], report(second)["reused"]) == (True, 0)
-    assert report(second)["kept"] == cached(second) - SYSTEM_TOKENS
+    assert report(second)["kept"] == cached_tokens(second) - SYSTEM_TOKENS
     assert report(second)["computed"] == QUESTION_TOKENS + 1
     reuse = report(third)  # only the new documents are fused
-    assert reuse["kept"] == cached(third) - SYSTEM_TOKENS >= first_tokens
+    assert reuse["kept"] == cached_tokens(third) - SYSTEM_TOKENS >= first_tokens
     assert reuse["reused"] + reuse["recomputed"] == 2 * DOCUMENT_TOKENS
     assert report(retry)["computed"] == 1
     before = state(client)
@@ -90,41 +91,41 @@ def test_exact_and_approximate_requests_never_match_each_others_kv(client) -> No
     assert report(approximate[1])["kept"] > DOCUMENT_TOKENS
     assert [a["output_ids"] for a in approximate] != [a["output_ids"] for a in cold]
     exact = conversation(client, order, lambda _: "off")
-    assert [cached(a) for a in exact] == [cached(a) for a in cold]
+    assert [cached_tokens(a) for a in exact] == [cached_tokens(a) for a in cold]
     assert [a["output_ids"] for a in exact] == [a["output_ids"] for a in cold]
     ids, bounds = prompt(order[:2], order[0])
     client.flush()
     settings = [{}, {"canopy_recompute_ratio": 0.3}]
     for params in settings:  # no KV of one setting is another's
-        assert cached(query(client, ids, bounds, 1, **params)) == 0
-    assert all(cached(query(client, ids, bounds, 1, **params)) for params in settings)
-    assert cached(query(client, ids, bounds, 1, extra_key="another tenant")) == 0
+        assert cached_tokens(query(client, ids, bounds, 1, **params)) == 0
+    assert all(cached_tokens(query(client, ids, bounds, 1, **params)) for params in settings)
+    assert cached_tokens(query(client, ids, bounds, 1, extra_key="another tenant")) == 0
 
 
 def test_at_ratio_1_every_turn_is_plain_serving_and_shares_its_kv(client) -> None:
     learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
     for order in ((1, 3, 0, 2), (2, 3, 1, 0)):
         client.flush()
-        whole = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=1.0)
+        recomputed = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=1.0)
         plain = conversation(client, order, lambda _: "off")
-        assert [a["output_ids"] for a in whole] == [a["output_ids"] for a in plain]
-        assert report(whole[0])["fused"]
-        assert report(whole[0])["reused"] == 0
-        assert cached(plain[0]) == SYSTEM_TOKENS + 2 * DOCUMENT_TOKENS + QUESTION_TOKENS - 1
+        assert [a["output_ids"] for a in recomputed] == [a["output_ids"] for a in plain]
+        assert report(recomputed[0])["fused"]
+        assert report(recomputed[0])["reused"] == 0
+        assert cached_tokens(plain[0]) == SYSTEM_TOKENS + 2 * DOCUMENT_TOKENS + QUESTION_TOKENS - 1
         client.flush()
-        assert [a["output_ids"] for a in whole] == [
+        assert [a["output_ids"] for a in recomputed] == [
             a["output_ids"] for a in conversation(client, order, lambda _: "off")
         ]
 
 
 def test_documents_in_any_order_match_the_prefix_that_is_cached(client) -> None:
     client.flush()
-    exact = {"canopy_recompute_ratio": 1.0}
-    first = query(client, *prompt((2, 0, 3)), ANSWER_TOKENS, **exact, canopy_order="any")
-    reordered = query(client, *prompt((3, 2, 0)), ANSWER_TOKENS, **exact, canopy_order="any")
-    assert cached(reordered) == SYSTEM_TOKENS + 3 * DOCUMENT_TOKENS + QUESTION_TOKENS - 1
+    exact_params = {"canopy_recompute_ratio": 1.0}
+    first = query(client, *prompt((2, 0, 3)), ANSWER_TOKENS, **exact_params, canopy_order="any")
+    reordered = query(client, *prompt((3, 2, 0)), ANSWER_TOKENS, **exact_params, canopy_order="any")
+    assert cached_tokens(reordered) == SYSTEM_TOKENS + 3 * DOCUMENT_TOKENS + QUESTION_TOKENS - 1
     assert reordered["output_ids"] == first["output_ids"]
-    assert cached(query(client, *prompt((3, 2, 0)), 1, **exact)) == SYSTEM_TOKENS  # its own order
+    assert cached_tokens(query(client, *prompt((3, 2, 0)), 1, **exact_params)) == SYSTEM_TOKENS
     client.flush()
     plain = query(client, *prompt((2, 0, 3))[:1], "off", ANSWER_TOKENS)
     assert plain["output_ids"] == first["output_ids"]
@@ -142,7 +143,7 @@ def retracted_requests(client) -> int:
 
 
 @pytest.fixture
-def windows(shared_server, smollm2):
+def window_server(shared_server, smollm2):
     """Windows of 128 tokens, pages of 16, a pool too short for four requests, retractions."""
     arguments = ("--page-size", "16", "--chunked-prefill-size", "128")
     return shared_server(smollm2, *REUSE_FLAG, *arguments, kv_tokens=1456, environment=RETRACTING)
@@ -150,26 +151,26 @@ def windows(shared_server, smollm2):
 
 @pytest.mark.long
 @pytest.mark.parametrize("ratio", [1.0, 0.15])
-def test_answers_survive_windows_pages_and_retraction(windows, ratio) -> None:
-    learn(windows, [(0, 1, 2, 3)])
+def test_answers_survive_windows_pages_and_retraction(window_server, ratio) -> None:
+    learn(window_server, [(0, 1, 2, 3)])
     prompts = [prompt(order, 60 + i) for i, order in enumerate(ORDERS)]
 
     def send(job):
-        return query(windows, *job, 12, canopy_recompute_ratio=ratio)
+        return query(window_server, *job, 12, canopy_recompute_ratio=ratio)
 
     cold = [send(job)["output_ids"] for job in prompts]
-    windows.flush()  # the KV of the prompts: they are fused again
-    retracted_before = retracted_requests(windows)
+    window_server.flush()  # the KV of the prompts: they are fused again
+    retracted_before = retracted_requests(window_server)
     with ThreadPoolExecutor(4) as pool:  # more than fits at once
         together = list(pool.map(send, prompts))
     assert all(report(a)["fused"] for a in together)
     assert [a["output_ids"] for a in together] == cold
-    assert retracted_requests(windows) > retracted_before
-    assert state(windows)["most_rows"] <= 128
+    assert retracted_requests(window_server) > retracted_before
+    assert state(window_server)["most_rows"] <= 128
     if ratio == 1.0:
-        assert cold == [query(windows, ids, "off", 12)["output_ids"] for ids, _ in prompts]
-    assert state(windows)["fallbacks"] == 0
-    assert "Traceback" not in windows.server.log_text()
+        assert cold == [query(window_server, ids, "off", 12)["output_ids"] for ids, _ in prompts]
+    assert state(window_server)["fallbacks"] == 0
+    assert "Traceback" not in window_server.server.log_text()
 
 
 @pytest.mark.long
@@ -180,10 +181,10 @@ def test_decode_rows_and_overlap_change_no_fused_answer(server, smollm2, tmp_pat
     disk = reuse_flag(memory_mb=0, disk_mb=512, directory=str(tmp_path / "documents"))
     flags = ("--chunked-prefill-size", "128", "--enable-mixed-chunk", *tier, *disk)
     jobs = [prompt(order, 80 + i) for i, order in enumerate(ORDERS)]
-    ordinary = [tokens(100 + 30 * i, 800 + i) for i in range(3)]
+    prompts = [tokens(100 + 30 * i, 800 + i) for i in range(3)]
 
-    def serve(ids, count=6):  # fewer: towards the end fused requests are alone, and retracted
-        return client.generate(ids, count)
+    def serve(ids, output_tokens=6):  # few: alone, fused ones are retracted
+        return client.generate(ids, output_tokens)
 
     def fuse(job):
         return query(client, *job, 16, canopy_recompute_ratio=1.0)
@@ -194,38 +195,37 @@ def test_decode_rows_and_overlap_change_no_fused_answer(server, smollm2, tmp_pat
     ):
         learn(client, [(0, 1, 2, 3)])
         before = state(client)
-        together = [pool.submit(fuse, j) for j in jobs], [pool.submit(serve, p) for p in ordinary]
-        first, second = ([f.result() for f in futures] for futures in together)
+        together = [pool.submit(fuse, j) for j in jobs], [pool.submit(serve, p) for p in prompts]
+        fused, plain = ([f.result() for f in futures] for futures in together)
         after = state(client)
         assert after["mixed_batches"] > before["mixed_batches"]
         assert after["fallbacks"] == 0
-        assert all(report(f)["fused"] and report(f)["ratio"] == 1.0 for f in first)
+        assert all(report(f)["fused"] and report(f)["ratio"] == 1.0 for f in fused)
         client.flush()
-        assert [f["output_ids"] for f in first] == [serve(j[0], 16)["output_ids"] for j in jobs]
-        assert [s["output_ids"] for s in second] == [serve(p)["output_ids"] for p in ordinary]
+        assert [f["output_ids"] for f in fused] == [serve(j[0], 16)["output_ids"] for j in jobs]
+        assert [s["output_ids"] for s in plain] == [serve(p)["output_ids"] for p in prompts]
         assert "Traceback" not in client.server.log_text()
 
 
 DOCUMENTS = 8
 TENANTS = ("a", "b")
-SIZES = {"memory_mb": 16, "disk_mb": 40}
-"""Three and nine of the sixteen documents."""
+TIER_SIZES = {"memory_mb": 16, "disk_mb": 40}
+"""Of three and of nine of the sixteen documents."""
 NO_TOKENIZER = "--skip-tokenizer-init"
 """Without a tokenizer there are no stand-ins: each document is exact behind the system text."""
 
 
 def send_one_document(client, tenant: str, document: int, question: int) -> tuple[list[int], dict]:
-    """The ids of a prompt of one document, and the answer with reuse."""
+    """Return the ids of a prompt of one document, and the answer with reuse."""
     ids, bounds = prompt((document,), question)
     return ids, query(client, ids, bounds, 8, extra_key=tenant)
 
 
-def tiers(client) -> dict[str, dict]:
+def check_tiers(client) -> None:
     by_tier = state(client)["store"]["tiers"]
     assert set(by_tier) == {"host", "disk"}
     for tier in by_tier.values():
         assert 0 < tier["used_bytes"] <= tier["capacity_bytes"]
-    return by_tier
 
 
 def send_plain(client, ids: list[int]) -> list[int]:
@@ -236,8 +236,8 @@ def send_plain(client, ids: list[int]) -> list[int]:
 def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, smollm2, tmp_path):
     """The second start has another ratio. One document behind its own system text is exact with reuse."""
     folder, draw = tmp_path / "chunks", random.Random(7)
-    keys = {**SIZES, "directory": str(folder)}
-    with server(smollm2, *reuse_flag(**keys), NO_TOKENIZER, kv_tokens=8192) as client:
+    options = {**TIER_SIZES, "directory": str(folder)}
+    with server(smollm2, *reuse_flag(**options), NO_TOKENIZER, kv_tokens=8192) as client:
         for tenant in TENANTS:
             learn(client, [(0, 1, 2, 3), (4, 5, 6, 7)], extra_key=tenant)
 
@@ -259,19 +259,18 @@ def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, s
         assert sum(report(answer)["fused"] for _, answer in one_document_answers) > 4
         for ids, answer in one_document_answers:
             assert answer["output_ids"] == send_plain(client, ids)
-        _, foreign = send_one_document(client, "c", 0, 200)
-        assert not report(foreign)["fused"]
+        _, other_answer = send_one_document(client, "c", 0, 200)
+        assert not report(other_answer)["fused"]
         assert state(client)["fallbacks"] == 0
-        tiers(client)
+        check_tiers(client)
         assert "Traceback" not in client.server.log_text()
 
-    with server(smollm2, *reuse_flag(**keys, ratio=0.3), NO_TOKENIZER, kv_tokens=8192) as client:
-        _, foreign = send_one_document(client, "d", 0, 300)  # "c" has stored its own by now
-        assert not report(foreign)["fused"]
+    with server(smollm2, *reuse_flag(**options, ratio=0.3), NO_TOKENIZER, kv_tokens=8192) as client:
+        _, other_answer = send_one_document(client, "d", 0, 300)  # "c" has stored its own by now
+        assert not report(other_answer)["fused"]
         before = state(client)
-        answers_after_restart = [
-            send_one_document(client, t, d, 310) for t in TENANTS for d in range(DOCUMENTS)
-        ]
+        pairs = itertools.product(TENANTS, range(DOCUMENTS))
+        answers_after_restart = [send_one_document(client, *pair, 310) for pair in pairs]
         fused = [answer for _, answer in answers_after_restart if report(answer)["fused"]]
         assert fused
         assert all(report(answer)["ratio"] == 0.3 for answer in fused)
@@ -279,5 +278,5 @@ def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, s
         for ids, answer in answers_after_restart:
             assert answer["output_ids"] == send_plain(client, ids)
         assert state(client)["fallbacks"] == before["fallbacks"] == 0
-        tiers(client)
+        check_tiers(client)
         assert "Traceback" not in client.server.log_text()

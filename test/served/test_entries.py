@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from canopy_documents.plugin.entry import FLAG as DOCUMENTS
+from canopy_documents.plugin.entry import FLAG as DOCUMENTS_FLAG
 from launch_server import free_port
-from sglang_canopy.config.whatif import OBSERVE_FLAG
-from sglang_canopy.config.whatif import WHATIF_FLAG as WHATIF
+from sglang_canopy.config.whatif import OBSERVE_FLAG, WHATIF_FLAG
 from sglang_canopy.declared import declared_fields
 from sglang_canopy.policy.registry import AUTO
 from sglang_canopy.server.start.flags import FLAG_CLASSES
@@ -27,7 +26,7 @@ from support.small_models import LLAMA, write_model
 
 pytestmark = pytest.mark.long
 FIELDS = {"canopy_category": "agent", "canopy_turn": 2}
-ENGINE = """
+ENGINE_PROGRAM = """
 import json, pathlib, os, sys, time, sglang
 if __name__ == "__main__":
     engine = sglang.Engine(
@@ -63,7 +62,7 @@ def model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_engine_in_python_stamps_learns_and_answers_as_without_cache(model, tmp_path) -> None:
     """``sglang.Engine`` has no HTTP; fields come in ``custom_params``."""
     script = tmp_path / "engine.py"
-    script.write_text(ENGINE)
+    script.write_text(ENGINE_PROGRAM)
     heads = [token_ids(300, seed) for seed in (1, 2, 3)]
     prompts = [heads[number % 3] + token_ids(60, 50 + number) for number in range(9)]
     process = subprocess.run(
@@ -98,28 +97,26 @@ def test_the_help_of_sglang_serve_shows_the_flags() -> None:
     assert "--canopy-ttl" in process.stdout
 
 
-CHAT = "/sglang.runtime.v1.SglangService/ChatComplete"
+CHAT_METHOD = "/sglang.runtime.v1.SglangService/ChatComplete"
 
 
-def chat(port: int, body: dict[str, Any]) -> bytes:
+def chat_over_grpc(port: int, body: dict[str, Any]) -> bytes:
     """Return the answer to an OpenAI chat body, which is the request's only field."""
     import grpc
 
     raw = json.dumps(body).encode()
-    size, length = len(raw), b""
-    while size >= 0x80:
-        length += bytes([size & 0x7F | 0x80])
-        size >>= 7
+    length, varint = len(raw), b""
+    while length >= 0x80:
+        varint += bytes([length & 0x7F | 0x80])
+        length >>= 7
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_stream(
-            CHAT, request_serializer=lambda raw: raw, response_deserializer=lambda raw: raw
+            CHAT_METHOD, request_serializer=lambda raw: raw, response_deserializer=lambda raw: raw
         )
-        return b"".join(call(b"\x0a" + length + bytes([size]) + raw, timeout=120))
+        return b"".join(call(b"\x0a" + varint + bytes([length]) + raw, timeout=120))
 
 
-def test_chats_over_grpc_to_sglang_serve_are_stamped_and_their_answers_unchanged(
-    server, model
-) -> None:
+def test_chats_over_grpc_to_sglang_serve_are_stamped_and_their_answers_unchanged(server, model):
     pytest.importorskip("grpc")
     body = {
         "model": "m",
@@ -134,7 +131,7 @@ def test_chats_over_grpc_to_sglang_serve_are_stamped_and_their_answers_unchanged
         cold = client.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
         client.flush()
         for _ in range(2):
-            assert json.dumps(cold).strip('"').encode() in chat(port, body)
+            assert json.dumps(cold).strip('"').encode() in chat_over_grpc(port, body)
         warm_up = {"generate": 1}  # the server's own warm-up
         wait_until(lambda: client.requests_by_category() == {"agent": 3} | warm_up)
 
@@ -143,7 +140,7 @@ SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
 """A worker whose imports take longer than SGLang's ten seconds is killed and restarted."""
 
 
-def workers_of(client: Any) -> int:
+def count_workers(client: Any) -> int:
     """Count the workers that answer. The kernel chooses the worker of a connection, and an idle worker
     may take all, so many requests are sent at once until both have answered."""
     processes: set[int] = set()
@@ -156,7 +153,7 @@ def workers_of(client: Any) -> int:
 
 
 def test_two_workers_make_equal_stamps_and_accept_hints(server, model) -> None:
-    flags = ("--tokenizer-worker-num", "2", "--radix-eviction", "wa")
+    server_flags = ("--tokenizer-worker-num", "2", "--radix-eviction", "wa")
     heads = [token_ids(200, seed) for seed in (1, 2, 3)]
     prompts = [heads[n % 3] + token_ids(9, 50 + n) for n in range(24)]
 
@@ -164,23 +161,23 @@ def test_two_workers_make_equal_stamps_and_accept_hints(server, model) -> None:
         fields = {**FIELDS, "canopy_conversation": f"c{number}"}
         return client.generate(prompts[number], 6, fields, **body)["output_ids"]
 
-    with server(model, *flags, kv_tokens=2048, environment=SLOW_MACHINE) as client:
+    with server(model, *server_flags, kv_tokens=2048, environment=SLOW_MACHINE) as client:
         cold = [output_ids(number, extra_key=f"cold {number}") for number in range(24)]
         with ThreadPoolExecutor(8) as pool:  # each connection is one of the workers'
             assert list(pool.map(output_ids, range(24))) == cold
-        assert workers_of(client) == 2
+        assert count_workers(client) == 2
         wait_until(lambda: requests_with_fields(client) >= 48)
         for turn in range(4):  # a connection may reach any worker
-            old, over = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
+            old, ended = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
             client.flush()
             client.generate(old, custom_params={"canopy_conversation": f"old{turn}"})
-            client.generate(over, custom_params={"canopy_conversation": f"ended{turn}"})
+            client.generate(ended, custom_params={"canopy_conversation": f"ended{turn}"})
             client.post("/canopy/hint", {"conversation": f"ended{turn}", "over": True})
             time.sleep(2.0)  # the other worker's next request could overtake the hint
             client.generate(token_ids(1400, 33 + 10 * turn))
             assert client.cached(old)["total"] > 400
         # Only at the end: a further request makes its client's hint wrong, and the client loses trust.
-        assert client.cached(over)["total"] < 250
+        assert client.cached(ended)["total"] < 250
         assert "Traceback" not in client.server.log_text()
 
 
@@ -190,64 +187,66 @@ def requests_with_fields(client: Any) -> int:
     return sum(requests for name, requests in rows if name.startswith("agent"))
 
 
-TTL = json.dumps({"residual_ttl_s": 3600, "categories": {"rag": 60}})
-VALUES = {
+TTL_JSON = json.dumps({"residual_ttl_s": 3600, "categories": {"rag": 60}})
+FLAG_VALUES = {
     "--canopy-host-eviction": ("canopy-lru", "wa,min_samples=30"),
     "--canopy-disk-eviction": ("wa", "canopy-lru"),
-    "--canopy-ttl": (TTL,),
-    "--canopy-host-ttl": (TTL,),
+    "--canopy-ttl": (TTL_JSON,),
+    "--canopy-host-ttl": (TTL_JSON,),
     "--canopy-host-gb": ("0.02",),
     "--canopy-disk": ("tenant_quota_gb=1",),
     "--canopy-drain-s": ("25", "0"),
     "--canopy-session-gate": ("auto", "off"),
-    WHATIF: ("auto", "wa,canopy-lru,capacity=1:4", "auto,floor=off"),
-    DOCUMENTS: ("on", "off", "separator=###,ratio=0.3"),
+    WHATIF_FLAG: ("auto", "wa,canopy-lru,capacity=1:4", "auto,floor=off"),
+    DOCUMENTS_FLAG: ("on", "off", "separator=###,ratio=0.3"),
 }
 """Values of flags without choices."""
-TIERS = (
+TIER_FLAGS = (
     *("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy"),
     *("--page-size", "1"),
 )
 
 
-def flags(number: int, *kinds: type) -> list[str]:
+def flags_of(number: int, *kinds: type) -> list[str]:
     """Return the flags of ``kinds``, each with its value of this number."""
-    chosen: dict[str, str | None] = {}
+    values_by_flag: dict[str, str | None] = {}
     for kind in kinds:
         for field, option in declared_fields(kind):
-            values = option.choices or VALUES.get(option.flag, ())
+            values = option.choices or FLAG_VALUES.get(option.flag, ())
             assert values or "bool" in str(field.type), f"give values of {option.flag}"
             assert len(values) <= len(POLICIES), option.flag
-            chosen[option.flag] = values[number % len(values)] if values else None
-    return [word for pair in chosen.items() for word in pair if word is not None]
+            values_by_flag[option.flag] = values[number % len(values)] if values else None
+    return [word for pair in values_by_flag.items() for word in pair if word is not None]
 
 
 POLICIES = (AUTO, "wa", "etlru")
 """Each has one value of every other flag; the state machines use all policies."""
-FLAGS_OF_POLICY = {
+FLAGS_BY_NAME = {
     name: [
-        *("--radix-eviction", name, *TIERS, DOCUMENTS, VALUES[DOCUMENTS][number]),
-        *(f for f in flags(number, *FLAG_CLASSES) if f != OBSERVE_FLAG),
+        *("--radix-eviction", name, *TIER_FLAGS),
+        *(DOCUMENTS_FLAG, FLAG_VALUES[DOCUMENTS_FLAG][number]),
+        *(f for f in flags_of(number, *FLAG_CLASSES) if f != OBSERVE_FLAG),
     ]
     for number, name in enumerate(POLICIES)
 }
-BELOW_LRU = "a disk below SGLang's lru"
-FLAGS_OF_POLICY[BELOW_LRU] = ["--radix-eviction", "lru", *TIERS]
+DISK_BELOW_LRU = "a disk below SGLang's lru"
+FLAGS_BY_NAME[DISK_BELOW_LRU] = ["--radix-eviction", "lru", *TIER_FLAGS]
 
 
-@pytest.mark.parametrize("name", FLAGS_OF_POLICY)
+@pytest.mark.parametrize("name", FLAGS_BY_NAME)
 def test_every_flag_starts_serves_and_drains(server, small_model, tmp_path, name: str) -> None:
     disk = json.dumps({"path": str(tmp_path / "disk"), "capacity_gb": 0.05})
-    flags = [*FLAGS_OF_POLICY[name], "--admin-api-key", "admin"]
-    if TIERS[0] in flags:
-        flags += ["--hicache-storage-backend-extra-config", disk]
-    size = 5000 if name == BELOW_LRU else 300  # many pages, whose writes SGLang waits 10 s for
-    with server(small_model, *flags, kv_tokens=4096 if size == 300 else 16384) as client:
+    server_flags = [*FLAGS_BY_NAME[name], "--admin-api-key", "admin"]
+    if TIER_FLAGS[0] in server_flags:
+        server_flags += ["--hicache-storage-backend-extra-config", disk]
+    # SGLang waits 10 s for the writes of many pages.
+    prompt_tokens, kv_tokens = (5000, 16384) if name == DISK_BELOW_LRU else (300, 4096)
+    with server(small_model, *server_flags, kv_tokens=kv_tokens) as client:
         for _ in range(2):  # an idle server generates a token for each
             for probe in ("/health", "/health_generate", "/ready"):
                 client.get(probe)
         with ThreadPoolExecutor(3) as pool:
-            answers = [pool.submit(generate, client, size, number) for number in range(3)]
+            answers = [pool.submit(generate, client, prompt_tokens, number) for number in range(3)]
             os.kill(client.server.process.pid, signal.SIGTERM)
             assert [a.result()["meta_info"]["completion_tokens"] for a in answers] == [200] * 3
         client.server.process.wait(timeout=120)
@@ -256,5 +255,5 @@ def test_every_flag_starts_serves_and_drains(server, small_model, tmp_path, name
     assert "Force exiting" not in log
 
 
-def generate(client: Any, size: int, seed: int) -> dict[str, Any]:
-    return client.generate(token_ids(size, seed), 200, cache_salt="tenant")
+def generate(client: Any, prompt_tokens: int, seed: int) -> dict[str, Any]:
+    return client.generate(token_ids(prompt_tokens, seed), 200, cache_salt="tenant")

@@ -23,21 +23,21 @@ from support.example_files import EXAMPLES, load
 from support.served import wait_until as wait_for_value
 
 pytestmark = pytest.mark.long
-EXTRA = "hicache-storage-backend-extra-config"
+EXTRA_CONFIG = "hicache-storage-backend-extra-config"
 PAGE_TOKENS = 64
 DEVICE_TOKENS = 2048
 KV_TOKENS = 4096
-LOGGED = ("--log-requests", "--log-requests-level", "3", "--log-requests-format", "json")
-KV_BYTES = 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
+LOGGING_FLAGS = ("--log-requests", "--log-requests-level", "3", "--log-requests-format", "json")
+KV_BYTES = 2 * 2 * 2 * 32 * 4  # of a token: k and v, layers, heads, size, float32
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     """A plan for six conversations that grow, faster than the engine serves them: a disk pays at once."""
     folder = tmp_path_factory.mktemp("plan")
-    generator, paths, ids, lines = random.Random(0), [[] for _ in range(6)], iter(range(10_000)), []
+    draw, paths, ids, lines = random.Random(0), [[] for _ in range(6)], iter(range(10_000)), []
     for number in range(60):
-        path = generator.choice(paths)
+        path = draw.choice(paths)
         path += [next(ids)]
         lines.append({"timestamp": number * 2000, "input_length": len(path) * 512, "output_length": 4,
                       "hash_ids": list(path)})  # fmt: skip
@@ -49,10 +49,10 @@ def plan(tmp_path_factory):
     profile.write_text(json.dumps(engine))
     plan = folder / "plan.yaml"
     search = f"dram_gib={2**-8},dram_levels=1,disk_gib={2**-5},disk_levels=1"
-    sizes = ("--search", search, "--disks", "gp3")
-    command = ["plan", str(trace), "--format", "mooncake", "--profile", f"{profile}=0.05", *sizes]
+    tier_flags = ("--search", search, "--disks", "gp3")
+    command = ["plan", str(trace), "--format", "mooncake", "--profile", f"{profile}=0.05"]
     command += ["--device-tokens", str(DEVICE_TOKENS), "--ttl", "900", "--policy", "wa"]
-    command += ["--best", "mean_ttft", "--jobs", "1"]
+    command += [*tier_flags, "--best", "mean_ttft", "--jobs", "1"]
     command += ["--instances", "2", "--routing", "round-robin"]
     server = f"page_size={PAGE_TOKENS},prefetch_policy=wait_complete,max_running_requests=48"
     command += ["--server", f"{server},chunked_prefill_size=1024,prefetch_threshold=128"]
@@ -63,13 +63,13 @@ def plan(tmp_path_factory):
 
 @pytest.fixture
 def client(plan, shared_server, tiny_model):
-    return shared_server(tiny_model, "--config", str(plan), *LOGGED, kv_tokens=DEVICE_TOKENS)
+    return shared_server(tiny_model, "--config", str(plan), *LOGGING_FLAGS, kv_tokens=DEVICE_TOKENS)
 
 
-def variant(plan, name, **flags):
+def write_variant(plan, name, **flags):
     """Return a copy of the plan with other flags. A store locks its folder, so it has its own folder."""
     config = read_config(plan) | flags
-    config[EXTRA]["path"] = str(plan.parent / f"{name}-disk")
+    config[EXTRA_CONFIG]["path"] = str(plan.parent / f"{name}-disk")
     write_config(plan.parent / f"{name}.yaml", config, {})
     return str(plan.parent / f"{name}.yaml")
 
@@ -77,28 +77,29 @@ def variant(plan, name, **flags):
 @pytest.fixture
 def second_server(plan, shared_server, tiny_model):
     """A second server on the machine."""
-    return shared_server(tiny_model, "--config", variant(plan, "second"), kv_tokens=DEVICE_TOKENS)
+    second_plan = write_variant(plan, "second")
+    return shared_server(tiny_model, "--config", second_plan, kv_tokens=DEVICE_TOKENS)
 
 
-def sizes(plan):
+def planned_bytes(plan):
     """Return the planned bytes of host memory and disk."""
     config = read_config(plan)
-    return round(config["canopy-host-gb"] * 1e9), config[EXTRA]["capacity_bytes"]
+    return round(config["canopy-host-gb"] * 1e9), config[EXTRA_CONFIG]["capacity_bytes"]
 
 
 def check_tiers(server, plan):
     """Check that the server has the planned sizes and policies."""
-    host_bytes, disk_bytes = sizes(plan)
+    host_bytes, disk_bytes = planned_bytes(plan)
     (rank,) = wait_for_value(lambda: server.status()["ranks"])
     assert rank["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
-    host, disk = (rank["tiers"][tier]["capacity_bytes"] for tier in ("host", "disk"))
-    assert host_bytes <= host <= host_bytes + 2 * PAGE_TOKENS * KV_BYTES
-    assert disk == disk_bytes
+    capacity_bytes = {name: tier["capacity_bytes"] for name, tier in rank["tiers"].items()}
+    assert host_bytes <= capacity_bytes["host"] <= host_bytes + 2 * PAGE_TOKENS * KV_BYTES
+    assert capacity_bytes["disk"] == disk_bytes
     assert [group["ttl_s"] for group in rank["groups"]] == [900]
 
 
 def test_two_servers_start_as_planned_and_serve_side_by_side(client, second_server, plan):
-    host_bytes, disk_bytes = sizes(plan)
+    host_bytes, disk_bytes = planned_bytes(plan)
     assert 2**20 <= host_bytes <= 2**22
     assert disk_bytes <= 2**25
     assert "# instances: 2" in plan.read_text()
@@ -117,13 +118,14 @@ def test_sglangs_settings_are_the_plans(client, plan):
         PAGE_TOKENS,
         DEVICE_TOKENS,
     )
-    facts = json.loads(client.get("/server_info"))
+    server_info = json.loads(client.get("/server_info"))
     for name in (*("page_size", "chunked_prefill_size", "max_prefill_tokens", "schedule_policy"),
                  *("schedule_conservativeness", "hicache_write_policy", "max_running_requests"),
                  *("hicache_storage_prefetch_policy", "enable_hierarchical_cache")):  # fmt: skip
-        assert facts[name] == planned_settings[name], name
-    extra = json.loads(facts["hicache_storage_backend_extra_config"])
-    assert extra["prefetch_threshold"] == read_config(plan)[EXTRA]["prefetch_threshold"] == 128
+        assert server_info[name] == planned_settings[name], name
+    extra_config = json.loads(server_info["hicache_storage_backend_extra_config"])
+    planned_config = read_config(plan)[EXTRA_CONFIG]
+    assert extra_config["prefetch_threshold"] == planned_config["prefetch_threshold"] == 128
 
 
 def test_a_servers_log_is_compared_with_the_simulation(client, plan, tmp_path):
@@ -131,7 +133,7 @@ def test_a_servers_log_is_compared_with_the_simulation(client, plan, tmp_path):
     starts = [7000 + 10 * k for k in range(6)]
     for _ in range(40):
         first_token = draw.choice(starts)
-        client.generate([first_token, *range(8000, 8000 + 3 * PAGE_TOKENS)], tokens=4)
+        client.generate([first_token, *range(8000, 8000 + 3 * PAGE_TOKENS)], output_tokens=4)
     log = client.server.log
     assert wait_until(lambda: len(read_served(log)) >= 40, 30)
     out = tmp_path / "errors.json"
@@ -149,8 +151,8 @@ def test_a_servers_log_is_compared_with_the_simulation(client, plan, tmp_path):
 def test_a_servers_tiers_can_be_profiled(plan, shared_server, tiny_model, tmp_path):
     """A host that holds more than the device and one prompt: else what is read was evicted from it."""
     host_gb = 4 * DEVICE_TOKENS * KV_BYTES / 1e9
-    larger = variant(plan, "larger", **{"canopy-host-gb": host_gb})
-    server = shared_server(tiny_model, "--config", larger, kv_tokens=DEVICE_TOKENS)
+    larger_plan = write_variant(plan, "larger", **{"canopy-host-gb": host_gb})
+    server = shared_server(tiny_model, "--config", larger_plan, kv_tokens=DEVICE_TOKENS)
     out = tmp_path / "profile.json"
     limits = ["--max-prompt-tokens", "64", "--max-context-tokens", "256", "--max-batch", "1"]
     command = ["profile", "--url", server.url, "--out", str(out), *limits, "--repeats", "1"]
@@ -164,7 +166,7 @@ def test_a_servers_tiers_can_be_profiled(plan, shared_server, tiny_model, tmp_pa
 
 @pytest.fixture
 def logging_server(shared_server, tiny_model):
-    flags = ("--radix-eviction", "wa", "--canopy-documents", "on", *LOGGED)
+    flags = ("--radix-eviction", "wa", "--canopy-documents", "on", *LOGGING_FLAGS)
     return shared_server(tiny_model, *flags, kv_tokens=KV_TOKENS)
 
 
@@ -206,9 +208,7 @@ def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatc
     assert not reordered or reordered["reused_tokens"] == 0
 
 
-def test_a_log_becomes_a_plan_and_a_server_that_follows_it(
-    logging_server, tiny_model, tmp_path
-) -> None:
+def test_a_log_becomes_a_plan_and_a_server_that_follows_it(logging_server, tiny_model, tmp_path):
     for task in ("Which leaf goes first?", "Which one stays?", "Who asked for it?"):
         load("agent_loop").main(logging_server.url, task)
     log = logging_server.server.log
@@ -234,11 +234,11 @@ def test_a_log_becomes_a_plan_and_a_server_that_follows_it(
     server = ServerProcess(f"http://127.0.0.1:{port}", log_file, process)
     try:
         wait_until_ready(server, 240)
-        facts = json.loads(type(logging_server)(server).get("/server_info"))
+        server_info = json.loads(type(logging_server)(server).get("/server_info"))
     finally:
         server.stop(0)
     config = read_config(tmp_path / "plan.yaml")
-    assert config["radix-eviction"] == facts["radix_eviction_policy"] == "wa"
-    assert config["page-size"] == facts["page_size"] == 16
+    assert config["radix-eviction"] == server_info["radix_eviction_policy"] == "wa"
+    assert config["page-size"] == server_info["page_size"] == 16
     assert (tmp_path / "advice.html").exists()
     assert (tmp_path / "plan.html").exists()

@@ -24,18 +24,18 @@ TEXT = "Which leaf goes first? " * 8
 TOOL = {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {}}}
 SCHEMA = {"name": "look", "description": "d", "input_schema": {"type": "object"}}
 CHAT = [{"role": "user", "content": TEXT}]
-LATER = [*CHAT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+SECOND_TURN = [*CHAT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
 
 SECOND_TURNS: dict[str, tuple[dict[str, Any], str]] = {
     "/generate": ({}, "generate"),
     "/v1/completions": ({}, "completion"),
     "/v1/chat/completions": (
-        {"messages": LATER, "tools": [{"type": "function", "function": TOOL}]}, "chat-tools",
+        {"messages": SECOND_TURN, "tools": [{"type": "function", "function": TOOL}]}, "chat-tools",
     ),
-    "/v1/responses": ({"input": LATER, "tools": [{"type": "function", **TOOL}]}, "chat-tools"),
-    "/v1/messages": ({"messages": LATER, "tools": [SCHEMA]}, "chat-tools"),
-    "/invocations": ({"messages": LATER}, "chat"),
-    "/api/chat": ({"messages": LATER}, "chat"),
+    "/v1/responses": ({"input": SECOND_TURN, "tools": [{"type": "function", **TOOL}]}, "chat-tools"),
+    "/v1/messages": ({"messages": SECOND_TURN, "tools": [SCHEMA]}, "chat-tools"),
+    "/invocations": ({"messages": SECOND_TURN}, "chat"),
+    "/api/chat": ({"messages": SECOND_TURN}, "chat"),
     "/api/generate": ({}, "generate"),
 }  # fmt: skip
 """Path -> fields of a second turn with tools, and its category."""
@@ -65,8 +65,8 @@ PROMPT_TOKENS = 320
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def series(text: str) -> Samples:
-    """Every sample of Canopy's in Prometheus' text format."""
+def read_samples(text: str) -> Samples:
+    """Return every sample of Canopy's in Prometheus' text format."""
     samples = {}
     for line in text.splitlines():
         match = re.fullmatch(r"(canopy:\w+)(?:\{(.*)\})? (\S+)", line)
@@ -77,16 +77,20 @@ def series(text: str) -> Samples:
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:
-    """The sum of a series over the labels that are not given."""
-    wanted = set(labels.items())
-    return sum(v for (n, have), v in samples.items() if n == PREFIX + name and wanted <= have)
+    """Return the sum of a series over the labels that are not given."""
+    required = set(labels.items())
+    return sum(
+        value
+        for (series, sample_labels), value in samples.items()
+        if series == PREFIX + name and required <= sample_labels
+    )
 
 
 def samples_after(client, requests: int) -> Samples:
-    """The samples once `requests` requests of the named categories are in them."""
+    """Return the samples once they count `requests` requests of the two categories."""
 
     def all_counted() -> Any:
-        samples = series(client.get("/metrics"))
+        samples = read_samples(client.get("/metrics"))
         counted = sum(total(samples, "requests_total", category=c) for c in ("talk", "rag"))
         return samples if counted == requests else None
 
@@ -97,28 +101,28 @@ def test_metrics_agree_with_the_responses(client) -> None:
     """Hits by tier and category are the sums of what each response reported."""
     draw = random.Random(1)
     prompts = [[draw.randrange(1000, 9000) for _ in range(PROMPT_TOKENS)] for _ in range(20)]
-    hits = {kind: dict.fromkeys(("device", "host", "storage"), 0) for kind in ("talk", "rag")}
     counts = {"talk": 0, "rag": 0}
+    hits = {category: dict.fromkeys(("device", "host", "storage"), 0) for category in counts}
     for i in (0, 0, *range(1, 20), 0, 1, 18):
-        kind = "rag" if i % 2 else "talk"
-        answer = client.generate(prompts[i], 2, custom_params={"canopy_category": kind})
+        category = "rag" if i % 2 else "talk"
+        answer = client.generate(prompts[i], 2, custom_params={"canopy_category": category})
         details = answer["meta_info"].get("cached_tokens_details") or {}
-        for tier in hits[kind]:
-            hits[kind][tier] += details.get(tier, 0)
-        counts[kind] += 1
+        for tier in hits[category]:
+            hits[category][tier] += details.get(tier, 0)
+        counts[category] += 1
     tiers = {"device": "device", "host": "host", "storage": "disk"}
-    hit = {tier: sum(tokens[tier] for tokens in hits.values()) for tier in tiers}
-    assert hit["device"] > 0, hits
-    assert hit["host"] + hit["storage"] > 0, hits
+    assert sum(row["device"] for row in hits.values()) > 0, hits
+    assert sum(row["host"] + row["storage"] for row in hits.values()) > 0, hits
 
     samples = samples_after(client, sum(counts.values()))
-    for kind, hits_by_tier in hits.items():
+    for category, hits_by_tier in hits.items():
         for tier, tokens in hits_by_tier.items():
-            shown = total(samples, "hit_tokens_total", tier=tiers[tier], category=kind)
-            assert shown == tokens, (kind, tier)
-        assert total(samples, "prompt_tokens_total", category=kind) == counts[kind] * PROMPT_TOKENS
-        missed = total(samples, "miss_tokens_total", category=kind)
-        assert missed == counts[kind] * PROMPT_TOKENS - sum(hits_by_tier.values())
+            shown = total(samples, "hit_tokens_total", tier=tiers[tier], category=category)
+            assert shown == tokens, (category, tier)
+        prompt_tokens = counts[category] * PROMPT_TOKENS
+        assert total(samples, "prompt_tokens_total", category=category) == prompt_tokens
+        missed_tokens = total(samples, "miss_tokens_total", category=category)
+        assert missed_tokens == prompt_tokens - sum(hits_by_tier.values())
     for tier in ("device", "host"):
         assert total(samples, "evicted_tokens_total", tier=tier) > 0
     assert total(samples, "demoted_tokens_total", tier="device") > 0
@@ -135,7 +139,7 @@ def test_metrics_agree_with_the_responses(client) -> None:
     assert shown <= documented, shown - documented
     # Before any other test of this file: their traffic would hide that the status is a second old.
     wait_until(lambda: client.rank()["prompt_tokens"] >= sum(counts.values()) * PROMPT_TOKENS)
-    status, samples = client.rank(), series(client.get("/metrics"))
+    status, samples = client.rank(), read_samples(client.get("/metrics"))
     for tier, row in status["tiers"].items():
         assert total(samples, "hit_tokens_total", tier=tier) == row["hit_tokens"]
         for reason, tokens in row["evicted_tokens"].items():
@@ -204,7 +208,7 @@ def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
         assert code == 200, text
         answers = json.loads(text)
         assert len(answers if path == "/generate" else answers["choices"]) == 4
-    assert client.send(path, request_to(path, {"canopy_category": f"last-{name}"}))[0] == 200
+    assert client.send(path, request_to(path, {"canopy_category": f"last-{name}"})).code == 200
     wait_until_counted(client, f"last-{name}")  # so all that ended before are in the status
     assert client.requests_by_category()[name] == 2
 
@@ -214,8 +218,8 @@ def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
 def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
     client: Any, path: str, stream: bool
 ) -> None:
-    wrong = {"canopy_turn": 0, "canopy_nonsense": 1, "canopy": {"time": 0}}
-    assert client.send(path, request_to(path, wrong, stream=stream))[0] == 200
+    wrong_fields = {"canopy_turn": 0, "canopy_nonsense": 1, "canopy": {"time": 0}}
+    assert client.send(path, request_to(path, wrong_fields, stream=stream)).code == 200
     ignored = client.status()["ignored_fields"]
     assert ignored.keys() >= {"canopy_turn", "other"}
     code, text = client.send(path, request_to(path, None, extra_key=DOCUMENTS_MARK, stream=stream))
@@ -223,7 +227,7 @@ def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
 
 
 USER, ADMIN = "user-s3cr3t-41c7", "admin-s3cr3t-90be"
-ACTS = ("start_", "stop_", "dump_", "flush_", "expert_distribution", "profile")
+CHANGING_PARTS = ("start_", "stop_", "dump_", "flush_", "expert_distribution", "profile")
 """Parts of routes that change a server; some stop a server without experts."""
 
 
@@ -232,19 +236,19 @@ def test_no_route_and_no_line_of_the_log_shows_a_key(server: Any, tiny_model: An
     flags += ("--log-requests",)
     keys = [{}, *({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))]
     with server(tiny_model, *flags, kv_tokens=2048) as client:
-        routes = json.loads(client.send("/openapi.json", **keys[1])[1])["paths"]
+        routes = json.loads(client.send("/openapi.json", **keys[1]).text)["paths"]
         paths = [path for path, methods in routes.items() if "get" in methods and "{" not in path]
-        paths = [path for path in paths if not any(part in path for part in ACTS)]
+        paths = [path for path in paths if not any(part in path for part in CHANGING_PARTS)]
         assert "/server_info" in paths
-        assert "admin_api_key" in client.send("/server_info", **keys[1])[1]
+        assert "admin_api_key" in client.send("/server_info", **keys[1]).text
         paths += ["/metrics", "/canopy/status", "/canopy/ui", "/canopy/explain?conversation=c"]
         texts = {
-            f"{path} with key {n}": client.send(path, **key)[1]
+            f"{path} with key {n}": client.send(path, **key).text
             for path in paths
             for n, key in enumerate(keys)
         }
         body = {"model": "m", "messages": CHAT, "max_tokens": 2}
-        assert client.send("/v1/chat/completions", body, **keys[1])[0] == 200
+        assert client.send("/v1/chat/completions", body, **keys[1]).code == 200
         texts["the log"] = client.server.log_text()
     leaks = [source for source, text in texts.items() if any(s in text for s in (USER, ADMIN))]
     assert leaks == []

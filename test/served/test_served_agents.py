@@ -21,7 +21,7 @@ FLAGS = ("--radix-eviction", "auto", "--canopy-session-gate", "auto", "--served-
 FLAGS += ("--chat-template", str(TEMPLATE))
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
-FORMS = {
+ANSWER_FORMS = {
     "hermes": r'<tool_call>\n\{"name": "look", "arguments": \{"at": "[a-z]{4}"\}\}\n</tool_call>',
     "qwen3_coder": r"<tool_call>\n<function=look>\n<parameter=at>\n[a-z]{4}\n</parameter>\n"
     r"</function>\n</tool_call>",
@@ -34,7 +34,7 @@ def recognised_agents(client: Any) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("parser", FORMS)
+@pytest.mark.parametrize("parser", ANSWER_FORMS)
 def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) -> None:
     trees = random.Random(1).choices(("oak", "ash", "elm", "fir", "box"), k=200)
     messages: list[Any] = [{"role": "user", "content": " ".join(trees)}]
@@ -43,7 +43,7 @@ def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) 
         for turn in (1, 2):
             answer = api.chat.completions.create(
                 model="m", messages=messages, temperature=0, max_tokens=64, tools=[TOOL],
-                extra_body={"regex": FORMS[parser]},
+                extra_body={"regex": ANSWER_FORMS[parser]},
             )  # fmt: skip
             message = answer.choices[0].message
             assert [call.function.name for call in message.tool_calls] == ["look"]
@@ -109,26 +109,24 @@ def fill_device(client: Any) -> str:
 def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm2) -> None:
     with server(smollm2, *GATE_FLAGS, kv_tokens=2048) as client, ThreadPoolExecutor(1) as pool:
         answer_alone = fill_device(client)
-        delayed = gate(client)["delayed_sessions"]
-        third = pool.submit(send_turn, client, "c", token_ids(PROMPT_TOKENS, 2))
+        delayed_before = gate(client)["delayed_sessions"]
+        third_answer = pool.submit(send_turn, client, "c", token_ids(PROMPT_TOKENS, 2))
         wait_for_waiting(client, 1)
-        longer = token_ids(PROMPT_TOKENS, 0) + token_ids(9, 20)
-        assert send_turn(client, "a", longer)["meta_info"]["cached_tokens"] >= PROMPT_TOKENS
+        next_prompt = token_ids(PROMPT_TOKENS, 0) + token_ids(9, 20)
+        assert send_turn(client, "a", next_prompt)["meta_info"]["cached_tokens"] >= PROMPT_TOKENS
         time.sleep(2.0)
         wait_until(lambda: gate(client)["clock_ago_s"] < 3.0)  # ticks arrive without requests
-        assert not third.done()
+        assert not third_answer.done()
         client.get("/health")
         end_conversation(client, "b")
-        assert third.result()["text"] == answer_alone
-        wait_until(lambda: gate(client)["delayed_sessions"] == delayed + 1)
+        assert third_answer.result()["text"] == answer_alone
+        wait_until(lambda: gate(client)["delayed_sessions"] == delayed_before + 1)
         wait_for_waiting(client, 0)
         assert "canopy:gate_delayed_sessions_total" in client.get("/metrics")
         # Requests aborted while they wait leave no state behind.
         for rid in ("gone", ""):
-            sampling = {
-                "max_new_tokens": 4,
-                "custom_params": {**AGENT, "canopy_conversation": f"d{rid}"},
-            }
+            params = {**AGENT, "canopy_conversation": f"d{rid}"}
+            sampling = {"max_new_tokens": 4, "custom_params": params}
             body = {"input_ids": token_ids(PROMPT_TOKENS, 3), "sampling_params": sampling}
             aborted = pool.submit(client.send, "/generate", body | ({"rid": rid} if rid else {}))
             wait_for_waiting(client, 1)

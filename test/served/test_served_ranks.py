@@ -18,7 +18,7 @@ from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from sglang_canopy.request.sent import TENANT_METADATA
 from support.gateways import MODULES, post, run_gateway, skip_without
 from support.prompts import continuing_prompts, token_ids
-from support.served import CORES, agreed_status, disk_flags, wait_until
+from support.served import CORES_BY_RANK, agreed_status, disk_flags, wait_until
 
 pytestmark = pytest.mark.long
 PAGE_TOKENS, REQUESTS, ANSWER_TOKENS, TIMEOUT_S = 16, 500, 4, 120.0
@@ -26,12 +26,12 @@ CATEGORIES = ("chat", "agent", "batch")
 
 
 def conversations(requests: int, seed: int, turns: int = 5) -> list[tuple[list[int], dict]]:
-    """Prompts of conversations that grow turn by turn, in random order; a third share a head."""
+    """Return prompts and fields of growing conversations, in random order; a third share a head."""
     draw = random.Random(seed)
-    shared = token_ids(64, seed)
+    shared_head = token_ids(64, seed)
     waiting: list[list[tuple[list[int], dict]]] = []
     for number in range(-(-requests // turns)):
-        tokens = list(shared) if number % 3 == 0 else []
+        tokens = list(shared_head) if number % 3 == 0 else []
         conversation = []
         for turn in range(1, turns + 1):
             tokens = tokens + [draw.randrange(100, 40_000) for _ in range(draw.randrange(16, 48))]
@@ -42,12 +42,12 @@ def conversations(requests: int, seed: int, turns: int = 5) -> list[tuple[list[i
             }
             conversation.append((tokens, fields))
         waiting.append(conversation)
-    mixed = []
+    turns_in_order = []
     while waiting:
         conversation = draw.choice(waiting[:20])  # twenty at a time
-        mixed.append(conversation.pop(0))
+        turns_in_order.append(conversation.pop(0))
         waiting = [conversation for conversation in waiting if conversation]
-    return mixed[:requests]
+    return turns_in_order[:requests]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def client(shared_server, small_model, tmp_path_factory):
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
         *disk_flags(disk),
         kv_tokens=1024,
-        environment=CORES,
+        environment=CORES_BY_RANK,
     )
 
 
@@ -77,8 +77,9 @@ def test_both_ranks_evict_the_same_leaves_over_500_requests(client) -> None:
     assert status["agreement"]["victims"] > REQUESTS
     assert status["agreement"]["records_compared"] > 0
     assert status["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
-    missed = status["prompt_tokens"] - sum(t["hit_tokens"] for t in status["tiers"].values())
-    assert sum(n for row in status["missed"]["tokens"].values() for n in row.values()) == missed
+    missed_tokens = status["prompt_tokens"] - sum(t["hit_tokens"] for t in status["tiers"].values())
+    causes = status["missed"]["tokens"].values()
+    assert sum(sum(row.values()) for row in causes) == missed_tokens
     assert status["missed"]["corrected_tokens"] == 0
     assert "Traceback" not in client.server.log_text()
 
@@ -110,7 +111,7 @@ class Clients:
 
     def __init__(self, client: Any, prompts: list[list[int]], expected: list[list[int]]) -> None:
         self.client, self.prompts, self.expected = client, prompts, expected
-        self.counts: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def run(self, seed: int) -> None:
@@ -129,7 +130,7 @@ class Clients:
             else:
                 outcome = "name in use" if "rid" in body else "unanswered"
             with self._lock:
-                self.counts[outcome] += 1
+                self.outcomes[outcome] += 1
 
     def answer(self, ids: list[int], timeout_s: float, body: dict[str, Any]) -> list[int] | None:
         """Return all tokens; ``None`` if the client disconnected, or after a refusal."""
@@ -160,8 +161,9 @@ def test_ranks_agree_and_others_are_answered_when_clients_disconnect(client) -> 
     clients = Clients(client, prompts, expected)
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(clients.run, range(6)))
-    assert clients.counts["wrong"] == clients.counts["unanswered"] == 0, clients.counts
-    assert min(clients.counts["answered"], clients.counts["disconnected"]) > 20, clients.counts
+    outcomes = clients.outcomes
+    assert outcomes["wrong"] == outcomes["unanswered"] == 0, outcomes
+    assert min(outcomes["answered"], outcomes["disconnected"]) > 20, outcomes
     client.flush()  # SGLang flushes only an idle server, and checks for leaks
     assert [client.generate(ids, ANSWER_TOKENS)["output_ids"] for ids in prompts] == expected
     wait_until(lambda: not client.rank()["queue"]["waiting_requests"])
@@ -190,19 +192,19 @@ def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_m
     environment = {SECRET_VARIABLE: SECRET, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
     with server(tiny_model, *flags, kv_tokens=2048, environment=environment) as client:
         check_that_no_user_reads_of_another_tenants_prompt(client)
-        assert client.send("/flush_cache?timeout=20", {}, **BEARER)[0] == 200
-        filled = [fill_replica(client, rank, 10 * rank) for rank in range(2)]
+        assert client.send("/flush_cache?timeout=20", {}, **BEARER).code == 200
+        prompts = [fill_replica(client, rank, 10 * rank) for rank in range(2)]
         hint = {"conversation": "ended", "over": True, "cache_salt": "a"}
-        wrong = {**hint, "conversation": "old"}
-        assert client.send("/canopy/hint", wrong)[0] == 401
-        assert client.send("/canopy/hint", wrong, **{GATEWAY_HEADER: "a guess"})[0] == 401
-        assert client.send("/canopy/hint", hint, **GATEWAY)[0] == 200
+        false_hint = {**hint, "conversation": "old"}
+        assert client.send("/canopy/hint", false_hint).code == 401
+        assert client.send("/canopy/hint", false_hint, **{GATEWAY_HEADER: "a guess"}).code == 401
+        assert client.send("/canopy/hint", hint, **GATEWAY).code == 200
         forged = {"server_args": {"canopy_hints:[]": 1}}
-        assert client.send("/set_internal_state", forged, **BEARER)[0] == 403
+        assert client.send("/set_internal_state", forged, **BEARER).code == 403
         # This request is refused after it was stamped. Its hints must not be lost.
         too_long = {"input_ids": token_ids(9000, 7), "sampling_params": {}}
-        assert client.send("/generate", too_long)[0] == 400
-        for rank, (old, ended) in enumerate(filled):
+        assert client.send("/generate", too_long).code == 400
+        for rank, (old, ended) in enumerate(prompts):
             client.generate(token_ids(1400, 50 + rank), routed_dp_rank=rank)
             assert client.cached(old, routed_dp_rank=rank, cache_salt="a")["total"] > 400
             assert client.cached(ended, routed_dp_rank=rank, cache_salt="a")["total"] < 250
@@ -218,14 +220,14 @@ def check_that_no_user_reads_of_another_tenants_prompt(client: Any) -> None:
         client.generate(prompt, 2, cache_salt=tenant, routed_dp_rank=0)
 
     def missed(**headers: str) -> Any:
-        rank = json.loads(client.send("/canopy/status", **headers)[1])["ranks"][0]
+        rank = json.loads(client.send("/canopy/status", **headers).text)["ranks"][0]
         return rank["prompt_tokens"] >= 800 and rank["missed"]
 
     for headers in ({}, BEARER):
         missed_tokens = wait_until(lambda headers=headers: missed(**headers))
         assert missed_tokens["tokens"]["never_seen"]["none"] >= 2 * 398
-        text = client.send("/canopy/status", **headers)[1] + client.send("/metrics", **headers)[1]
-        assert "namespace" not in str(text)
+        for path in ("/canopy/status", "/metrics"):
+            assert "namespace" not in client.send(path, **headers).text
 
 
 def check_answers_are_equal_on_both_replicas(client: Any) -> None:
@@ -237,12 +239,12 @@ def check_answers_are_equal_on_both_replicas(client: Any) -> None:
     assert len(answers) == 1
 
 
-LONG = "The ants go marching one by one. " * 60
+LONG_TEXT = "The ants go marching one by one. " * 60
 
 
 def send_chat(url: str, opening: str, salt: str | None = None, **fields: Any) -> int:
     """Send a turn of the conversation ``OPENING-c``; return its cached prompt tokens."""
-    messages = [{"role": "user", "content": f"{opening}. {LONG}"}]
+    messages = [{"role": "user", "content": f"{opening}. {LONG_TEXT}"}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 4, "temperature": 0, **fields}
     if salt is not None:
         metadata = {TENANT_METADATA["cache_salt"]: salt, "user_id": f"u_session_{opening}-c"}
@@ -254,7 +256,7 @@ def send_chat(url: str, opening: str, salt: str | None = None, **fields: Any) ->
 
 def send_message(url: str, opening: str, salt: str) -> int:
     """Send a turn on ``/v1/messages``; return its cached prompt tokens."""
-    system = [{"type": "text", "text": opening}, {"type": "text", "text": LONG}]
+    system = [{"type": "text", "text": opening}, {"type": "text", "text": LONG_TEXT}]
     body = {"model": "tiny", "system": system, "max_tokens": 4, "cache_salt": salt}
     body["messages"] = [{"role": "user", "content": "Go on."}]
     status, answer = post(f"{url}/v1/messages", body)
@@ -262,11 +264,11 @@ def send_message(url: str, opening: str, salt: str) -> int:
     return answer["usage"].get("cache_read_input_tokens", 0)
 
 
-def hint_at(client: Any, conversation: str, salt: str) -> str | None:
+def received_hint(client: Any, conversation: str, salt: str) -> str | None:
     """Return the hint that a worker's policy received about a conversation: ``over`` or ``None``."""
     path, tenant = f"/canopy/explain?conversation={conversation}", {"X-Canopy-Cache-Salt": salt}
     # Users get an explanation every half a second.
-    text = wait_until(lambda: (reply := client.send(path, **tenant))[0] == 200 and reply[1])
+    text = wait_until(lambda: (reply := client.send(path, **tenant)).code == 200 and reply.text)
     (explanation,) = json.loads(text)["replicas"][0]
     return explanation["belief"].get("hinted")
 
@@ -294,8 +296,10 @@ def test_tenants_are_separate_behind_gateways_and_hints_reach_both_workers(
                 assert min(second) > 300
             for worker in workers:
                 worker.post("/canopy/hint", {"conversation": name, "over": True, "cache_salt": "a"})
-                wait_until(lambda worker=worker, name=name: hint_at(worker, name, "a") == "over")
-                assert hint_at(worker, name, "b") is None
+                wait_until(
+                    lambda worker=worker, name=name: received_hint(worker, name, "a") == "over"
+                )
+                assert received_hint(worker, name, "b") is None
         # The last gateway is smg, which has this route.
         for salt in ("a", "b"):
             assert max(send_message(url, "Messages", salt) for _ in urls) < 100

@@ -14,30 +14,30 @@ import pytest
 
 from support import hybrid_models
 from support.prompts import token_ids
-from support.served import CORES, disk_flags, wait_until
+from support.served import CORES_BY_RANK, disk_flags, wait_until
 from support.small_models import DEEPSEEK_V2, LLAMA, VOCABULARY, write_adapter, write_model
 from support.vision_models import PICTURE, picture, write_vision_model
 
-HEAD_TOKENS, PAGE = 304, 16
+HEAD_TOKENS, PAGE_TOKENS = 304, 16
 ADAPTERS = ("law", "tax", None)
 Job = dict[str, Any]
 
 
-def llama(out: Path, smollm2: Path) -> Path:
+def write_llama(out: Path, smollm2: Path) -> Path:
     # The last of SGLang's stages lacks the embeddings, and so a head that is tied to them.
     return write_model(out, smollm2, LLAMA, tie_word_embeddings=False)
 
 
-def mla(out: Path, smollm2: Path) -> Path:
+def write_mla(out: Path, smollm2: Path) -> Path:
     return write_model(out, smollm2, DEEPSEEK_V2)
 
 
-def hybrid(kind: str) -> Callable[[Path, Path], Path]:
-    def build(out: Path, smollm2: Path) -> Path:
-        hybrid_models.build(kind, out, smollm2, vocab_size=VOCABULARY)
+def hybrid_writer(kind: str) -> Callable[[Path, Path], Path]:
+    def write_hybrid(out: Path, smollm2: Path) -> Path:
+        hybrid_models.build_model(kind, out, smollm2, vocab_size=VOCABULARY)
         return out
 
-    return build
+    return write_hybrid
 
 
 def shared_heads(count: int = 5) -> list[Job]:
@@ -47,7 +47,7 @@ def shared_heads(count: int = 5) -> list[Job]:
     return [{"input_ids": ids + token_ids(12, 60 + n)} for n, ids in enumerate(order)]
 
 
-def under_adapters() -> list[Job]:
+def heads_under_adapters() -> list[Job]:
     jobs = [{**job, "lora_path": name} for job in shared_heads(3) for name in ADAPTERS]
     return [{key: value for key, value in job.items() if value is not None} for job in jobs]
 
@@ -58,29 +58,26 @@ def growing_prompts() -> list[Job]:
 
 
 def pictures() -> list[Job]:
-    """A picture twice, another picture, and another question about the first."""
+    """Return a picture twice, another picture, and another question about the first."""
     story = "Here is what was seen on the way home, told in the order in which it happened: "
+    questions = ((1, "Who is it?"), (1, "Who is it?"), (2, "Who is it?"), (1, "Where?"))
     return [
         {
             "text": f"{story}{PICTURE} {question}",
             "image_data": [picture(seed)],
             "return_logprob": True,
         }
-        for seed, question in (
-            (1, "Who is it?"),
-            (1, "Who is it?"),
-            (2, "Who is it?"),
-            (1, "Where?"),
-        )
+        for seed, question in questions
     ]
 
 
 def with_priorities_and_schemas() -> list[Job]:
     person = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}
     schema = {"type": "object", "properties": person, "required": list(person)}
-    shape = {"json_schema": json.dumps(schema), "max_new_tokens": 40, "ignore_eos": False}
-    shaped = [{"text": f"Describe person {n} as JSON: ", "sampling": shape} for n in (1, 2, 1)]
-    return [{**job, "priority": n % 2} for n, job in enumerate(shared_heads())] + shaped
+    sampling = {"json_schema": json.dumps(schema), "max_new_tokens": 40, "ignore_eos": False}
+    texts = [f"Describe person {n} as JSON: " for n in (1, 2, 1)]
+    schema_jobs = [{"text": text, "sampling": sampling} for text in texts]
+    return [{**job, "priority": n % 2} for n, job in enumerate(shared_heads())] + schema_jobs
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,65 +85,65 @@ class SetUp:
     """Flags of a server, its model and its jobs."""
 
     flags: tuple[str, ...] = ()
-    model: Callable[[Path, Path], Path] = llama
+    model: Callable[[Path, Path], Path] = write_llama
     jobs: Callable[[], list[Job]] = shared_heads
     kv_tokens: int = 1024
     """Fewer than the jobs' tokens, except for pictures."""
     policy: tuple[str, ...] = ("--radix-eviction", "wa")
-    host: float = 0.0
+    host_ratio: float = 0.0
     """Host memory, in multiples of the device's."""
-    page: int = 1
-    disk: bool = False
+    page_tokens: int = 1
+    has_disk: bool = False
     concurrent_requests: int = 1
-    min_cached: int = 4 * HEAD_TOKENS
+    min_hits: int = 4 * HEAD_TOKENS
     """Of all jobs together."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
-SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
-TOGETHER = (
+STATE_FLAGS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
+BATCH_FLAGS = (
     *("--chunked-prefill-size", "128", "--enable-mixed-chunk", "--max-running-requests", "4"),
     *("--enable-priority-scheduling", "--disable-priority-preemption"),
     *("--default-priority-value", "0", "--canopy-queue-order", "bounded-shortest"),
 )
-HYBRID = {"jobs": growing_prompts, "kv_tokens": 700, "min_cached": 1}
+HYBRID_FIELDS = {"jobs": growing_prompts, "kv_tokens": 700, "min_hits": 1}
 
 SETUPS = {
-    "pipeline": SetUp(("--pp-size", "2"), options={"environment": CORES}),
+    "pipeline": SetUp(("--pp-size", "2"), options={"environment": CORES_BY_RANK}),
     "chunks, mixed batches, pages of 64, priorities, schemas, order, overlap": SetUp(
-        TOGETHER,
+        BATCH_FLAGS,
         lambda _, smollm2: smollm2,
         with_priorities_and_schemas,
         1280,
-        page=64,
+        page_tokens=64,
         concurrent_requests=4,
-        min_cached=1,
+        min_hits=1,
         options={"overlap": True},
     ),
-    "windows, host": SetUp((), hybrid("windows"), **HYBRID, host=6),
-    "states, host": SetUp(SLOTS, hybrid("states"), **HYBRID, host=6),
+    "windows, host": SetUp((), hybrid_writer("windows"), **HYBRID_FIELDS, host_ratio=6),
+    "states, host": SetUp(STATE_FLAGS, hybrid_writer("states"), **HYBRID_FIELDS, host_ratio=6),
     "latent attention, disk, meter, floor": SetUp(
         ("--chunked-prefill-size", "256", "--canopy-whatif", "auto,floor=on"),
-        mla,
-        page=PAGE,
-        host=3,
-        disk=True,
+        write_mla,
+        page_tokens=PAGE_TOKENS,
+        host_ratio=3,
+        has_disk=True,
         concurrent_requests=3,
-        min_cached=4 * HEAD_TOKENS,
+        min_hits=4 * HEAD_TOKENS,
     ),
     "adapters, disk": SetUp(
         ("--enable-lora", "--lora-backend", "torch_native"),
-        jobs=under_adapters,
-        page=4,
-        host=4,
-        disk=True,
-        min_cached=18 * HEAD_TOKENS,
+        jobs=heads_under_adapters,
+        page_tokens=4,
+        host_ratio=4,
+        has_disk=True,
+        min_hits=18 * HEAD_TOKENS,
     ),
     "host as a buffer, disk": SetUp(
-        ("--hicache-host-memory-mode", "buffer_only"), page=PAGE, host=2, disk=True
+        ("--hicache-host-memory-mode", "buffer_only"), page_tokens=16, host_ratio=2, has_disk=True
     ),
-    "pictures": SetUp(("--skip-server-warmup",), write_vision_model, pictures, 2048, min_cached=1),
-    "observed": SetUp((), page=PAGE, policy=("--canopy-observe",), kv_tokens=1536, min_cached=1),
+    "pictures": SetUp(("--skip-server-warmup",), write_vision_model, pictures, 2048, min_hits=1),
+    "observed": SetUp((), page_tokens=16, policy=("--canopy-observe",), kv_tokens=1536, min_hits=1),
 }
 
 
@@ -164,13 +161,13 @@ def check_answer(answer: dict[str, Any], cold: dict[str, Any]) -> None:
         assert logprob == pytest.approx(expected, abs=1e-4)
 
 
-def from_tier(answers: list[dict[str, Any]], tier: str) -> int:
+def tokens_from_tier(answers: list[dict[str, Any]], tier: str) -> int:
     """Return the prompt tokens of ``answers`` that were cached in ``tier``."""
     details = (answer["meta_info"].get("cached_tokens_details") or {} for answer in answers)
     return sum(by_tier.get(tier, 0) for by_tier in details)
 
 
-def cached(answer: dict[str, Any]) -> int:
+def cached_tokens(answer: dict[str, Any]) -> int:
     return answer["meta_info"]["cached_tokens"]
 
 
@@ -179,36 +176,37 @@ def cached(answer: dict[str, Any]) -> int:
 def test_answers_from_every_tier_equal_cold_answers(name, server, smollm2, tmp_path: Path) -> None:
     setup = SETUPS[name]
     model, jobs = setup.model(tmp_path / "model", smollm2), setup.jobs()
-    flags = [*setup.policy, *setup.flags, "--page-size", str(setup.page)]
-    if setup.jobs is under_adapters:
+    flags = [*setup.policy, *setup.flags, "--page-size", str(setup.page_tokens)]
+    if setup.jobs is heads_under_adapters:
         paths = [f"{a}={write_adapter(tmp_path / a, model, n)}" for n, a in enumerate(ADAPTERS[:2])]
         flags += ["--lora-paths", *paths]
-    if setup.host:
-        flags += ["--enable-hierarchical-cache", "--hicache-ratio", str(setup.host)]
-    if setup.disk:
+    if setup.host_ratio:
+        flags += ["--enable-hierarchical-cache", "--hicache-ratio", str(setup.host_ratio)]
+    if setup.has_disk:
         flags += disk_flags(tmp_path / "disk")
     with server(model, *flags, kv_tokens=setup.kv_tokens, **setup.options) as client:
         cold = [run_job(client, job, f"cold {n}") for n, job in enumerate(jobs)]
-        assert sum(map(cached, cold)) == 0, "a tenant found another's KV"
-        assert len({str(answer["output_ids"]) for answer in cold}) > len(jobs) // 3, (
-            "prompts change nothing"
-        )
+        assert sum(map(cached_tokens, cold)) == 0, "a tenant found another's KV"
+        assert len({str(answer["output_ids"]) for answer in cold}) > len(jobs) // 3
         with ThreadPoolExecutor(setup.concurrent_requests) as pool:
             answers = list(pool.map(lambda job: run_job(client, job), jobs))
         for answer, cold_answer in zip(answers, cold, strict=True):
             check_answer(answer, cold_answer)
-        assert sum(map(cached, answers)) >= setup.min_cached, [cached(a) for a in answers]
-        if setup.host and "buffer_only" not in setup.flags:
-            assert from_tier(answers, "host") > 0
+        hit_tokens = [*map(cached_tokens, answers)]
+        assert sum(hit_tokens) >= setup.min_hits, hit_tokens
+        if setup.host_ratio and "buffer_only" not in setup.flags:
+            assert tokens_from_tier(answers, "host") > 0
         if "--canopy-observe" not in flags and setup.jobs is not pictures:
             wait_until(lambda: has_evicted(client))
-        if setup.disk:
-            check_disk_reads(client, jobs, cold, setup.page)
+        if setup.has_disk:
+            check_disk_reads(client, jobs, cold, setup.page_tokens)
         FURTHER_CHECKS.get(name, lambda *_: None)(client, answers)
         if name in ("windows, host", "states, host"):
-            reference = hybrid_models.load(name.partition(",")[0], model)
-            expected = [hybrid_models.greedy(reference, job["input_ids"], 8) for job in jobs[:9]]
-            assert hybrid_models.agrees([answer["output_ids"] for answer in cold[:9]], expected)
+            reference = hybrid_models.load_model(name.partition(",")[0], model)
+            prompts = [job["input_ids"] for job in jobs[:9]]
+            expected = [hybrid_models.answer_greedily(reference, ids, 8) for ids in prompts]
+            answered = [answer["output_ids"] for answer in cold[:9]]
+            assert hybrid_models.answers_agree(answered, expected)
         # Before it is ready, SGLang may log failed connections to itself.
         assert "Traceback" not in client.server.log_text().partition("ready to roll")[2]
 
@@ -218,23 +216,23 @@ def has_evicted(client: Any) -> bool:
     return all(sum(by_tier["device"]["evicted_tokens"].values()) > 0 for by_tier in tiers)
 
 
-def check_disk_reads(client: Any, jobs: list[Job], cold: list[Any], page: int) -> None:
+def check_disk_reads(client: Any, jobs: list[Job], cold: list[Any], page_tokens: int) -> None:
     """Empty the memory: each prompt is read from the disk, by its own adapter alone."""
-    prompts = len({json.dumps(job) for job in jobs})
-    wait_until(lambda: client.rank()["disk"]["pages"] >= 2 * prompts * (HEAD_TOKENS // page) // 3)
+    head_pages = len({json.dumps(job) for job in jobs}) * (HEAD_TOKENS // page_tokens)
+    wait_until(lambda: client.rank()["disk"]["pages"] >= 2 * head_pages // 3)
     client.flush()
     for job, cold_answer in zip(jobs[::-1], cold[::-1], strict=True):
         check_answer(answer := run_job(client, job), cold_answer)
-        assert from_tier([answer], "storage") >= HEAD_TOKENS - page, answer["meta_info"]
+        assert tokens_from_tier([answer], "storage") >= HEAD_TOKENS - page_tokens
         client.flush()
 
 
 def check_adapters(client: Any, answers: list[dict[str, Any]]) -> None:
-    assert not any(map(cached, answers[:9])), "an adapter found another's KV"
+    assert not any(map(cached_tokens, answers[:9])), "an adapter found another's KV"
 
 
 def check_pictures(_: Any, answers: list[dict[str, Any]]) -> None:
-    first, repeated, other_picture, other_question = map(cached, answers)
+    first, repeated, other_picture, other_question = map(cached_tokens, answers)
     assert first == 0
     assert repeated > other_question > other_picture > 0, "KV of a picture matches it alone"
     logprobs = [[p for p, *_ in answer["meta_info"]["output_token_logprobs"]] for answer in answers]

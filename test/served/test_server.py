@@ -133,11 +133,11 @@ def test_kv_of_a_conversation_ended_by_a_hint_is_evicted_first(canopy_server, se
     client.generate(token_ids(1400, seed=seed + 2))
     assert client.cached(old)["total"] > 400
     assert client.cached(ended)["total"] < 250
-    ignored = client.status()["ignored_fields"].get("kv_hints", 0)
-    assert ignored == ignored_before + ("kv_hints" in fields)  # ``kv.fetch``
+    ignored_after = client.status()["ignored_fields"].get("kv_hints", 0)
+    assert ignored_after == ignored_before + ("kv_hints" in fields)  # ``kv.fetch``
 
 
-PROCESSOR = """
+PROCESSOR_SOURCE = """
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 class Biases(CustomLogitProcessor):
@@ -155,7 +155,7 @@ class Biases(CustomLogitProcessor):
 
 def test_a_logit_processor_receives_its_clients_parameters_alone(canopy_server) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}  # a server cannot import this file
-    exec(PROCESSOR, names)
+    exec(PROCESSOR_SOURCE, names)
     body = {"input_ids": token_ids(50, 1), "custom_logit_processor": names["Biases"].to_str()}
     biases, stamp = {"777": 1000.0}, {"canopy_category": "chat", "canopy_turn": 2}
 
@@ -174,12 +174,12 @@ def test_a_logit_processor_receives_its_clients_parameters_alone(canopy_server) 
 
 
 def test_a_measured_profile_simulates(canopy_server, small_model, tmp_path, capsys) -> None:
-    out = tmp_path / "profile.json"
+    profile_file = tmp_path / "profile.json"
     limits = ["--max-prompt-tokens", "256", "--max-context-tokens", "256", "--max-batch", "2"]
-    command = ["profile", "--url", canopy_server.url, "--out", str(out), *limits, "--repeats", "1"]
-    assert main(command) == 0
+    command = ["profile", "--url", canopy_server.url, "--out", str(profile_file), "--repeats", "1"]
+    assert main([*command, *limits]) == 0
     assert "prefill of" in capsys.readouterr().out
-    profile = load_profile(out)
+    profile = load_profile(profile_file)
     assert profile.source == "measured"
     assert profile.kv_bytes_per_token == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
     assert profile.layers == 1  # on a CPU no copy overlaps compute

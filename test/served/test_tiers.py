@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from support.mooncake_cluster import PAGE, SEGMENT_BYTES, cluster, wheel
+from support.mooncake_cluster import PAGE_TOKENS, SEGMENT_BYTES, cluster, mooncake_folder
 from support.prompts import token_ids
 from support.served import disk_flags, wait_until
 
-__all__ = ["cluster", "wheel"]
+__all__ = ["cluster", "mooncake_folder"]
 pytestmark = pytest.mark.long
 TIERS = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
 POOL_TOKENS = 1280
 
 
-def cached(answer: dict[str, Any]) -> tuple[int, int, int]:
+def cached_by_tier(answer: dict[str, Any]) -> tuple[int, int, int]:
     """Return the cached tokens on the device, on the host and on the disk."""
     details = answer["meta_info"].get("cached_tokens_details") or {}
     return details.get("device", 0), details.get("host", 0), details.get("storage", 0)
@@ -35,9 +35,8 @@ def test_a_server_that_received_sigterm_is_continued_by_the_next(server, tiny_mo
     flags = ("--radix-eviction", "wa", *TIERS, *disk_flags(tmp_path / "disk"))
     shared = token_ids(64, 1)
     prompts = [shared + token_ids(200, seed) for seed in (2, 3, 4)]
-    with server(
-        tiny_model, *flags, "--hicache-write-policy", "write_back", kv_tokens=POOL_TOKENS
-    ) as client:
+    write_back_flags = (*flags, "--hicache-write-policy", "write_back")
+    with server(tiny_model, *write_back_flags, kv_tokens=POOL_TOKENS) as client:
         first = [client.generate(prompt, 8)["output_ids"] for prompt in prompts]
         assert client.rank()["disk"]["pages"] == 0
         # Only the HTTP process: what Kubernetes and docker stop signal.
@@ -50,9 +49,9 @@ def test_a_server_that_received_sigterm_is_continued_by_the_next(server, tiny_mo
         for prompt, expected in zip(prompts, first):
             answer = client.generate(prompt, 8)
             assert answer["output_ids"] == expected
-            assert sum(cached(answer)) == 256
+            assert sum(cached_by_tier(answer)) == 256
         next_turn = client.generate([*prompts[0], *first[0], *prompts[1][-32:]], 1)
-        assert sum(cached(next_turn)) >= 256
+        assert sum(cached_by_tier(next_turn)) >= 256
         prompt_tokens = 3 * 264 + 304 + 6 * 900 + 2 * 1024
         check_evicted_prompt_is_loaded_whole(client)
         check_causes_sum_to_the_misses(client, prompt_tokens)
@@ -72,7 +71,7 @@ def check_evicted_prompt_is_loaded_whole(client: Any) -> None:
         wait_for_pages(64 + 56 * (number + 1))
     answer = client.generate(prompt, 8)
     assert answer["output_ids"] == first
-    assert cached(answer) == (0, 0, 1008)
+    assert cached_by_tier(answer) == (0, 0, 1008)
 
 
 def check_causes_sum_to_the_misses(client: Any, prompt_tokens: int) -> None:
@@ -102,35 +101,35 @@ def check_causes_sum_to_the_misses(client: Any, prompt_tokens: int) -> None:
 def test_no_server_reads_kv_of_other_weights(server, small_model, tmp_path) -> None:
     """The models differ in their weights alone. Which parts of a configuration count:
     test/storage/test_namespace.py."""
-    first, second = small_model, tmp_path / "other"
-    shutil.copytree(first, second)
-    weights = load_file(first / "model.safetensors")
+    first_model, second_model = small_model, tmp_path / "other"
+    shutil.copytree(first_model, second_model)
+    weights = load_file(first_model / "model.safetensors")
     flipped = {name: weight.flip(0).contiguous() for name, weight in weights.items()}
-    save_file(flipped, second / "model.safetensors", {"format": "pt"})
+    save_file(flipped, second_model / "model.safetensors", {"format": "pt"})
     flags = ("--radix-eviction", "canopy-lru", *TIERS, *disk_flags(tmp_path / "disk"))
     prompt = token_ids(320, 1)
 
-    def answer(written: int = 0) -> tuple[list[int], int]:
+    def answer(written_pages: int = 0) -> tuple[list[int], int]:
         """Return the output ids and the tokens read from the disk, with empty memory. Waits for
-        ``written`` pages since the start, since a flush drops pages that wait."""
+        ``written_pages`` pages since the start, since a flush drops pages that wait."""
         client.flush()
         reply = client.generate(prompt, 8)
-        device, host, disk = cached(reply)
+        device, host, disk = cached_by_tier(reply)
         assert device == host == 0
-        wait_until(lambda: client.rank()["disk"]["written_pages"] >= written)
+        wait_until(lambda: client.rank()["disk"]["written_pages"] >= written_pages)
         return reply["output_ids"], disk
 
-    with server(second, *flags) as client:
-        of_second = answer(written=20)[0]
-    with server(first, *flags) as client:
-        of_first, stored = answer(written=20)
-        assert stored == 0
-        assert of_first != of_second
-        assert answer() == (of_first, 304)
-        client.post("/update_weights_from_disk", {"model_path": str(second)})
-        assert answer() == (of_second, 0)
+    with server(second_model, *flags) as client:
+        second_ids = answer(written_pages=20)[0]
+    with server(first_model, *flags) as client:
+        first_ids, disk_tokens = answer(written_pages=20)
+        assert disk_tokens == 0
+        assert first_ids != second_ids
+        assert answer() == (first_ids, 304)
+        client.post("/update_weights_from_disk", {"model_path": str(second_model)})
+        assert answer() == (second_ids, 0)
         # The tier restarts within seconds, and its pages are the new ones.
-        assert wait_until(lambda: (reply := answer())[1] and reply) == (of_second, 304)
+        assert wait_until(lambda: (reply := answer())[1] and reply) == (second_ids, 304)
 
 
 def test_two_servers_at_once_share_pages_and_ttls_become_pins(
@@ -140,25 +139,28 @@ def test_two_servers_at_once_share_pages_and_ttls_become_pins(
     ttl = {"residual_ttl_s": 0, "categories": {"system": 3600}}
     flags = ("--radix-eviction", "wa", "--canopy-ttl", json.dumps(ttl), *cluster.flags())
     pinned, unpinned = [[(i * step) % 9000 + 100 for i in range(320)] for step in (37, 53)]
-    pages = 320 // PAGE
+    pages = 320 // PAGE_TOKENS
     with (
         server(tiny_model, *flags, kv_tokens=2048) as writer,
         server(tiny_model, *flags, kv_tokens=2048) as reader,
     ):
         first = writer.generate(pinned, 8, custom_params={"canopy_category": "system"})
         writer.generate(unpinned, 8, custom_params={"canopy_category": "once"})
-        wait_until(lambda: cluster.count("master_key_count") >= 2 * 2 * pages)  # K and V of both
-        assert cluster.count("master_soft_pin_key_count") == 2 * pages
+        wait_until(lambda: cluster.read_metric("master_key_count") >= 2 * 2 * pages)
+        assert cluster.read_metric("master_soft_pin_key_count") == 2 * pages
 
         second = reader.generate(pinned, 8, custom_params={"canopy_category": "system"})
         details = second["meta_info"]["cached_tokens_details"]
-        assert details["storage"] == 320 - PAGE  # a prompt's last page is computed
+        assert details["storage"] == 320 - PAGE_TOKENS  # a prompt's last page is computed
         assert second["output_ids"] == first["output_ids"]
 
-        size = SEGMENT_BYTES // (64 << 10)
-        wait_until(
-            lambda: cluster.fill(size // 4) and cluster.count("master_evicted_key_count") > size
-        )
+        segment_keys = SEGMENT_BYTES // (64 << 10)
+
+        def is_evicting() -> bool:
+            stored = cluster.fill(segment_keys // 4)
+            return stored > 0 and cluster.read_metric("master_evicted_key_count") > segment_keys
+
+        wait_until(is_evicting)
         reader.flush()
-        assert reader.cached(pinned)["storage"] == 320 - PAGE
+        assert reader.cached(pinned)["storage"] == 320 - PAGE_TOKENS
         assert reader.cached(unpinned)["storage"] == 0

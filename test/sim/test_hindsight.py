@@ -22,18 +22,18 @@ def recount_trees(monkeypatch):
     recount_each_access(monkeypatch)
 
 
-def least_cost(paths, capacity, cost, optional=False):
+def least_cost(paths, capacity, cost, is_optional=False):
     """Return the least total cost of serving ``paths`` (tuples of chained block ids) from an empty cache.
 
     ``cost(index, hit)``: cost of request ``index`` with ``hit`` leading blocks cached. The rules are
     the tree's: a request is cached whole, or its first ``capacity`` blocks; only ends of paths are
-    evicted; a request cannot evict its own blocks. With ``optional``, any subset of its blocks and
+    evicted; a request cannot evict its own blocks. If caching ``is_optional``, any subset of its blocks and
     the cached blocks may stay after a request.
     """
     parent = {}
     for path in paths:
-        for upper, block in zip((None, *path), path):
-            assert parent.setdefault(block, upper) == upper, f"block {block} is not chained"
+        for block_before, block in zip((None, *path), path):
+            assert parent.setdefault(block, block_before) == block_before, f"{block} is not chained"
 
     def is_prefix_closed(blocks):
         return all(parent[b] is None or parent[b] in blocks for b in blocks)
@@ -46,13 +46,13 @@ def least_cost(paths, capacity, cost, optional=False):
         hit = 0
         while hit < len(path) and path[hit] in cached:
             hit += 1
-        own_blocks = frozenset() if optional else frozenset(path[:capacity])
-        evictable = (cached | frozenset(path) if optional else cached) - own_blocks
+        own_blocks = frozenset() if is_optional else frozenset(path[:capacity])
+        evictable = (cached | frozenset(path) if is_optional else cached) - own_blocks
         free_blocks = min(capacity - len(own_blocks), len(evictable))
         next_caches = (
-            own_blocks | frozenset(chosen)
+            own_blocks | frozenset(others)
             for size in range(free_blocks + 1)
-            for chosen in combinations(sorted(evictable), size)
+            for others in combinations(sorted(evictable), size)
         )
         return cost(index, hit) + min(
             serve(index + 1, blocks) for blocks in next_caches if is_prefix_closed(blocks)
@@ -65,7 +65,7 @@ SEEDS = range(40)
 
 
 def growing_conversations(seed, requests=9, conversations=3):
-    """The paper's model: each prompt of a conversation contains its predecessor."""
+    """Return a trace of the paper's model: a conversation's prompt contains the one before it."""
     draw = random.Random(seed)
     ids = iter(range(1000))
     paths = [[] for _ in range(conversations)]
@@ -78,24 +78,25 @@ def growing_conversations(seed, requests=9, conversations=3):
 
 
 def branching_prompts(seed):
-    """Any prefix of any path of a small random tree, whole blocks only."""
+    """Return a trace of random prefixes of a small tree's paths, in whole blocks."""
     return [record(r.time_s, r.blocks) for r in random_trace(seed, 9, branching=2, depth=5)]
 
 
-def tail_excess(trace, threshold):
+def tail_excess(trace, threshold_tokens):
     def cost(index, hit):
-        uncached = trace[index].input_tokens - hit * trace[index].block_tokens
-        return max(0, uncached - threshold)
+        uncached_tokens = trace[index].input_tokens - hit * trace[index].block_tokens
+        return max(0, uncached_tokens - threshold_tokens)
 
     return cost
 
 
-def hindsight(name, trace, capacity, threshold=None, **settings):
-    config = (
-        {"threshold_tokens": float(threshold)} if hindsight_class(name).takes_tail_target else {}
-    )
+def hindsight(name, trace, capacity, threshold_tokens=None, **settings):
+    """Simulate a hindsight policy."""
+    config = {}
+    if hindsight_class(name).takes_tail_target:
+        config = {"threshold_tokens": float(threshold_tokens)}
     policy = make_hindsight(name, Future(trace), config)
-    return simulate(trace, policy, capacity, threshold_tokens=threshold, **settings)
+    return simulate(trace, policy, capacity, threshold_tokens=threshold_tokens, **settings)
 
 
 def test_the_future_has_the_next_use_of_every_block():
@@ -113,25 +114,25 @@ def test_the_future_has_the_next_use_of_every_block():
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 5])
-@pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
-@pytest.mark.parametrize("optional", [False, True])
-def test_belady_hits_as_many_blocks_as_any_choice(make, capacity, optional):
-    gained = 0
-    for seed in range(20) if optional else SEEDS:
-        trace = make(seed)[: 7 if optional else None]
+@pytest.mark.parametrize("make_trace", [growing_conversations, branching_prompts])
+@pytest.mark.parametrize("is_optional", [False, True])
+def test_belady_hits_as_many_blocks_as_any_choice(make_trace, capacity, is_optional):
+    extra_hits = 0
+    for seed in range(20) if is_optional else SEEDS:
+        trace = make_trace(seed)[: 7 if is_optional else None]
         paths = [r.blocks for r in trace]
-        optimum = -least_cost(paths, capacity, lambda _, hit: -hit, optional=optional)
-        block_hits = hindsight("belady", trace, capacity, optional_caching=optional).block_hits
+        optimum = -least_cost(paths, capacity, lambda _, hit: -hit, is_optional=is_optional)
+        block_hits = hindsight("belady", trace, capacity, optional_caching=is_optional).block_hits
         assert block_hits == optimum, f"seed {seed}"
-        gained += block_hits - hindsight("belady", trace, capacity).block_hits
-    assert (gained > 0) == optional or capacity == 5
+        extra_hits += block_hits - hindsight("belady", trace, capacity).block_hits
+    assert (extra_hits > 0) == is_optional or capacity == 5
 
 
 @pytest.mark.parametrize("capacity", [2, 3, 5])
-@pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
-def test_tail_belady_has_the_least_excess_of_all_choices(make, capacity):
+@pytest.mark.parametrize("make_trace", [growing_conversations, branching_prompts])
+def test_tail_belady_has_the_least_excess_of_all_choices(make_trace, capacity):
     for seed in SEEDS:
-        trace = make(seed)
+        trace = make_trace(seed)
         paths = [r.blocks for r in trace]
         for threshold in (0, 10, 20, 30):
             optimum = least_cost(paths, capacity, tail_excess(trace, threshold))
@@ -155,15 +156,15 @@ def test_tail_belady_has_the_least_excess_with_optional_caching(capacity):
         trace = growing_conversations(seed, requests=7)
         for threshold in (10, 20):
             excess = tail_excess(trace, threshold)
-            optimum = least_cost([r.blocks for r in trace], capacity, excess, optional=True)
+            optimum = least_cost([r.blocks for r in trace], capacity, excess, is_optional=True)
             result = hindsight("tail-belady", trace, capacity, threshold, optional_caching=True)
             assert result.tel_tokens == optimum, f"seed {seed}, threshold {threshold}"
 
 
-@pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
-def test_no_online_policy_beats_the_bounds(make):
+@pytest.mark.parametrize("make_trace", [growing_conversations, branching_prompts])
+def test_no_online_policy_beats_the_bounds(make_trace):
     for seed in SEEDS:
-        trace = make(seed)
+        trace = make_trace(seed)
         for capacity in (2, 4):
             max_hits = hindsight("belady", trace, capacity).block_hits
             min_excess = hindsight("tail-belady", trace, capacity, 10).tel_tokens
@@ -199,10 +200,10 @@ def test_ends_alone_leave_the_budget_to_the_mean_growth():
     paths = [(1, 2), (9,), (8,), (1, 2, 3, 4), (9,)]
     trace = [record(t, path, output_tokens=0) for t, path in enumerate(paths)]
     config = {"threshold_tokens": 30.0, "next_prompt_tokens": 20.0}
-    cuts = []
+    evicted_blocks = []
     policy = make_hindsight("end-aware-tlru", Future(trace), config)
-    simulate(trace, policy, 3, on_evict=lambda cut: cuts.append(cut.blocks))
-    assert cuts[0] == (2,)
+    simulate(trace, policy, 3, on_evict=lambda victim: evicted_blocks.append(victim.blocks))
+    assert evicted_blocks[0] == (2,)
 
 
 def test_names_and_options_are_checked():

@@ -1,3 +1,5 @@
+"""Shapes of models: bytes of a token's KV, from presets and configurations."""
+
 import json
 
 import pytest
@@ -25,25 +27,26 @@ def test_a_missing_field_is_named(tmp_path):
         load_model_shape(str(file))
 
 
-GQA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+GROUPED_QUERY = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
        "num_key_value_heads": 8, "intermediate_size": 14336}  # fmt: skip
-MLA = {**GQA, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+EIGHT_BITS = {"kv_cache_scheme": {"num_bits": 8}}
+LATENT = {**GROUPED_QUERY, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (GQA, 2 * 32 * 8 * 128 * 2),
-        ({**GQA, "head_dim": 64}, 2 * 32 * 8 * 64 * 2),
-        ({**GQA, "num_key_value_heads": None}, 2 * 32 * 32 * 128 * 2),
+        (GROUPED_QUERY, 2 * 32 * 8 * 128 * 2),
+        ({**GROUPED_QUERY, "head_dim": 64}, 2 * 32 * 8 * 64 * 2),
+        ({**GROUPED_QUERY, "num_key_value_heads": None}, 2 * 32 * 32 * 128 * 2),
         (
-            {**GQA, "layer_types": ["sliding_attention", "full_attention"] * 16},
+            {**GROUPED_QUERY, "layer_types": ["sliding_attention", "full_attention"] * 16},
             2 * 32 * 8 * 128 * 2,
         ),
-        (MLA, 61 * (512 + 64) * 2),
-        ({"text_config": GQA, "vision_config": {"hidden_size": 8}}, 2 * 32 * 8 * 128 * 2),
-        ({**GQA, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, 2 * 32 * 8 * 128),
-        ({**GQA, "full_attention_interval": 4, "kv_bytes_per_token": 12_345}, 12_345),
+        (LATENT, 61 * (512 + 64) * 2),
+        ({"text_config": GROUPED_QUERY, "vision_config": {"hidden_size": 8}}, 2 * 32 * 8 * 128 * 2),
+        ({**GROUPED_QUERY, "quantization_config": EIGHT_BITS}, 2 * 32 * 8 * 128),
+        ({**GROUPED_QUERY, "full_attention_interval": 4, "kv_bytes_per_token": 12_345}, 12_345),
     ],
 )
 def test_bytes_of_a_tokens_kv(config, expected, tmp_path):
@@ -57,6 +60,6 @@ def test_bytes_of_a_tokens_kv(config, expected, tmp_path):
      {"hybrid_override_pattern": "M*"}],
 )  # fmt: skip
 def test_layers_that_differ_need_the_servers_figure(changes, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**GQA, **changes}))
+    (tmp_path / "config.json").write_text(json.dumps({**GROUPED_QUERY, **changes}))
     with pytest.raises(CanopyError, match=r"store different KV .*'kv_bytes_per_token'"):
         load_model_shape(str(tmp_path))

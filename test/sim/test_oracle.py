@@ -19,10 +19,10 @@ from support.trace_samples import data_folder, flat, mooncake
 libcachesim = pytest.importorskip("libcachesim")
 
 ACCESSES = 4_000
-FRACTIONS = (0.002, 0.01, 0.05, 0.2, 0.6)
+CAPACITY_FRACTIONS = (0.002, 0.01, 0.05, 0.2, 0.6)
 
 
-def zipf():
+def zipf_blocks():
     draw = random.Random(0)
     weights = [1 / (rank + 1) for rank in range(1000)]
     return draw.choices(range(1000), weights, k=ACCESSES)
@@ -34,19 +34,19 @@ def mooncake_blocks():
 
 def agentic_blocks():
     archive = data_folder() / "agentic_coding" / "traces_500.tar.xz"
-    merged = overlay(archive, 12, 600.0, seed=0)
+    overlaid_trace = overlay(archive, 12, 600.0, seed=0)
     # Every 16th block: prompts are so long that few of them would be the whole trace.
-    blocks = chain.from_iterable(r.blocks[::16] for r in merged)
+    blocks = chain.from_iterable(r.blocks[::16] for r in overlaid_trace)
     return list(islice(blocks, ACCESSES))
 
 
-@pytest.fixture(scope="module", params=[zipf, mooncake_blocks, agentic_blocks])
+@pytest.fixture(scope="module", params=[zipf_blocks, mooncake_blocks, agentic_blocks])
 def ids(request):
     return request.param()
 
 
-def oracle_misses(kind, ids, size):
-    cache = getattr(libcachesim, kind)(cache_size=size, hashpower=16)
+def count_oracle_misses(policy_name, ids, capacity):
+    cache = getattr(libcachesim, policy_name)(cache_size=capacity, hashpower=16)
     request = libcachesim.Request()
     misses = 0
     for clock, block in enumerate(ids):
@@ -55,13 +55,14 @@ def oracle_misses(kind, ids, size):
     return misses
 
 
-@pytest.mark.parametrize("kind", ["LRU", "FIFO", "LFU"])
-def test_misses_equal_the_oracles_at_every_size(kind, ids):
+@pytest.mark.parametrize("policy_name", ["LRU", "FIFO", "LFU"])
+def test_misses_equal_the_oracles_at_every_size(policy_name, ids):
     trace = flat(ids)
-    for fraction in FRACTIONS:
-        size = max(1, int(fraction * len(set(ids))))
-        result = simulate(trace, make_policy(kind.lower()), size)
-        assert result.blocks - result.block_hits == oracle_misses(kind, ids, size), f"size {size}"
+    for fraction in CAPACITY_FRACTIONS:
+        capacity = max(1, int(fraction * len(set(ids))))
+        result = simulate(trace, make_policy(policy_name.lower()), capacity)
+        misses = result.blocks - result.block_hits
+        assert misses == count_oracle_misses(policy_name, ids, capacity), capacity
 
 
 def test_misses_of_belady_equal_a_direct_implementation(ids):
@@ -71,19 +72,20 @@ def test_misses_of_belady_equal_a_direct_implementation(ids):
     for index in range(len(ids) - 1, -1, -1):
         next_uses[index] = next_index.get(ids[index], len(ids))
         next_index[ids[index]] = index
-    for fraction in FRACTIONS:
-        size = max(1, int(fraction * len(set(ids))))
-        result = simulate(trace, make_hindsight("belady", future), size)
-        assert result.blocks - result.block_hits == min_misses(ids, next_uses, size), f"size {size}"
+    for fraction in CAPACITY_FRACTIONS:
+        capacity = max(1, int(fraction * len(set(ids))))
+        result = simulate(trace, make_hindsight("belady", future), capacity)
+        misses = result.blocks - result.block_hits
+        assert misses == count_min_misses(ids, next_uses, capacity), capacity
 
 
-def min_misses(ids, next_uses, size):
-    """Belady: drop the cached id with the latest next use, or without one."""
-    cached, misses = {}, 0
+def count_min_misses(ids, next_uses, capacity):
+    """Count the misses of Belady: drop the cached id with the latest next use, or without one."""
+    next_use_by_block, misses = {}, 0
     for block, next_use in zip(ids, next_uses):
-        if block not in cached:
+        if block not in next_use_by_block:
             misses += 1
-            if len(cached) >= size:
-                del cached[max(cached, key=cached.get)]
-        cached[block] = next_use
+            if len(next_use_by_block) >= capacity:
+                del next_use_by_block[max(next_use_by_block, key=next_use_by_block.get)]
+        next_use_by_block[block] = next_use
     return misses

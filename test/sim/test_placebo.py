@@ -1,6 +1,7 @@
 """The placebo leaves a policy nothing to learn from."""
 
 import random
+from typing import NamedTuple
 
 import pytest
 
@@ -9,40 +10,47 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.sweep import PolicyArm, SweepPlan, run_sweep
 from canopy_lab.trace.record import TraceRequest
 
-CAPACITY = 300
+CAPACITY_BLOCKS = 300
 
 
-def chats(requests: int = 2000) -> list[TraceRequest]:
-    """Chats without labels: nine in ten first turns are never continued, later turns mostly are."""
+class NextTurn(NamedTuple):
+    due: float
+    turn: int
+    path: tuple[int, ...]
+    """Its blocks so far."""
+
+
+def random_chats(requests: int = 2000) -> list[TraceRequest]:
+    """Return chats without labels; nine in ten first turns end there, and later turns mostly continue."""
     draw, trace, new_blocks = random.Random(5), [], iter(range(10**9))
-    waiting: list[tuple[float, int, tuple[int, ...]]] = []
+    waiting: list[NextTurn] = []
     now = 0.0
     while len(trace) < requests:
         now += draw.expovariate(1.0)
-        due = [chat for chat in waiting if chat[0] <= now]
-        _, turn, path = due[0] if due else (now, 1, ())
-        if due:
-            waiting.remove(due[0])
+        due_chat = next((chat for chat in waiting if chat.due <= now), None)
+        if due_chat is not None:
+            waiting.remove(due_chat)
+        _, turn, path = due_chat or NextTurn(now, 1, ())
         path = (*path, *(next(new_blocks) for _ in range(4)))
         trace.append(TraceRequest(now, 64 * len(path), 10, path, 64, line=len(trace) + 1))
         if draw.random() < (0.1 if turn == 1 else 0.9) and turn < 30:
-            waiting.append((now + draw.expovariate(1 / 60), turn + 1, path))
+            waiting.append(NextTurn(now + draw.expovariate(1 / 60), turn + 1, path))
     return trace
 
 
 @pytest.fixture(scope="module")
 def trace() -> CompactTrace:
-    return CompactTrace(chats())
+    return CompactTrace(random_chats())
 
 
 def test_the_placebo_removes_the_gain_of_inferred_turns(trace: CompactTrace) -> None:
     """In ``simulate`` and in ``advise``."""
     arms = (PolicyArm("lru"), PolicyArm("wa"))
-    plan = SweepPlan(arms, (CAPACITY,), seeds=(1,), placebo=True)
+    plan = SweepPlan(arms, (CAPACITY_BLOCKS,), seeds=(1,), placebo=True)
     lru, wa, placebo = (row["block_hit_ratio"] for row in run_sweep(plan, trace, jobs=1))
     assert wa - lru > 0.03
     assert placebo - lru < (wa - lru) / 4
-    sized_arms = [(arm, CAPACITY) for arm in (CANOPY_LRU, WA, PLACEBO)]
+    sized_arms = [(arm, CAPACITY_BLOCKS) for arm in (CANOPY_LRU, WA, PLACEBO)]
     runs = run_arms(list(trace), sized_arms, jobs=1)
     lru_missed, wa_missed, placebo_missed = (int(runs[arm].sum()) for arm in sized_arms)
     assert lru_missed - placebo_missed < (lru_missed - wa_missed) / 4

@@ -35,7 +35,7 @@ def test_a_shuffle_keeps_the_number_of_requests_with_each_label():
 
 def test_a_path_continues_when_its_last_full_block_is_used_again():
     trace = [
-        record(0, [1, 2, 3], tail=5),  # block 3 is partial: 2 is the last full one
+        record(0, [1, 2, 3], missing_tokens=5),  # block 3 is partial: 2 is the last full one
         record(4, [1, 2, 4, 5]),
         record(7, [1, 6]),
         record(9, [1, 2, 4, 5]),
@@ -100,5 +100,5 @@ def test_compact_records_survive_pickling():
 def test_compact_records_store_each_block_once():
     depth = 300
     trace = [record(t, range(t)) for t in range(1, depth)]
-    stored = sum(len(run) for run in CompactTrace(trace).runs)
-    assert stored == depth - 1
+    stored_blocks = sum(len(run) for run in CompactTrace(trace).runs)
+    assert stored_blocks == depth - 1

@@ -1,41 +1,46 @@
 """The simulator's tree on cases checked by hand, and against a block-by-block model."""
 
+from typing import NamedTuple
+
 import pytest
 
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.requests import to_requests
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.block_tree import RadixTree
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from support.trace_samples import random_trace, record
 from support.tree_recount import recount
 
 
-def run(trace, capacity, policy="lru", **options):
-    """Hits in blocks of each request, the cuts, and the tree."""
-    cuts = []
-    options = {"quantum_tokens": 1, **options}
-    tree = RadixTree(make_policy(policy), capacity, 10, on_evict=cuts.append, **options)
-    hits = []
+class Run(NamedTuple):
+    victims: list[Evicted]
+    tree: RadixTree
+
+
+def run(trace, capacity):
+    """Serve a trace under LRU."""
+    victims = []
+    tree = RadixTree(make_policy("lru"), capacity, 10, on_evict=victims.append, quantum_tokens=1)
     for request in to_requests(trace):
-        hits.append(tree.access(request))
+        tree.access(request)
         recount(tree)
-    return hits, cuts, tree
+    return Run(victims, tree)
 
 
 def parents_by_run(tree):
-    """The tree as {blocks of a node: blocks of its parent}."""
+    """Return the blocks of each node's parent, by those of the node."""
     return {node.blocks: node.parent.blocks for node in tree.nodes()}
 
 
 def test_a_shared_prefix_becomes_one_node():
-    _, _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
+    _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
     assert parents_by_run(tree) == {(1, 2): (), (3,): (1, 2), (4, 5): (1, 2)}
 
 
 def test_a_request_that_ends_inside_a_node_marks_only_its_own_part_used():
-    _, _, tree = run([record(0, [1, 2, 3]), record(5, [1, 2])], 100)
+    _, tree = run([record(0, [1, 2, 3]), record(5, [1, 2])], 100)
     assert {node.blocks: (node.last_access, node.hits) for node in tree.nodes()} == {
         (1, 2): (5.0, 2),
         (3,): (0.0, 1),
@@ -43,7 +48,7 @@ def test_a_request_that_ends_inside_a_node_marks_only_its_own_part_used():
 
 
 def test_an_expired_leaf_frees_its_blocks():
-    _, _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
+    _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
     leaf = next(node for node in tree.nodes() if node.blocks == (4, 5))
     tree.remove(leaf)
     recount(tree)
@@ -53,14 +58,14 @@ def test_an_expired_leaf_frees_its_blocks():
 
 def test_cuts_the_victims_tail_only_as_far_as_needed():
     trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8, 9])]
-    _, cuts, tree = run(trace, 7)
-    assert [(c.offset, c.tokens, c.blocks) for c in cuts] == [(20, 20, (3, 4))]
+    victims, tree = run(trace, 7)
+    assert [(c.offset, c.tokens, c.blocks) for c in victims] == [(20, 20, (3, 4))]
     assert (1, 2) in parents_by_run(tree)
     assert tree.used_blocks == 7
 
 
 def test_the_token_hit_of_a_partial_last_block_is_exact():
-    trace = [record(0, [1, 2], tail=4), record(1, [1, 2], tail=4)]
+    trace = [record(0, [1, 2], missing_tokens=4), record(1, [1, 2], missing_tokens=4)]
     result = simulate(trace, make_policy("lru"), 10)
     assert (result.block_hits, result.token_hits, result.tokens) == (2, 16, 32)
     assert list(result.uncached_tokens) == [16, 0]
@@ -73,22 +78,22 @@ def test_tail_excess_latency_sums_the_excess_over_the_threshold():
 
 
 class BlockLRU:
-    """LRU block by block, without nodes: evicts the least recent block that has no child."""
+    """LRU block by block, without nodes: the least recent block without a child is evicted."""
 
     def __init__(self, capacity):
-        self.capacity, self.used = capacity, {}
+        self.capacity, self.last_use = capacity, {}
 
     def access(self, path, now):
-        hit = 0
-        while hit < len(path) and path[hit] in self.used:
-            hit += 1
+        hit_blocks = 0
+        while hit_blocks < len(path) and path[hit_blocks] in self.last_use:
+            hit_blocks += 1
         stored = path[: self.capacity]
         for depth, block in enumerate(stored):
-            self.used[block] = (now, -depth)
-        surplus = max(0, len(self.used) - self.capacity)
-        for block in sorted(self.used, key=self.used.get)[:surplus]:
-            del self.used[block]
-        return hit
+            self.last_use[block] = (now, -depth)
+        excess_blocks = max(0, len(self.last_use) - self.capacity)
+        for block in sorted(self.last_use, key=self.last_use.get)[:excess_blocks]:
+            del self.last_use[block]
+        return hit_blocks
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 5, 8, 13, 40])
@@ -100,7 +105,7 @@ def test_lru_on_the_tree_is_lru_over_blocks(seed, capacity):
     for index, request in enumerate(to_requests(trace)):
         assert tree.access(request) == model.access(request.path, index)
         recount(tree)
-    assert {b for node in tree.nodes() for b in node.blocks} == set(model.used)
+    assert {b for node in tree.nodes() for b in node.blocks} == set(model.last_use)
 
 
 def test_bad_sizes_are_the_users_mistake():
@@ -118,9 +123,7 @@ def test_bad_sizes_are_the_users_mistake():
 def test_labels_of_the_request_reach_every_node_of_its_path():
     tree = RadixTree(make_policy("lru"), 10, 10)
     tree.access(Request(time=1.0, category="chat", path=(1, 2), block_tokens=10, prompt_tokens=20))
-    tree.access(
-        Request(time=2.0, category="code", path=(1, 3), block_tokens=10, prompt_tokens=20, turn=4)
-    )
+    tree.access(Request(2.0, "code", (1, 3), block_tokens=10, prompt_tokens=20, turn=4))
     assert {n.blocks: (n.category, n.turn) for n in tree.nodes()} == {
         (1,): ("code", 4),
         (2,): ("chat", 1),

@@ -1,7 +1,5 @@
 """The storage reads and writes below KV of the device: every token counted as evictable can be evicted."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -15,14 +13,10 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang_canopy.radix import storage_holds
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_recount import recount
-from support.disk_tree import DiskTree
+from support.disk_tree import DiskTree, prompt
 from support.live_tree import LiveTree, check
 
 PAGE_TOKENS = 2
-
-
-def tokens(name: int, count: int) -> list[int]:
-    return [name * 100 + i for i in range(count)]
 
 
 class PausableTree(DiskTree):
@@ -67,15 +61,16 @@ class PausableTree(DiskTree):
         self.settle()
         self.cache.evict_host(self.host.size)
         assert self.match(path) == 0
-        assert self.on_disk(path) == len(path)
+        assert self.disk_tokens(path) == len(path)
 
     def evict_all(self) -> None:
         """Evict as an allocation of all "available" tokens does."""
-        free, evictable = self.allocator.available_size(), self.cache.full_evictable_size()
-        self.cache.evict_for_alloc(EvictParams(num_tokens=evictable))
-        assert self.allocator.available_size() == free + evictable
+        free_tokens = self.allocator.available_size()
+        evictable_tokens = self.cache.full_evictable_size()
+        self.cache.evict_for_alloc(EvictParams(num_tokens=evictable_tokens))
+        assert self.allocator.available_size() == free_tokens + evictable_tokens
 
-    def locks(self) -> int:
+    def count_locks(self) -> int:
         nodes = [n for n in self.core._node_arena.values() if n is not self.core.root_node]
         return sum(data.lock_ref + data.host_lock_ref for n in nodes for data in n.component_data)
 
@@ -89,45 +84,45 @@ def tree(tmp_path: Path) -> Iterator[PausableTree]:
 
 
 def test_the_disk_is_read_below_kv_that_only_the_device_holds(tree: PausableTree) -> None:
-    tree.leave_on_disk_only(tokens(1, 16))
-    tree.insert(tokens(1, 8), tree.request(2.0, prompt_tokens=8))
-    assert tree.match(tokens(1, 16)) == 8
-    assert tree.serve(tokens(1, 16), 3.0) == 16
-    assert tree.kv(tokens(1, 16)) == tokens(1, 16)
+    tree.leave_on_disk_only(prompt(1, 16))
+    tree.insert(prompt(1, 8), tree.request(2.0, prompt_tokens=8))
+    assert tree.match(prompt(1, 16)) == 8
+    assert tree.serve(prompt(1, 16), 3.0) == 16
+    assert tree.kv(prompt(1, 16)) == prompt(1, 16)
     check(tree)
 
 
-@pytest.mark.parametrize("reading", [True, False], ids=["reading", "looking up"])
-def test_the_anchor_of_a_read_is_evictable(tree: PausableTree, reading: bool) -> None:
-    tree.leave_on_disk_only(tokens(1, 16))
-    tree.insert(tokens(1, 8), tree.request(2.0, prompt_tokens=8))
+@pytest.mark.parametrize("is_reading", [True, False], ids=["reading", "looking up"])
+def test_the_anchor_of_a_read_is_evictable(tree: PausableTree, is_reading: bool) -> None:
+    tree.leave_on_disk_only(prompt(1, 16))
+    tree.insert(prompt(1, 8), tree.request(2.0, prompt_tokens=8))
     tree.reads.clear()
-    handle = tree.begin_fetch(tokens(1, 16))
+    handle = tree.begin_fetch(prompt(1, 16))
     assert handle in tree.cache.ongoing_prefetch
-    if reading:
+    if is_reading:
         tree._drain(n_storage_hit=1)
         assert tree.cache.ongoing_prefetch[handle].host_indices is not None
-    assert tree.locks() == 1
+    assert tree.count_locks() == 1
     tree.fill_host()
     tree.evict_all()
-    assert tree.locks() == 0
+    assert tree.count_locks() == 0
     assert tree.cache.check_prefetch_progress(handle)  # its request is admitted, without the read
-    assert tree.match(tokens(1, 16)) == 0
+    assert tree.match(prompt(1, 16)) == 0
     assert tree.cache.storage_holds.reads_cancelled == 1
     tree.cache.sanity_check()
 
 
 def _begin_write_below_device(tree: PausableTree) -> None:
     """Leave 8 tokens on the device alone, with 8 tokens below them that are being written."""
-    tree.leave_on_disk_only(tokens(1, 8))
-    tree.serve(tokens(1, 8), 2.0)
+    tree.leave_on_disk_only(prompt(1, 8))
+    tree.serve(prompt(1, 8), 2.0)
     tree.cache.evict_host(tree.host.size)  # the copy on the host was a duplicate
-    tree.serve(tokens(1, 16), 3.0)
+    tree.serve(prompt(1, 16), 3.0)
     tree.writes.clear()
     tree.evict(8)  # the second half, which is being written
     assert tree.cache.ongoing_backup
     tree.fill_host()
-    assert tree.match(tokens(1, 16)) == 8
+    assert tree.match(prompt(1, 16)) == 8
 
 
 def test_the_device_kv_above_a_write_is_evictable(tree: PausableTree) -> None:
@@ -136,7 +131,7 @@ def test_the_device_kv_above_a_write_is_evictable(tree: PausableTree) -> None:
     threading.Timer(0.2, tree.writes.set).start()
     tree.evict_all()
     tree.settle()
-    assert tree.locks() == 0
+    assert tree.count_locks() == 0
     assert (tree.cache.storage_holds.wait_count, tree.cache.storage_holds.timeouts) == (1, 0)
     assert tree.cache.storage_holds.longest_wait_s > 0
     tree.cache.sanity_check()
@@ -145,15 +140,15 @@ def test_the_device_kv_above_a_write_is_evictable(tree: PausableTree) -> None:
 def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypatch):
     monkeypatch.setattr(storage_holds, "MAX_WAIT_S", 0.2)
     _begin_write_below_device(tree)
-    host_free = tree.host.available_size()
+    free_host_tokens = tree.host.available_size()
     tree.evict_all()
-    assert tree.locks() == 0
+    assert tree.count_locks() == 0
     assert tree.cache.storage_holds.timeouts == 1
     assert tree.store.unavailable == "a write has not ended after 0.2 s"
-    assert tree.on_disk(tokens(1, 8)) == 0
+    assert tree.disk_tokens(prompt(1, 8)) == 0
     # Other KV takes the memory of the write that has not begun.
     tree.cache.evict_host(tree.host.size)
-    assert tree.host.available_size() > host_free
+    assert tree.host.available_size() > free_host_tokens
     slots = tree.host.alloc(tree.host.available_size())
     for buffers in tree.host.anchor_entry.host_pool.kv_buffer:
         buffers.fill_(7)
@@ -161,7 +156,7 @@ def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypa
     tree.storage.maintain()
     with monkeypatch.context() as patch:
         patch.setattr(tree, "settle", lambda: LiveTree.settle(tree))  # waits for no write
-        tree.serve(tokens(4, 8), 8.0)
+        tree.serve(prompt(4, 8), 8.0)
         tree.evict_all()
     assert tree.store.unavailable
     tree.writes.set()
@@ -175,52 +170,49 @@ def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypa
     assert tree.core.disk.suspended
     tree.request(2000.0, prompt_tokens=1)
     assert not tree.core.disk.suspended
-    assert tree.on_disk(tokens(1, 16)) == 8
+    assert tree.disk_tokens(prompt(1, 16)) == 8
     recount(tree.store)
-    tree.leave_on_disk_only(tokens(3, 8))
-    assert tree.serve(tokens(3, 8), 3000.0) == 8
-    assert tree.kv(tokens(3, 8)) == tokens(3, 8)
+    tree.leave_on_disk_only(prompt(3, 8))
+    assert tree.serve(prompt(3, 8), 3000.0) == 8
+    assert tree.kv(prompt(3, 8)) == prompt(3, 8)
 
 
 def test_an_ancestor_is_demoted_only_after_its_copy(tree: PausableTree) -> None:
     """Ancestors are copied before their leaf. The host has no room for the leaf's own copy."""
-    tree.insert(tokens(1, 8), tree.request(1.0, prompt_tokens=8))
-    tree.insert(tokens(1, 16), tree.request(2.0, prompt_tokens=16))
-    tree.insert(tokens(2, 8), tree.request(3.0, prompt_tokens=8))
+    tree.insert(prompt(1, 8), tree.request(1.0, prompt_tokens=8))
+    tree.insert(prompt(1, 16), tree.request(2.0, prompt_tokens=16))
+    tree.insert(prompt(2, 8), tree.request(3.0, prompt_tokens=8))
     tree.host.alloc(tree.host.available_size() - 8)  # room for the first half alone
     tree.evict_all()
     tree.settle()
-    assert tree.locks() == 0
-    assert tree.load_back(tokens(1, 16)) == 8
-    assert tree.kv(tokens(1, 16)) == tokens(1, 8)
-    assert tree.on_disk(tokens(1, 16)) == 8
+    assert tree.count_locks() == 0
+    assert tree.load_back(prompt(1, 16)) == 8
+    assert tree.kv(prompt(1, 16)) == prompt(1, 8)
+    assert tree.disk_tokens(prompt(1, 16)) == 8
     tree.cache.sanity_check()
 
 
-class Steps:
+class RandomSteps:
     """Random requests, reads, aborts, retractions and evictions on a tree with a slow storage."""
 
     def __init__(self, tree: PausableTree, seed: int) -> None:
         self.tree, self.draw = tree, random.Random(seed)
         self.retracted_slots: list[Any] = []
         self.handles: list[Any] = []
-        drawn = [
-            [self.draw.randrange(2) for _ in range(self.draw.randrange(4, 13))] for _ in range(30)
-        ]
-        self.paths = [
-            [
-                100 * depth + 10 * n + i
-                for depth, n in enumerate(numbers)
-                for i in range(PAGE_TOKENS)
-            ]
-            for numbers in drawn
-        ]
+        self.paths = [self.draw_path() for _ in range(30)]
+
+    def draw_path(self) -> list[int]:
+        """Return a path of pages, each of which is one of two at its depth."""
+        path = []
+        for depth in range(self.draw.randrange(4, 13)):
+            first_token = 100 * depth + 10 * self.draw.randrange(2)
+            path += range(first_token, first_token + PAGE_TOKENS)
+        return path
 
     def step(self, now: float) -> None:
-        steps = (self.compute, self.compute, self.read, self.drain, self.retract, self.abort)
-        self.draw.choice([*steps, lambda _path, _now: self.tree.evict_all()])(
-            self.draw.choice(self.paths), now
-        )
+        actions = (self.compute, self.compute, self.read, self.drain, self.retract, self.abort)
+        action = self.draw.choice([*actions, lambda _path, _now: self.tree.evict_all()])
+        action(self.draw.choice(self.paths), now)
         self.check()
 
     def compute(self, path: list[int], now: float) -> None:
@@ -235,9 +227,8 @@ class Steps:
         self.handles.append(self.tree.begin_fetch(path))
 
     def drain(self, *_: Any) -> None:
-        self.tree.cache._drain_storage_control_queues_impl(
-            None, None, None, None, {}, log_metrics=False
-        )
+        drain = self.tree.cache._drain_storage_control_queues_impl
+        drain(None, None, None, None, {}, log_metrics=False)
 
     def retract(self, *_: Any) -> None:
         tree = self.tree
@@ -276,16 +267,16 @@ class Steps:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_prompt_finds_room_while_the_storage_is_slow(tmp_path: Path, seed: int) -> None:
+def test_every_prompt_finds_memory_while_the_storage_is_slow(tmp_path: Path, seed: int) -> None:
     tree = PausableTree(tmp_path / "disk", host_tokens=36)
     tree.delay_s = 0.003
     tree.settle = lambda: LiveTree.settle(tree)  # does not wait for the storage
     try:
-        steps = Steps(tree, seed)
+        steps = RandomSteps(tree, seed)
         for now in range(150):
             steps.step(float(now))
         steps.finish()
-        assert tree.locks() == 0
+        assert tree.count_locks() == 0
         assert tree.cache.cache_controller.prefetch_tokens_occupied == 0
         check(tree)
         recount(tree.store)

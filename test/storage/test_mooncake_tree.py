@@ -20,41 +20,40 @@ from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.disk_tree import RANKS, DiskTree
 from support.live_tree import LiveTree, check
-from support.mooncake_cluster import cluster, wheel
+from support.mooncake_cluster import cluster, mooncake_folder
 from support.served import wait_until
 
-__all__ = ["cluster", "wheel"]
+__all__ = ["cluster", "mooncake_folder"]
 TTL_S = 3.0
 
 
 @pytest.fixture
 def tree(cluster) -> Iterator[Callable[..., DiskTree]]:
-    """``tree(ttl_s)``: a real tree whose storage is the cluster, alone of its settings."""
+    """``tree(ttl_s)``: a real tree whose storage is the cluster."""
     trees: list[Any] = []
     stack = contextlib.ExitStack()
     stack.enter_context(get_parallel().override(**RANKS))
 
     def start(ttl_s: float) -> DiskTree:
         mooncake.install_backend(TTLTable(residual_ttl_s=ttl_s))
-        trees.append(MooncakeTree(cluster.extra()))
+        trees.append(MooncakeTree(cluster.client_config()))
         return trees[-1]
 
     yield start
-    for live in trees:
-        live.cache.shutdown()
+    for started in trees:
+        started.cache.shutdown()
     stack.close()
 
 
 class MooncakeTree(DiskTree):
     """A live tree with a host tier, above the cluster instead of a disk."""
 
-    def __init__(self, cluster: dict[str, Any]) -> None:
+    def __init__(self, client_config: dict[str, Any]) -> None:
         PAGES.clear()
+        extra_config = {**client_config, "prefetch_threshold": 1}
         storage = {
             "hicache_storage_backend": "mooncake",
-            "hicache_storage_backend_extra_config": json.dumps(
-                {**cluster, "prefetch_threshold": 1}
-            ),
+            "hicache_storage_backend_extra_config": json.dumps(extra_config),
             "hicache_storage_prefetch_policy": "wait_complete",
             "hicache_mem_layout": "page_first_direct",
         }
@@ -62,7 +61,7 @@ class MooncakeTree(DiskTree):
         self.epoch, self.delivers_reports = 0.0, False
         self.storage = self.cache.cache_controller.storage_backend
 
-    def on_disk(self, tokens: list[int]) -> int:
+    def disk_tokens(self, tokens: list[int]) -> int:
         return self.storage.batch_exists(self.keys(tokens)) * self.page_size
 
 
@@ -79,9 +78,9 @@ def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tr
         live.serve(used, now)
         live.request(now)
         live.settle()
-        cluster.fill(1500)  # three times the room, and longer than a query's lease
-        assert live.on_disk(used) == 8
-        return live.on_disk(unused) == 0 and now > 3 * TTL_S
+        cluster.fill(1500)  # three times the memory, and longer than a query's lease
+        assert live.disk_tokens(used) == 8
+        return live.disk_tokens(unused) == 0 and now > 3 * TTL_S
 
     wait_until(is_evicted)
     check(live)
@@ -90,25 +89,25 @@ def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tr
 def test_renewing_writes_have_a_budget(tree, monkeypatch) -> None:
     monkeypatch.setattr(disk_retry, "RENEW_BYTES_S", 1e-3)  # one node, then nothing for long
     live = tree(60.0)
-    upserted = []
-    upsert = live.storage._rewrite
-    monkeypatch.setattr(
-        live.storage, "_rewrite", lambda keys, now: upserted.extend(keys) or upsert(keys, now)
-    )
+    rewritten_keys = []
+    rewrite = live.storage._rewrite
+
+    def record_and_rewrite(keys, now):
+        rewritten_keys.extend(keys)
+        return rewrite(keys, now)
+
+    monkeypatch.setattr(live.storage, "_rewrite", record_and_rewrite)
     prompts = [list(range(500, 508)), list(range(600, 608))]
     for prompt in prompts:
         live.serve(prompt, 0.0)
     for time_s in (40.0, 41.0, 42.0):
         for prompt in prompts:
             live.serve(prompt, time_s)
-    assert upserted == live.keys(prompts[0])
-
-
-# ---- pins of TTLs ----
+    assert rewritten_keys == live.keys(prompts[0])
 
 
 @pytest.mark.parametrize(
-    ("meta", "pin"),
+    ("page_meta", "expected_s"),
     [
         (None, 0.0),  # nothing is known of the page
         (PageMeta(group=0), 600.0),  # its group's TTL
@@ -121,10 +120,10 @@ def test_renewing_writes_have_a_budget(tree, monkeypatch) -> None:
         (PageMeta(group=-1, keep_until=900.0), 0.0),  # over
     ],
 )
-def test_a_page_is_pinned_for_its_ttl(meta: PageMeta | None, pin: float) -> None:
+def test_a_page_is_pinned_for_its_ttl(page_meta: PageMeta | None, expected_s: float) -> None:
     groups = (Group(7, 600.0), Group(8, math.inf))
     table = TTLTable(groups, residual_ttl_s=0.0, categories={"api": 30.0})
-    assert pin_s(meta, table, 1000.0) == pin
+    assert pin_s(page_meta, table, 1000.0) == expected_s
 
 
 def test_without_ttls_only_requested_pins_are_set() -> None:

@@ -49,11 +49,11 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def namespace(model: object, **arguments: Any) -> str:
+def namespace_of(model: object, **arguments: Any) -> str:
     """Return the namespace of a server with these arguments, on one pool and rank."""
     pool = host_pool(2)
-    server = ServerArgs(model_path=str(model), device="cpu", page_size=4, **arguments)
-    set_global_server_args_for_scheduler(server)
+    server_args = ServerArgs(model_path=str(model), device="cpu", page_size=4, **arguments)
+    set_global_server_args_for_scheduler(server_args)
     return rank_namespace(storage_config(None), pool)
 
 
@@ -70,8 +70,8 @@ def open_storage(model: Path, disk: Path) -> tuple[Any, CanopyStorage]:
     """Return the pool and the disk tier of a server that starts with ``model``."""
     pool = host_pool(2)
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
-    extra = {"path": str(disk), "capacity_bytes": 1 << 20, "sweep_s": 3600}
-    storage = CanopyStorage(storage_config(extra, model_name=str(model)))
+    settings = {"path": str(disk), "capacity_bytes": 1 << 20, "sweep_s": 3600}
+    storage = CanopyStorage(storage_config(settings, model_name=str(model)))
     storage.register_mem_pool_host(pool)
     return pool, storage
 
@@ -107,29 +107,26 @@ def test_the_same_model_downloaded_again_finds_its_pages_after_a_restart(model, 
     ids=lambda arguments: next(iter(arguments)),
 )
 def test_an_argument_that_changes_kv_changes_the_namespace(model: Path, arguments: dict) -> None:
-    assert namespace(model, **arguments) != namespace(model)
+    assert namespace_of(model, **arguments) != namespace_of(model)
 
 
 def test_an_argument_that_leaves_kv_alone_keeps_the_namespace(model: Path) -> None:
-    assert namespace(model, schedule_policy="fcfs", log_level="warning") == namespace(model)
+    assert namespace_of(model, schedule_policy="fcfs", log_level="warning") == namespace_of(model)
 
 
 @pytest.mark.skipif(version("sglang") != SGLANG_VERSION, reason="the pinned release's are listed")
 def test_every_argument_of_sglang_is_reviewed() -> None:
     names = {field.name for field in record_fields(ServerArgs)}
-    assert not unreviewed_arguments(names), (
-        "look at these, and put them into storage/server_arguments.json"
-    )
+    assert not unreviewed_arguments(names), "put these into storage/server_arguments.json"
     assert not (LEAVES_KV | CHANGES_KV) - names, "SGLang has none of these"
     assert not LEAVES_KV & CHANGES_KV
 
 
 def test_an_unreviewed_argument_counts_as_changing_kv(model: Path, monkeypatch) -> None:
-    pool, old_namespace = host_pool(2), namespace(model)
+    pool, old_namespace = host_pool(2), namespace_of(model)
     resolved = get_context().resolved_server_args_dict()
-    monkeypatch.setattr(
-        type(get_context()), "resolved_server_args_dict", lambda _: {**resolved, "new": 1}
-    )
+    changed = {**resolved, "new": 1}
+    monkeypatch.setattr(type(get_context()), "resolved_server_args_dict", lambda _: changed)
     assert rank_namespace(storage_config(None), pool) != old_namespace
 
 
@@ -139,10 +136,10 @@ def test_expert_weights_and_kv_scales_count_by_content(model, tmp_path, argument
     file = tmp_path / "experts" / "0.json"
     file.write_text('{"scale": 1.0}')
     arguments = {argument: str(file.parent if argument == "kt_weight_path" else file)}
-    old_namespace = namespace(model, **arguments)
-    assert old_namespace != namespace(model)
+    old_namespace = namespace_of(model, **arguments)
+    assert old_namespace != namespace_of(model)
     rewrite_byte(file, 10, b"2")
-    assert namespace(model, **arguments) != old_namespace
+    assert namespace_of(model, **arguments) != old_namespace
 
 
 @pytest.mark.parametrize(
@@ -151,13 +148,13 @@ def test_expert_weights_and_kv_scales_count_by_content(model, tmp_path, argument
     ids=str,
 )
 def test_weights_not_read_from_files_find_no_pages_of_earlier_starts(model, monkeypatch, arguments):
-    extra = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
+    settings = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
     folders = []
     for _ in range(2):
         monkeypatch.setattr(weights, "WEIGHTS", weights.Weights())
         pool = host_pool(2)
-        namespace(model, **arguments)
-        storage = CanopyStorage(storage_config(extra))
+        namespace_of(model, **arguments)
+        storage = CanopyStorage(storage_config(settings))
         storage.register_mem_pool_host(pool)
         folders.append(storage.store.path)
         assert (storage.store.path / "temporary").exists()
@@ -166,20 +163,20 @@ def test_weights_not_read_from_files_find_no_pages_of_earlier_starts(model, monk
 
 
 def test_weights_that_differ_far_into_a_file_change_the_namespace(model: Path) -> None:
-    weights = model / "model.safetensors"
-    os.truncate(weights, 20 << 20)
-    old_namespace = namespace(model)
-    with weights.open("r+b") as file:  # one tensor of a file was retrained
+    weights_file = model / "model.safetensors"
+    os.truncate(weights_file, 20 << 20)
+    old_namespace = namespace_of(model)
+    with weights_file.open("r+b") as file:  # one tensor of a file was retrained
         file.seek(9 << 20)
         file.write(b"\x01" * (5 << 20))
-    assert namespace(model) != old_namespace
+    assert namespace_of(model) != old_namespace
 
 
 def test_files_that_are_no_part_of_the_model_keep_the_namespace(model: Path) -> None:
-    old_namespace = namespace(model)
+    old_namespace = namespace_of(model)
     (model / "README.md").write_text("new")
     (model / "runs.tfevents").write_text("new")
-    assert namespace(model) == old_namespace
+    assert namespace_of(model) == old_namespace
 
 
 def test_a_model_named_by_hub_id_is_identified_by_its_snapshot(tmp_path, monkeypatch) -> None:
@@ -191,13 +188,13 @@ def test_a_model_named_by_hub_id_is_identified_by_its_snapshot(tmp_path, monkeyp
     (repo / "refs").mkdir(parents=True)
     for revision in ("a" * 40, "b" * 40):
         make_model(repo / "snapshots" / revision)
-    names = []
+    namespaces = []
     for revision, theta in (("a" * 40, 5.0), ("b" * 40, 6.0)):
         (repo / "refs" / "main").write_text(revision)
         config = repo / "snapshots" / revision / "config.json"
         config.write_text(json.dumps({**CONFIG, "rope_theta": theta}))
-        names.append(namespace("canopy/tiny", download_dir=str(hub)))
-    assert names[0] != names[1]
+        namespaces.append(namespace_of("canopy/tiny", download_dir=str(hub)))
+    assert namespaces[0] != namespaces[1]
 
 
 def test_a_model_that_cannot_be_fingerprinted_is_refused_by_name(model: Path) -> None:
@@ -219,12 +216,12 @@ def test_an_adapter_is_identified_by_its_content(tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
-    weights = adapter / "adapter_model.safetensors"
-    weights.write_bytes(bytes(1 << 20))
+    weights_file = adapter / "adapter_model.safetensors"
+    weights_file.write_bytes(bytes(1 << 20))
     old_id = LoRARef.deterministic_id("law", str(adapter))
     assert LoRARef.deterministic_id("law", str(adapter)) == old_id
     assert LoRARef.deterministic_id("tax", str(adapter)) != old_id
-    rewrite_byte(weights, 777_777, b"\x01")
+    rewrite_byte(weights_file, 777_777, b"\x01")
     assert LoRARef.deterministic_id("law", str(adapter)) != old_id
 
 
@@ -245,8 +242,8 @@ def test_an_adapter_named_by_hub_id_counts_with_the_model(model, tmp_path, monke
     snapshot.mkdir(parents=True)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("c" * 40)
-    weights = snapshot / "adapter_model.safetensors"
-    weights.write_bytes(b"one")
+    weights_file = snapshot / "adapter_model.safetensors"
+    weights_file.write_bytes(b"one")
     (snapshot / "adapter_config.json").write_text("{}")
     unchanged_id = adapter_id(lambda name, path: "id", "law", "canopy/law")
     assert unchanged_id == "id"
@@ -255,27 +252,27 @@ def test_an_adapter_named_by_hub_id_counts_with_the_model(model, tmp_path, monke
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
-    with_adapter = namespace(model, enable_lora=True, lora_paths=adapters)
-    rewrite_byte(weights, 0, b"t")
-    assert namespace(model, enable_lora=True, lora_paths=adapters) != with_adapter
-    absent = [LoRARef(lora_id="id", lora_name="tax", lora_path="canopy/tax", pinned=False)]
+    old_namespace = namespace_of(model, enable_lora=True, lora_paths=adapters)
+    rewrite_byte(weights_file, 0, b"t")
+    assert namespace_of(model, enable_lora=True, lora_paths=adapters) != old_namespace
+    absent_adapters = [LoRARef(lora_id="id", lora_name="tax", lora_path="canopy/tax", pinned=False)]
     with pytest.raises(CanopyError, match="adapter 'tax'"):
-        namespace(model, enable_lora=True, lora_paths=absent)
+        namespace_of(model, enable_lora=True, lora_paths=absent_adapters)
 
 
 def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> None:
     pools = [host_pool(2), host_pool(2, page_tokens=64), host_pool(2, heads=4)]
     pools.append(host_pool(2, "layer_first"))
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
-    names = {rank_namespace(storage_config(None), pool) for pool in pools}
-    names |= {
+    namespaces = {rank_namespace(storage_config(None), pool) for pool in pools}
+    namespaces |= {
         rank_namespace(storage_config(None, **rank), pools[0])
         for rank in ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}, {"pp_size": 2})
     }
     for replica in (0, 1):  # the first is what no replica is
         with get_parallel().override(dp_rank=replica):
-            names.add(rank_namespace(storage_config(None), pools[0]))
-    assert len(names) == 8
+            namespaces.add(rank_namespace(storage_config(None), pools[0]))
+    assert len(namespaces) == 8
 
 
 def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: Path) -> None:

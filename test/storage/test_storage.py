@@ -21,7 +21,7 @@ LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
 
 
 def open_storage(folder: Path, pool, **extra) -> CanopyStorage:
-    """The backend as SGLang's controller makes it; the sweeper's thread stays idle."""
+    """Return a backend as SGLang's controller makes it; the sweeper's thread stays idle."""
     settings = {"path": str(folder), "capacity_bytes": 1 << 20, "sweep_s": 3600, **extra}
     config = storage_config({**settings, **DYNAMIC_BACKEND})
     storage = StorageBackendFactory.create_backend("dynamic", config, pool)
@@ -38,20 +38,20 @@ def test_pages_are_read_bit_for_bit_into_other_slots(tmp_path, layout):
     storage = open_storage(tmp_path, pool)
     pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
     written_kv = pool.kv_buffer.clone()
-    source, target = [3, 0, 9], [11, 5, 1]
+    source_pages, target_pages = [3, 0, 9], [11, 5, 1]
     names = keys("a", 3)
-    assert storage.batch_set_v1(names, token_indices(pool, source)) == [True] * 3
+    assert storage.batch_set_v1(names, token_indices(pool, source_pages)) == [True] * 3
     assert storage.batch_exists(names) == 3
     pool.kv_buffer.zero_()
-    assert storage.batch_get_v1(names, token_indices(pool, target)) == [True] * 3
+    assert storage.batch_get_v1(names, token_indices(pool, target_pages)) == [True] * 3
     read_kv = pool.kv_buffer.clone()
     pool.kv_buffer.copy_(written_kv)
-    pages = [pool.get_data_page(p * pool.page_size).clone() for p in source]
+    pages = [pool.get_data_page(p * pool.page_size).clone() for p in source_pages]
     pool.kv_buffer.copy_(read_kv)
-    for slot, page in zip(target, pages):
-        assert torch.equal(pool.get_data_page(slot * pool.page_size), page)
-    unread_slots = [p for p in range(16) if p not in target]
-    assert all(pool.get_data_page(p * pool.page_size).count_nonzero() == 0 for p in unread_slots)
+    for target, page in zip(target_pages, pages):
+        assert torch.equal(pool.get_data_page(target * pool.page_size), page)
+    unread_pages = [p for p in range(16) if p not in target_pages]
+    assert all(pool.get_data_page(p * pool.page_size).count_nonzero() == 0 for p in unread_pages)
     storage.close()
 
 
@@ -60,17 +60,15 @@ def test_prefix_keys_of_another_tree_give_the_parents(tmp_path):
     storage = open_storage(tmp_path, pool)
     names = keys("a", 3)
     storage.batch_set_v1(names[:2], token_indices(pool, [0, 1]))
-    storage.batch_set_v1(
-        names[2:], token_indices(pool, [2]), HiCacheStorageExtraInfo(prefix_keys=names[:2])
-    )
+    extra_info = HiCacheStorageExtraInfo(prefix_keys=names[:2])
+    storage.batch_set_v1(names[2:], token_indices(pool, [2]), extra_info)
     orphans = keys("b", 2)
-    storage.batch_set_v1(
-        orphans[1:], token_indices(pool, [3]), HiCacheStorageExtraInfo(prefix_keys=orphans[:1])
-    )
+    extra_info = HiCacheStorageExtraInfo(prefix_keys=orphans[:1])
+    storage.batch_set_v1(orphans[1:], token_indices(pool, [3]), extra_info)
     assert storage.batch_exists(names) == 3
     assert not storage.exists(orphans[1])
     assert storage.status()["refused_pages"] == {"no-prefix": 1}
-    assert [m.offset for m in storage.store.meta(names)] == [0, 4, 8]
+    assert [page_meta.offset for page_meta in storage.store.meta(names)] == [0, 4, 8]
     storage.close()
 
 
@@ -154,16 +152,16 @@ def test_a_ttl_is_a_number_of_seconds_or_a_table():
     assert StorageSettings.from_extra({"ttl": table.to_json()}).ttl == table
 
 
-def test_the_page_table_forgets_the_oldest():
+def test_the_page_table_drops_the_oldest():
     pages = PageTable(max_pages=2, max_event_bytes=1400)
-    metas = [PageMeta(offset=i) for i in range(3)]
-    pages.describe(["a", "b", "c"], metas, [None, "a", "b"])
+    page_metas = [PageMeta(offset=i) for i in range(3)]
+    pages.describe(["a", "b", "c"], page_metas, [None, "a", "b"])
     assert pages.description("a") is None
-    assert pages.description("c") is metas[2]
+    assert pages.description("c") is page_metas[2]
     assert pages.parent("c") == "b"
     assert pages.parent("a", default="?") == "?"
     for i in range(3):
-        pages.add_use([str(i)], metas[i])
+        pages.add_use([str(i)], page_metas[i])
         pages.add_request("arrive", Request(time=i))
     assert [k for k, _ in pages.take_uses()] == [("1",), ("2",)]
     assert [r.time for _, r in pages.take_requests()] == [1, 2]

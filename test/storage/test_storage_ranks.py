@@ -6,7 +6,7 @@ import pytest
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.storage.backend import CanopyStorage
-from support.disk_recount import bad_pages
+from support.disk_recount import count_bad_pages
 from support.rank_scenarios import PROMPT
 from support.store_pool import host_pool, keys, storage_config, token_indices
 
@@ -27,18 +27,18 @@ def write_pages(storage: CanopyStorage, names: list[str]) -> None:
 
 def test_every_rank_of_mla_hits_the_same_tokens(tmp_path) -> None:
     pool, names = host_pool(4), keys("a", 3)
-    for _start in range(2):
+    for start in range(2):
         ranks = [
             open_storage(tmp_path, pool, is_mla_model=True, tp_size=2, tp_rank=rank)
             for rank in (0, 1)
         ]
         assert [rank.store.unavailable for rank in ranks] == [None, None]
-        if _start == 0:
+        if start == 0:
             for rank in ranks:
                 write_pages(rank, names)
         assert [rank.batch_exists(names) for rank in ranks] == [3, 3]
         for rank in ranks:
-            assert bad_pages(rank.store) == 0
+            assert count_bad_pages(rank.store) == 0
             rank.close()
 
 

@@ -12,16 +12,12 @@ from sglang_canopy.records import GATEWAY, RECORD_FIELDS
 from sglang_canopy.storage import disk_link, disk_retry
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.disk_tree import DiskTree
+from support.disk_tree import DiskTree, prompt
 from support.live_tree import check
 
 ONE_TOKEN = {"quantum_tokens": 1}
-KEEPS_ALL = {**ONE_TOKEN, "keep_tenant_share": 1.0, "keep_total_share": 1.0}
-WRITE_POLICIES = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
-
-
-def tokens(name: int, count: int) -> list[int]:
-    return [name * 100 + i for i in range(count)]
+KEEP_ALL = {**ONE_TOKEN, "keep_tenant_share": 1.0, "keep_total_share": 1.0}
+EACH_WRITE_POLICY = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 
 
 @pytest.fixture
@@ -33,27 +29,26 @@ def report_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def start(tmp_path: Path):
     """``start(...)``: a tree on the test's folder; the previous tree is closed first."""
-    running: list[DiskTree] = []
+    open_trees: list[DiskTree] = []
 
-    def begin(**options) -> DiskTree:
-        while running:
-            running.pop().close()
+    def open_tree(**options) -> DiskTree:
+        while open_trees:
+            open_trees.pop().close()
         options.setdefault("config", ONE_TOKEN)
-        running.append(DiskTree(tmp_path / "disk", **options))
-        return running[0]
+        open_trees.append(DiskTree(tmp_path / "disk", **options))
+        return open_trees[0]
 
-    yield begin
-    while running:
-        running.pop().close()
+    yield open_tree
+    while open_trees:
+        open_trees.pop().close()
 
 
-def leaves(tree: DiskTree, first: int) -> list:
-    """Leaves of the nodes on the path that begins with token ``first``, shallowest first."""
+def leaves_of_path(tree: DiskTree, first_token: int) -> list:
+    """Return the leaves of the nodes on the path with that first token, shallowest first."""
     node, path = tree.core.root_node, []
     while True:
-        node = next(
-            (c for c in node.children.values() if path or c.key.raw_token_ids()[0] == first), None
-        )
+        children = node.children.values()
+        node = next((c for c in children if path or c.key.raw_token_ids()[0] == first_token), None)
         if node is None:
             return path
         path.append(node.canopy)
@@ -62,7 +57,7 @@ def leaves(tree: DiskTree, first: int) -> list:
 TIME_FIELDS = ("created", "last_access", "keep_until")
 
 
-def record(leaf) -> dict:
+def record_of(leaf) -> dict:
     return {name: getattr(leaf, name) for name in RECORD_FIELDS if name not in TIME_FIELDS}
 
 
@@ -72,44 +67,44 @@ def tree(start):
 
 
 def test_pages_that_are_read_count_under_their_own_category(tree) -> None:
-    tree.serve(tokens(1, 8), 1.0, category="chat")
+    tree.serve(prompt(1, 8), 1.0, category="chat")
     tree.evict(1000)
     tree.settle()
     tree.cache.evict_host(1000)
-    rows = tree.core.live.counters.row
-    entered_tokens = rows("chat", None).tiers[HOST].entered_tokens
-    assert tree.fetch(tokens(1, 8)) == 8
-    assert rows("chat", None).tiers[HOST].entered_tokens == entered_tokens + 8
-    assert rows("default", None).tiers[HOST].entered_tokens == 0
+    row = tree.core.live.counters.row
+    entered_tokens = row("chat", None).tiers[HOST].entered_tokens
+    assert tree.fetch(prompt(1, 8)) == 8
+    assert row("chat", None).tiers[HOST].entered_tokens == entered_tokens + 8
+    assert row("default", None).tiers[HOST].entered_tokens == 0
 
 
 def test_times_on_disk_are_seconds_since_1970(start) -> None:
-    tree = start(config=KEEPS_ALL)
+    tree = start(config=KEEP_ALL)
     tree.epoch = 1_000_000.0
-    tree.serve(tokens(1, 4), 5.0, keep_until=9.0)
-    (meta, _) = tree.store.meta(tree.keys(tokens(1, 4)))
+    tree.serve(prompt(1, 4), 5.0, keep_until=9.0)
+    (meta, _) = tree.store.meta(tree.keys(prompt(1, 4)))
     assert (meta.created, meta.last_access, meta.keep_until) == (1_000_005, 1_000_005, 1_000_009)
 
 
-@WRITE_POLICIES
+@EACH_WRITE_POLICY
 def test_a_restart_serves_pages_on_disk_with_their_metadata(start, report_at_once, write_policy):
     tree = start(write_policy=write_policy)
-    tree.serve(tokens(1, 8), 1.0, category="chat", conversation="a", turn=2)
-    tree.serve(tokens(1, 4) + tokens(2, 4), 3.0, category="api", conversation="b")
-    tree.serve(
-        tokens(1, 8), 7.0, category="chat", conversation="a", turn=3, over=True, source=GATEWAY
-    )
+    tree.serve(prompt(1, 8), 1.0, category="chat", conversation="a", turn=2)
+    tree.serve(prompt(1, 4) + prompt(2, 4), 3.0, category="api", conversation="b")
+    names = {"category": "chat", "conversation": "a"}
+    tree.serve(prompt(1, 8), 7.0, **names, turn=3, over=True, source=GATEWAY)
     tree.evict(1000)  # under write_back, that is when copies are made
     tree.settle()
-    old_records = {leaf.offset: record(leaf) for leaf in leaves(tree, 100)}
-    old_times = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves(tree, 100)}
+    leaves = leaves_of_path(tree, 100)
+    old_records = {leaf.offset: record_of(leaf) for leaf in leaves}
+    old_times = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves}
 
     tree = start(write_policy=write_policy)
     tree.epoch = -100.0  # another boot: the requests' clock began at another time
     request = tree.request(120.0)
-    assert tree.fetch(tokens(1, 8)) == 8
-    read_leaves = leaves(tree, 100)
-    assert {leaf.offset: record(leaf) for leaf in read_leaves} == old_records
+    assert tree.fetch(prompt(1, 8)) == 8
+    read_leaves = leaves_of_path(tree, 100)
+    assert {leaf.offset: record_of(leaf) for leaf in read_leaves} == old_records
     for offset, (hits, shared, over) in {0: (3, True, False), 4: (2, False, True)}.items():
         expected = {"category": "chat", "conversation": "a", "turn": 3, "source": GATEWAY}
         expected |= {"hits": hits, "shared": shared, "over": over}
@@ -117,19 +112,20 @@ def test_a_restart_serves_pages_on_disk_with_their_metadata(start, report_at_onc
     new_times = {leaf.offset: (leaf.created - 100, leaf.last_access - 100) for leaf in read_leaves}
     assert new_times == old_times
     tree.core.requests.finish(request)
-    assert tree.load_back(tokens(1, 8)) == 8
-    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
+    assert tree.load_back(prompt(1, 8)) == 8
+    assert tree.kv(prompt(1, 8)) == prompt(1, 8)
     check(tree)
 
 
 def test_a_node_with_differing_pages_is_loaded_as_several(tree, report_at_once) -> None:
-    tree.serve(tokens(1, 4), 1.0, category="system")
-    tree.serve(tokens(1, 8), 2.0, category="chat", conversation="c")
+    tree.serve(prompt(1, 4), 1.0, category="system")
+    tree.serve(prompt(1, 8), 2.0, category="chat", conversation="c")
     tree.cache.reset()
     tree.allocator.clear()
     tree.request(3.0)
-    assert tree.fetch(tokens(1, 8)) == 8
-    spans = [(leaf.offset, leaf.length, leaf.hits, leaf.category) for leaf in leaves(tree, 100)]
+    assert tree.fetch(prompt(1, 8)) == 8
+    leaves = leaves_of_path(tree, 100)
+    spans = [(leaf.offset, leaf.length, leaf.hits, leaf.category) for leaf in leaves]
     assert spans == [(0, 4, 2, "chat"), (4, 4, 1, "chat")]
     check(tree)
 
@@ -138,58 +134,55 @@ def test_a_prefix_in_use_above_does_not_expire_on_disk(start, report_at_once) ->
     now = [0.0]
     tree = start(disk={"ttl": 10.0})
     tree.store.state.clock = lambda: now[0]
-    tree.serve(tokens(1, 4), 0.0)
-    tree.serve(tokens(2, 4), 0.0)
+    tree.serve(prompt(1, 4), 0.0)
+    tree.serve(prompt(2, 4), 0.0)
     for time in (4.0, 8.0, 12.0):
         now[0] = time
-        tree.serve(tokens(1, 4), time)  # a hit on the device
+        tree.serve(prompt(1, 4), time)  # a hit on the device
     tree.settle()
     assert tree.store.sweep(12.0) == 2
-    assert tree.on_disk(tokens(1, 4)) == 4
-    assert tree.on_disk(tokens(2, 4)) == 0
+    assert tree.disk_tokens(prompt(1, 4)) == 4
+    assert tree.disk_tokens(prompt(2, 4)) == 0
 
 
 def test_a_node_in_use_all_the_time_is_reported_once_a_second(tree) -> None:
-    tree.serve(tokens(1, 4), 0.0)
+    tree.serve(prompt(1, 4), 0.0)
     tree.delivers_reports = False
     PAGES.take_uses()
     for step in range(100):
-        tree.serve(tokens(1, 4), 2.0 + step / 100)
-    reported = len(PAGES.take_uses())
-    assert 1 <= reported <= 3
+        tree.serve(prompt(1, 4), 2.0 + step / 100)
+    reports = len(PAGES.take_uses())
+    assert 1 <= reports <= 3
     tree.request(9.0)  # the rest follows with a later request
     (keys, meta) = PAGES.take_uses()[-1]
-    assert list(keys) == tree.keys(tokens(1, 4))
+    assert list(keys) == tree.keys(prompt(1, 4))
     assert meta.hits == 101
 
 
 def test_a_request_may_ask_for_a_ttl_on_disk(tree, report_at_once) -> None:
     tree.store.state.clock = lambda: 1.0
-    tree.serve(tokens(1, 4), 1.0, ttl_s=30.0)
-    tree.serve(tokens(2, 4), 1.0)
+    tree.serve(prompt(1, 4), 1.0, ttl_s=30.0)
+    tree.serve(prompt(2, 4), 1.0)
     tree.store.sweep(32.0)
-    assert (tree.on_disk(tokens(1, 4)), tree.on_disk(tokens(2, 4))) == (0, 4)
+    assert (tree.disk_tokens(prompt(1, 4)), tree.disk_tokens(prompt(2, 4))) == (0, 4)
 
 
 def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:
     table = TTLTable((Group(7, 60.0),), block_tokens=4)
     tree = start(tiers=TierOptions(ttl=table), disk={"ttl": table.to_json()})
-    tree.serve(tokens(1, 8), 1.0, path=[7, 8], block_tokens=4)
-    tree.serve(tokens(2, 8), 2.0, path=[5, 6], block_tokens=4)
-    groups = [tree.store.meta(tree.keys(tokens(name, 8)))[0].group for name in (1, 2)]
+    tree.serve(prompt(1, 8), 1.0, path=[7, 8], block_tokens=4)
+    tree.serve(prompt(2, 8), 2.0, path=[5, 6], block_tokens=4)
+    groups = [tree.store.meta(tree.keys(prompt(name, 8)))[0].group for name in (1, 2)]
     assert groups == [0, -1]
 
 
-def test_a_foreign_backend_receives_no_reports(tree) -> None:
+def test_a_backend_of_others_receives_no_reports(tree) -> None:
     tree.storage.pages = PageTable()
-    tree.serve(tokens(1, 8), 1.0)
-    tree.serve(tokens(1, 8), 9.0)
+    tree.serve(prompt(1, 8), 1.0)
+    tree.serve(prompt(1, 8), 9.0)
     assert not tree.core.disk.active
     assert len(PAGES) == 0
     assert not PAGES.take_uses()
-
-
-# ---- pages that the disk refused or lost ----
 
 
 @pytest.fixture
@@ -197,64 +190,64 @@ def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_retry, "ROUND_S", 0.0)
 
 
-@WRITE_POLICIES
+@EACH_WRITE_POLICY
 def test_pages_below_a_cleared_prefix_are_written_once_it_is_used(
     start, retry_at_once, write_policy
 ) -> None:
     tree = start(write_policy=write_policy)
-    system = tokens(1, 8)
+    system = prompt(1, 8)
     tree.serve(system, 1.0)
     tree.evict(8)
     tree.settle()
     tree.storage.clear()
-    assert tree.on_disk(system) == 0
+    assert tree.disk_tokens(system) == 0
     for turn in range(4):
-        tree.serve(system + tokens(2 + turn, 4), 2.0 + turn)
+        tree.serve(system + prompt(2 + turn, 4), 2.0 + turn)
         tree.settle()
         tree.evict(12)
     tree.request(9.0)
     tree.settle()
-    assert tree.on_disk(system + tokens(5, 4)) == 12
+    assert tree.disk_tokens(system + prompt(5, 4)) == 12
     check(tree)
 
 
 def test_a_prefix_refused_by_a_full_disk_is_written_later(tree, retry_at_once, monkeypatch):
-    system = tokens(1, 8)
+    system = prompt(1, 8)
     with monkeypatch.context() as patch:
         patch.setattr(segments.os, "pwritev", raise_disk_full)
         tree.serve(system, 1.0)
     tree.store._writer._monotonic = lambda: float("inf")
-    assert tree.on_disk(system) == 0
-    tree.serve(system + tokens(2, 4), 2.0)
-    tree.serve(system + tokens(3, 4), 3.0)
-    assert tree.on_disk(system + tokens(3, 4)) == 12
-    tree.serve(system + tokens(2, 4), 4.0)
+    assert tree.disk_tokens(system) == 0
+    tree.serve(system + prompt(2, 4), 2.0)
+    tree.serve(system + prompt(3, 4), 3.0)
+    assert tree.disk_tokens(system + prompt(3, 4)) == 12
+    tree.serve(system + prompt(2, 4), 4.0)
     tree.request(5.0)
     tree.settle()
     for answer in (2, 3):
-        assert tree.on_disk(system + tokens(answer, 4)) == 12
+        assert tree.disk_tokens(system + prompt(answer, 4)) == 12
     check(tree)
 
 
 def test_a_page_that_is_described_again_was_not_written_again(tree, report_at_once, monkeypatch):
-    tree.serve(tokens(1, 8), 1.0)
-    (leaf,) = leaves(tree, 100)
+    tree.serve(prompt(1, 8), 1.0)
+    (leaf,) = leaves_of_path(tree, 100)
     monkeypatch.setattr(PAGES, "description", lambda _key: True)  # as after a put that was refused
-    tree.serve(tokens(1, 8), 5.0)
+    tree.serve(prompt(1, 8), 5.0)
     assert (leaf.reported_at, leaf.disk_written_at) == (5.0, 1.0)
 
 
 def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(start, retry_at_once):
     tree = start(tokens=64)
-    system = tokens(1, 8)
+    system = prompt(1, 8)
     tree.serve(system, 1.0)
     tree.cache.evict_host(8)
     tree.storage.clear()
-    tree.serve(system + tokens(2, 4), 2.0)
-    tree.serve(system + tokens(3, 4), 3.0)
+    tree.serve(system + prompt(2, 4), 2.0)
+    tree.serve(system + prompt(3, 4), 3.0)
     tree.request(4.0)
     tree.settle()
-    assert tree.on_disk(system + tokens(3, 4)) == 12
+    assert tree.disk_tokens(system + prompt(3, 4)) == 12
     check(tree)
 
 
@@ -263,19 +256,19 @@ def test_a_broken_disk_is_offered_few_pages_at_a_time(start, retry_at_once, monk
     monkeypatch.setattr(segments.os, "pwritev", raise_disk_full)
     tree = start(tokens=64, host_tokens=128)
     for name in range(5):
-        tree.serve(tokens(name, 8), 1.0 + name)
+        tree.serve(prompt(name, 8), 1.0 + name)
     for name in range(5):
-        tree.serve(tokens(name, 8), 10.0)
-    refused = tree.store.counters.refused_pages.total()
+        tree.serve(prompt(name, 8), 10.0)
+    refused_before = tree.store.counters.refused_pages.total()
     tree.request(11.0)
     tree.settle()
-    assert 0 < tree.store.counters.refused_pages.total() - refused <= 4
+    assert 0 < tree.store.counters.refused_pages.total() - refused_before <= 4
     check(tree)
 
 
 def test_a_healthy_disk_is_offered_each_page_once(tree, retry_at_once) -> None:
     for time in range(1, 6):
-        tree.serve(tokens(1, 8), float(time))
+        tree.serve(prompt(1, 8), float(time))
     assert tree.store.counters.written_pages == 4
     assert tree.store.counters.present_pages == 0
 

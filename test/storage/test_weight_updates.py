@@ -24,7 +24,7 @@ from sglang_canopy.storage import weights
 from sglang_canopy.storage.weights import Weights
 from support.disk_tree import DiskTree
 
-PATH = [100 + i for i in range(8)]
+PATH_TOKENS = [100 + i for i in range(8)]
 
 
 @pytest.fixture(autouse=True)
@@ -53,15 +53,15 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.tree = DiskTree(folder)
-        self.idle, self.succeeds = True, True
-        runner = SimpleNamespace(weight_updater=self)
+        self.is_idle, self.succeeds = True, True
+        runner, do_nothing = SimpleNamespace(weight_updater=self), lambda: None
         worker = SimpleNamespace(
             weight_update_runners=lambda: [("target", runner)],
             model_runner=runner,
             deserialize_own_rank=lambda tensors: tensors,
         )
         self.scheduler = SimpleNamespace(
-            is_fully_idle=lambda **_: self.idle,
+            is_fully_idle=lambda **_: self.is_idle,
             _engine_paused=False,
             tree_cache=self.tree.cache,
             req_to_token_pool=SimpleNamespace(
@@ -69,9 +69,7 @@ class Server:
             ),
             token_to_kv_pool_allocator=self.tree.allocator,
             grammar_manager=SimpleNamespace(clear=lambda: None),
-            metrics_reporter=SimpleNamespace(
-                reset_metrics=lambda: None, is_stats_logging_rank=False
-            ),
+            metrics_reporter=SimpleNamespace(reset_metrics=do_nothing, is_stats_logging_rank=False),
             draft_worker=None,
             waiting_queue=[],
             running_batch=SimpleNamespace(reqs=[]),
@@ -84,14 +82,12 @@ class Server:
                 draft_worker=None,
                 memory_saver_adapter=None,
                 flush_cache=self.flush,
-                is_fully_idle=lambda **_: self.idle,
+                is_fully_idle=lambda **_: self.is_idle,
                 scheduler=self.scheduler,
             )
 
     def flush(self, empty_cache: bool = False) -> bool:
         return Scheduler.flush_cache(self.scheduler, empty_cache=False)
-
-    # ---- the runner's side ----
 
     def _load(self, *_: Any, **__: Any) -> tuple[bool, str]:
         return self.succeeds, "" if self.succeeds else "failed"
@@ -106,24 +102,22 @@ class Server:
 
     def end_weight_update(self, run_post_load: bool) -> None: ...
 
-    # ---- actions of a test ----
-
-    def update(self, source: str, flush: bool = True) -> bool:
-        """One update in the session that SGLang requires."""
+    def update(self, source: str, flushes: bool = True) -> bool:
+        """Update the weights in the session that SGLang requires; return whether that succeeded."""
         if source == "disk":
-            update = UpdateWeightFromDiskReqInput(model_path="elsewhere", flush_cache=flush)
+            update = UpdateWeightFromDiskReqInput(model_path="elsewhere", flush_cache=flushes)
             return self.manager.update_weights_from_disk(update).success
         if source == "ipc":
-            update = UpdateWeightsFromIPCReqInput(zmq_handles={}, flush_cache=flush)
+            update = UpdateWeightsFromIPCReqInput(zmq_handles={}, flush_cache=flushes)
             return self.manager.update_weights_from_ipc(update).success
         assert self.manager.begin_weight_update(BeginWeightUpdateReqInput()).success
         if source == "distributed":
-            update = UpdateWeightsFromDistributedReqInput(
-                names=[], dtypes=[], shapes=[], flush_cache=flush
-            )
+            fields = {"names": [], "dtypes": [], "shapes": [], "flush_cache": flushes}
+            update = UpdateWeightsFromDistributedReqInput(**fields)
             success = self.manager.update_weights_from_distributed(update).success
         elif source == "tensor":
-            update = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=flush)
+            fields = {"serialized_named_tensors": [], "flush_cache": flushes}
+            update = UpdateWeightsFromTensorReqInput(**fields)
             success = self.manager.update_weights_from_tensor(update).success
         else:
             assert source == "peer"
@@ -131,19 +125,19 @@ class Server:
         assert self.manager.end_weight_update(EndWeightUpdateReqInput()).success
         return success
 
-    def on_disk(self) -> int:
-        """Tokens of the path that a lookup finds on disk."""
-        return 2 * self.tree.storage.batch_exists(self.tree.keys(PATH))
+    def disk_tokens(self) -> int:
+        """Return the tokens of the path that a lookup finds on disk."""
+        return 2 * self.tree.storage.batch_exists(self.tree.keys(PATH_TOKENS))
 
-    def status(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return self.tree.storage.status()["unavailable"]
 
 
 @pytest.fixture
 def server(tmp_path: Path):
     new_server = Server(tmp_path / "disk")
-    new_server.tree.serve(PATH, 1.0)
-    assert new_server.on_disk() == 8
+    new_server.tree.serve(PATH_TOKENS, 1.0)
+    assert new_server.disk_tokens() == 8
     yield new_server
     new_server.tree.close()
 
@@ -151,47 +145,47 @@ def server(tmp_path: Path):
 @pytest.mark.parametrize("source", ["disk", "ipc", "distributed", "tensor"])
 def test_after_an_update_no_earlier_kv_is_found(server: Server, source: str) -> None:
     assert server.update(source)
-    assert server.on_disk() == 0
+    assert server.disk_tokens() == 0
     server.tree.storage.maintain()
-    assert server.status() is None
-    assert server.on_disk() == 0
-    assert server.tree.serve(PATH, 2.0) == 0  # neither the tree nor the host has anything
-    assert server.on_disk() == 8
+    assert server.unavailable_reason() is None
+    assert server.disk_tokens() == 0
+    assert server.tree.serve(PATH_TOKENS, 2.0) == 0  # neither the tree nor the host has anything
+    assert server.disk_tokens() == 8
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_a_peers_weights_and_failed_updates_empty_the_tier(server: Server, succeeds: bool) -> None:
     server.succeeds = succeeds
     assert server.update("peer" if succeeds else "disk") == succeeds
-    assert server.on_disk() == 0
-    assert not succeeds or "POST /flush_cache" in server.status()
+    assert server.disk_tokens() == 0
+    assert not succeeds or "POST /flush_cache" in server.unavailable_reason()
     assert server.flush()
     server.tree.storage.maintain()
-    assert (server.status(), server.on_disk()) == (None, 0)
+    assert (server.unavailable_reason(), server.disk_tokens()) == (None, 0)
 
 
 @pytest.mark.parametrize("source", ["disk", "tensor"])
 def test_kv_in_memory_after_an_update_is_not_written_to_disk(server: Server, source: str) -> None:
     """``flush_cache: false`` keeps the old KV in use, as its user requested."""
-    assert server.update(source, flush=False)
+    assert server.update(source, flushes=False)
     server.tree.storage.maintain()
-    server.tree.insert([*PATH, 200, 201], server.tree.request(2.0))
-    assert server.on_disk() == 0
-    assert "POST /flush_cache" in server.status()
+    server.tree.insert([*PATH_TOKENS, 200, 201], server.tree.request(2.0))
+    assert server.disk_tokens() == 0
+    assert "POST /flush_cache" in server.unavailable_reason()
     assert server.flush()
     server.tree.storage.maintain()
-    assert (server.status(), server.on_disk()) == (None, 0)
+    assert (server.unavailable_reason(), server.disk_tokens()) == (None, 0)
 
 
 def test_a_refused_flush_keeps_the_disk_tier_unavailable(server: Server) -> None:
-    server.idle = False
+    server.is_idle = False
     assert not server.update("disk")
     server.tree.storage.maintain()
-    assert "POST /flush_cache" in server.status()
-    server.idle = True
+    assert "POST /flush_cache" in server.unavailable_reason()
+    server.is_idle = True
     assert server.flush()
     server.tree.storage.maintain()
-    assert server.status() is None
+    assert server.unavailable_reason() is None
 
 
 def test_a_flush_within_an_update_session_does_not_end_it(server: Server) -> None:
@@ -199,27 +193,27 @@ def test_a_flush_within_an_update_session_does_not_end_it(server: Server) -> Non
     request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=True)
     assert server.manager.update_weights_from_tensor(request).success
     server.tree.storage.maintain()
-    assert "session" in server.status()
+    assert "session" in server.unavailable_reason()
     assert server.manager.update_weights_from_tensor(request).success
     assert server.manager.end_weight_update(EndWeightUpdateReqInput()).success
     server.tree.storage.maintain()
-    assert server.status() is None
+    assert server.unavailable_reason() is None
 
 
 def test_a_flush_without_an_update_keeps_the_pages(server: Server) -> None:
     assert server.flush()
-    assert server.on_disk() == 8
+    assert server.disk_tokens() == 8
 
 
 def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
-    top = server.tree.store.path.parent
-    old_folders = set(top.iterdir())
+    disk_folder = server.tree.store.path.parent
+    old_folders = set(disk_folder.iterdir())
     for time in range(2, 6):
         assert server.update("tensor")
         server.tree.storage.maintain()
-        server.tree.serve(PATH, float(time))
-    assert len(set(top.iterdir()) - old_folders) == 1  # of the current weights
-    assert len(list(top.rglob("segment-*"))) == 1
+        server.tree.serve(PATH_TOKENS, float(time))
+    assert len(set(disk_folder.iterdir()) - old_folders) == 1  # of the current weights
+    assert len(list(disk_folder.rglob("segment-*"))) == 1
     assert server.tree.store.counters.written_pages == 20  # of all updates together
 
 
@@ -227,12 +221,12 @@ def test_no_later_start_finds_pages_of_updated_weights(tmp_path, monkeypatch):
     for _ in range(2):
         monkeypatch.setattr(weights, "WEIGHTS", Weights())
         server = Server(tmp_path / "disk")
-        assert server.on_disk() == 0
+        assert server.disk_tokens() == 0
         assert server.update("disk")
         server.tree.storage.maintain()
-        assert server.on_disk() == 0
-        server.tree.serve(PATH, 1.0)
-        assert server.on_disk() == 8
+        assert server.disk_tokens() == 0
+        server.tree.serve(PATH_TOKENS, 1.0)
+        assert server.disk_tokens() == 8
         server.tree.close()
     monkeypatch.setattr(weights, "WEIGHTS", Weights())
     server = Server(tmp_path / "disk")

@@ -6,22 +6,21 @@ from types import SimpleNamespace
 import pytest
 
 
-def bare_adder(page: int):
-    """SGLang's adder (a class that takes the pool's free tokens and its window, ``None``: whole
-    prompts) and its module; pages of ``page`` tokens. Skips without sglang."""
+def bare_adder(page_tokens: int):
+    """SGLang's adder (a class that takes the pool's free tokens and the tokens of a prefill window, or
+    ``None`` for whole prompts) and its module. Skips without sglang."""
     policy = pytest.importorskip("sglang.srt.managers.schedule_policy")
     from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
     class Adder(policy.PrefillAdder):
-        def __init__(self, available: int, window: int | None, ratio: float = 0.5) -> None:
-            self.tree_cache = SimpleNamespace(
-                supports_mamba=lambda: False, evictable_size=lambda: 0, disable=False
-            )
-            allocator = SimpleNamespace(page_size=page, available_size=lambda: available)
+        def __init__(self, free_tokens: int, window_tokens: int | None, ratio: float = 0.5) -> None:
+            size = {"evictable_size": lambda: 0, "disable": False}
+            self.tree_cache = SimpleNamespace(supports_mamba=lambda: False, **size)
+            allocator = SimpleNamespace(page_size=page_tokens, available_size=lambda: free_tokens)
             self.memory_budget = PrefillBudget(allocator, self.tree_cache)
-            self.new_token_ratio, self.page_size = ratio, page
-            self.per_req_token_overhead, self.prefill_tile_block_m = page, 64
-            self.rem_input_tokens, self.rem_chunk_tokens = 16384, window
+            self.new_token_ratio, self.page_size = ratio, page_tokens
+            self.per_req_token_overhead, self.prefill_tile_block_m = page_tokens, 64
+            self.rem_input_tokens, self.rem_chunk_tokens = 16384, window_tokens
             self.rem_mamba_slots = self.dllm_config = self.chunked_req_limit = None
             self.prefill_max_requests = self.prefill_delayer_single_pass = None
             self.kv_shard_scratch_spec = self.new_chunked_req = None

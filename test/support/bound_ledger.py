@@ -30,7 +30,7 @@ class BoundLedger:
         reads its KV from storage."""
         self.queue = queue
         self.is_excluded = is_excluded
-        self.excluded = 0
+        self.excluded_passes = 0
         """Times that a request was passed beyond its budget while its KV was read from storage."""
         self.violations = 0
         """Admissions that passed a request beyond its allowance, counted at each."""
@@ -62,9 +62,9 @@ class BoundLedger:
             for passed, account in self._accounts.items():
                 if passed.number < waiting.number and _budget_key(passed) == _budget_key(waiting):
                     account.passed_s += waiting.cost
-                    is_over = account.passed_s > account.allowed_s + ROUNDING
-                    if is_over and self.is_excluded(passed):
-                        self.excluded += 1
+                    exceeds_allowance = account.passed_s > account.allowed_s + ROUNDING
+                    if exceeds_allowance and self.is_excluded(passed):
+                        self.excluded_passes += 1
                         account.allowed_s = account.passed_s
                     self.violations += account.passed_s > account.allowed_s + ROUNDING
                     allowed_s = account.allowed_s

@@ -23,8 +23,8 @@ def assistant(text: str) -> dict[str, Any]:
 def assistant_calls(*tools: str) -> dict[str, Any]:
     """The message of an answer that calls tools without arguments."""
     tool_calls = [
-        {"index": i, "id": f"call_{i}", "type": "function", "function": {"name": tool, "arguments": "{}"}}
-        for i, tool in enumerate(tools)
+        {"index": i, "id": f"call_{i}", "type": "function", "function": {"name": tool_name, "arguments": "{}"}}
+        for i, tool_name in enumerate(tools)
     ]  # fmt: skip
     return {"role": "assistant", "content": None, "tool_calls": tool_calls}
 
@@ -39,11 +39,12 @@ class ReceivedRequests:
 
     @property
     def params(self) -> list[dict[str, Any]]:
-        """Of each completion."""
+        """``custom_params`` of each completion."""
         return [body.get("custom_params") or {} for url, body in self.requests if url[:3] == "/v1"]
 
     @property
     def hints(self) -> list[dict[str, Any]]:
+        """Bodies of the hints."""
         return [body for path, body in self.requests if path == "/canopy/hint"]
 
 
@@ -81,9 +82,9 @@ def chat_endpoint(
                 return
             message = remaining.pop(0) if remaining else assistant("done")
             stop = "tool_calls" if message.get("tool_calls") else "stop"
-            head = {"id": "1", "created": 0, "model": "m"}
+            common_fields = {"id": "1", "created": 0, "model": "m"}
             if body.get("stream"):
-                chunk = {**head, "object": "chat.completion.chunk"}
+                chunk = {**common_fields, "object": "chat.completion.chunk"}
                 parts = [
                     {**chunk, "choices": [{"index": 0, "delta": message, "finish_reason": None}]},
                     {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": stop}]},
@@ -94,15 +95,16 @@ def chat_endpoint(
                 self.reply("text/event-stream", "".join(lines).encode())
                 return
             choice = {"index": 0, "finish_reason": stop, "message": message}
-            completion = {**head, "object": "chat.completion", "choices": [choice], "usage": USAGE}
+            completion = {**common_fields, "object": "chat.completion", "choices": [choice]}
+            completion["usage"] = USAGE
             self.reply("application/json", json.dumps(completion).encode())
 
-        def reply(self, kind: str, raw: bytes) -> None:
+        def reply(self, content_type: str, encoded: bytes) -> None:
             self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(raw)))
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(encoded)))
             self.end_headers()
-            self.wfile.write(raw)
+            self.wfile.write(encoded)
 
         def log_message(self, *args: Any) -> None:
             pass

@@ -20,8 +20,8 @@ def _template(forms: dict[str, str]) -> str:
     text = "{% if false %}"
     for role in ("system", "user", "assistant", "tool"):
         text += f"{{% elif message['role'] == '{role}' %}}{forms.get(role, forms['other'])}"
-    for name, value in _VALUES.items():
-        text = text.replace(name, f"{{{{ {value} }}}}")
+    for placeholder, value in _VALUES.items():
+        text = text.replace(placeholder, f"{{{{ {value} }}}}")
     messages = f"{{% for message in messages %}}{text}{{% endif %}}{{% endfor %}}"
     answer = f"{{% if add_generation_prompt %}}{forms['answer']}{{% endif %}}"
     return forms.get("first", "") + messages + answer

@@ -21,23 +21,23 @@ def has_cuda() -> bool:
 
 
 def environment(cuda: bool) -> dict[str, str]:
-    """The variables of SGLang and Triton that decide it, to be set before either is imported."""
+    """Variables that make SGLang and Triton compile kernels or interpret them; set them before either import."""
     return {} if cuda else {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
 
 
-def on_chip(*values: Any) -> Any:
-    """Tensors, and dataclasses of them, where kernels run; as they are without a chip."""
+def move_to_chip(*values: Any) -> Any:
+    """Return tensors and dataclasses of tensors, moved to the chip if there is one."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def move(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return x.to(device)
-        if dataclasses.is_dataclass(x) and not isinstance(x, type):
-            fields = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if f.init}
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(device)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
             moved = {n: v.to(device) for n, v in fields.items() if isinstance(v, torch.Tensor)}
-            return dataclasses.replace(x, **moved)
-        return x
+            return dataclasses.replace(value, **moved)
+        return value
 
     return tuple(map(move, values))

@@ -1,17 +1,17 @@
 """Number of entries of each container in Canopy's objects, by path."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _CONTAINERS = (dict, list, set, frozenset, tuple, deque)
 
 
-def entries(*roots: Any) -> dict[str, int]:
+def count_entries(*roots: Any) -> dict[str, int]:
     """Entries of every container reachable from ``roots`` through objects of Canopy's classes, by
     ``Class.attribute``; containers at the same path are summed, and ``[]`` stands for a container
     in a container."""
-    sizes: dict[str, int] = {}
+    entry_counts: dict[str, int] = {}
     visited: set[int] = set()
     stack: list[tuple[str, Any]] = [(type(root).__name__, root) for root in roots]
     while stack:
@@ -21,18 +21,16 @@ def entries(*roots: Any) -> dict[str, int]:
         visited.add(id(value))
         if isinstance(value, _CONTAINERS):
             if not isinstance(value, tuple):
-                sizes[path] = sizes.get(path, 0) + len(value)
-            items: Iterable[Any] = (
-                (*value.keys(), *value.values()) if isinstance(value, dict) else value
-            )
+                entry_counts[path] = entry_counts.get(path, 0) + len(value)
+            items = (*value.keys(), *value.values()) if isinstance(value, dict) else value
             stack += [(f"{path}[]", item) for item in items if _is_followed(item)]
         if _is_ours(value):
             name = type(value).__name__
             stack += [(f"{name}.{key}", item) for key, item in _attributes(value)]
-    return sizes
+    return entry_counts
 
 
-def growth(
+def grown_containers(
     server: Any, serve: Callable[[int], None], first: int, last: int, share: float, slack: int
 ) -> dict[str, tuple[int, int]]:
     """Return the containers of ``server`` that have more entries after ``last`` requests than after ``first``.
@@ -43,10 +41,10 @@ def growth(
     for number in range(last):
         serve(number)
         if number == first:
-            before = server.entries()
+            before = server.count_entries()
     return {
         path: (before.get(path, 0), count)
-        for path, count in server.entries().items()
+        for path, count in server.count_entries().items()
         if count > (1.0 + share) * before.get(path, 0) + slack
     }
 
@@ -61,8 +59,8 @@ def _is_ours(value: Any) -> bool:
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     names = list(getattr(value, "__dict__", ()))
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else list(slots)
     for name in names:
         item = getattr(value, name, None)

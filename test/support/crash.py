@@ -55,20 +55,20 @@ def kill_once(folder: Path, seed: int, counts: CrashCounts) -> None:
     deadline = None
     while deadline is None or time.monotonic() < deadline:
         select.select([descriptor], [], [], 0.01)
-        part = _read(descriptor)
-        output += part
+        new_output = _read(descriptor)
+        output += new_output
         # The writer is running: wait some milliseconds before the kill.
         if deadline is None and output:
             deadline = time.monotonic() + rng.uniform(0.0, 0.25)
         if writer.poll() is not None:
             break
-    alive = writer.poll() is None
+    was_running = writer.poll() is None
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     output += _read(descriptor)
     writer.stdout.close()
     counts.kills += 1
-    if not alive:
+    if not was_running:
         counts.start_failures += 1
         counts.problems.append(f"the writer ended by itself (seed {seed})")
         return
@@ -90,20 +90,20 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
         counts.problems.append(store.unavailable)
         return
     counts.orphans += store.counters.orphan_units
-    names = {raw_key(key): key for b in batches for key in b[1:]}
-    names.update((raw, raw.hex()) for raw in store.state.index.rows)
+    key_by_raw = {raw_key(key): key for b in batches for key in b[1:]}
+    key_by_raw.update((raw, raw.hex()) for raw in store.state.index.rows)
     counts.stored_pages += len(store)
-    correct: set[str] = set()
+    correct_keys: set[str] = set()
     while True:  # a bad page invalidates its suffix: read each path from its root
-        tips = [
+        tip_keys = [
             raw
             for raw, row in store.state.index.rows.items()
             if not store.state.index.children[row]
         ]
-        unread_tips = [raw for raw in tips if names[raw] not in correct]
-        if not unread_tips:
+        unread_tip_keys = [raw for raw in tip_keys if key_by_raw[raw] not in correct_keys]
+        if not unread_tip_keys:
             break
-        path = _path(store, unread_tips[0], names)
+        path = _path(store, unread_tip_keys[0], key_by_raw)
         buffers = [bytearray(PAGE_BYTES) for _ in path]
         readable_pages = store.read(path, buffers)
         for key, buffer, readable in zip(path, buffers, readable_pages, strict=True):
@@ -111,21 +111,21 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
                 counts.wrong += 1
                 counts.problems.append(f"wrong bytes for {key}")
             if readable:
-                correct.add(key)
+                correct_keys.add(key)
     counts.absent += store.counters.faults["corrupt"]
     if batches:
         last_batch = batches[-1]
         stored_keys = last_batch[1 : 1 + int(last_batch[0])]
         counts.acknowledged += len(stored_keys)
-        counts.survived += sum(key in correct for key in stored_keys)
+        counts.survived += sum(key in correct_keys for key in stored_keys)
     recount(store)
     store.close()
 
 
-def _path(store, raw: bytes, names: dict[bytes, str]) -> list[str]:
+def _path(store, raw: bytes, key_by_raw: dict[bytes, str]) -> list[str]:
     row, path = store.state.index.rows[raw], []
     while row >= 0:
-        path.append(names[store.state.index.keys[row]])
+        path.append(key_by_raw[store.state.index.keys[row]])
         row = store.state.index.parent[row]
     return path[::-1]
 
@@ -134,10 +134,10 @@ def _read(descriptor: int) -> bytes:
     parts = []
     while True:
         try:
-            part = os.read(descriptor, 1 << 16)
+            new_output = os.read(descriptor, 1 << 16)
         except BlockingIOError:
             break
-        if not part:
+        if not new_output:
             break
-        parts.append(part)
+        parts.append(new_output)
     return b"".join(parts)

@@ -15,7 +15,7 @@ from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.ttl.table import TTLTable
-from support.disk_pages import PAGE_BYTES, content, key_of, metas
+from support.disk_pages import PAGE_BYTES, content, key_of, page_metas
 
 STORE_PAGES = 400
 
@@ -33,7 +33,7 @@ def open_store(folder: Path) -> DiskStore:
     )
 
 
-def path_of(rng: random.Random) -> list[str]:
+def draw_path(rng: random.Random) -> list[str]:
     """A path in a bushy tree of a few thousand pages."""
     steps = [rng.randrange(12), *(rng.randrange(3) for _ in range(rng.randrange(1, 12)))]
     return [key_of(*steps[: i + 1]) for i in range(len(steps))]
@@ -42,13 +42,13 @@ def path_of(rng: random.Random) -> list[str]:
 def write_forever(store: DiskStore, seed: int, lock: threading.Lock) -> None:
     rng = random.Random(seed)
     while True:
-        keys = path_of(rng)
+        keys = draw_path(rng)
         # A tenant has its own part of the tree: the salt is part of every key.
         tenant = f"t{int(keys[0], 16) % 3}"
         stored = store.write(
             keys,
             [content(k) for k in keys],
-            metas(len(keys), store.clock(), tenant=tenant),
+            page_metas(len(keys), store.clock(), tenant=tenant),
             [None, *keys[:-1]],
         )
         with lock:
@@ -64,7 +64,7 @@ def main() -> None:
         threading.Thread(target=write_forever, args=(store, seed + i, lock), daemon=True).start()
     rng = random.Random(seed + 7)
     while True:
-        keys = path_of(rng)
+        keys = draw_path(rng)
         buffers = [bytearray(PAGE_BYTES) for _ in keys]
         for key, buffer, readable in zip(keys, buffers, store.read(keys, buffers), strict=True):
             if readable and buffer != content(key):

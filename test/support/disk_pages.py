@@ -49,7 +49,8 @@ def chain(name: object, length: int) -> list[str]:
     return [key_of(name, *range(i + 1)) for i in range(length)]
 
 
-def metas(count: int, now: float, **fields: Any) -> list[PageMeta]:
+def page_metas(count: int, now: float, **fields: Any) -> list[PageMeta]:
+    """Metadata of the first ``count`` pages of a path, created and used at ``now``."""
     return [
         PageMeta(
             offset=i * PAGE_TOKENS,
@@ -63,9 +64,8 @@ def metas(count: int, now: float, **fields: Any) -> list[PageMeta]:
 def put(store: DiskStore, keys: list[str], parent: str | None = None, **fields: Any) -> list[bool]:
     """Write a run of pages below ``parent``, used now."""
     parents = [parent, *keys[:-1]]
-    return store.write(
-        keys, [content(k) for k in keys], metas(len(keys), store.clock(), **fields), parents
-    )
+    metas = page_metas(len(keys), store.clock(), **fields)
+    return store.write(keys, [content(k) for k in keys], metas, parents)
 
 
 def get(store: DiskStore, keys: list[str]) -> list[bool]:

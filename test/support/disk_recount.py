@@ -14,7 +14,7 @@ def recount(store: DiskStore) -> None:
         _recount_evictable(store.state)
 
 
-def bad_pages(store: DiskStore) -> int:
+def count_bad_pages(store: DiskStore) -> int:
     """Recount the store, read every page, and return the number of those that are wrong."""
     recount(store)
     state = store.state

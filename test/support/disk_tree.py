@@ -21,6 +21,11 @@ RANKS = dict.fromkeys(
 )
 
 
+def prompt(name: int, count: int) -> list[int]:
+    """Return the first tokens of the prompt of this name."""
+    return [name * 100 + i for i in range(count)]
+
+
 def disk_settings(folder: Path | str, **overrides: Any) -> dict[str, Any]:
     """Return the keys of ``--hicache-storage-backend-extra-config`` of our store in ``folder``."""
     settings = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
@@ -42,14 +47,14 @@ class DiskTree(LiveTree):
         **options: Any,
     ) -> None:
         PAGES.clear()
-        extra = disk_settings(folder, **(disk or {}))
+        settings = disk_settings(folder, **(disk or {}))
         options = {"page_size": 2, "host_tokens": 64, **options}
         self.epoch = 0.0
         self.delivers_reports = True
         """Whether ``settle`` delivers the uses that the tree reported to the store."""
         storage = {
             "hicache_storage_backend": "dynamic",
-            "hicache_storage_backend_extra_config": json.dumps(extra),
+            "hicache_storage_backend_extra_config": json.dumps(settings),
             "hicache_storage_prefetch_policy": "wait_complete",
         }
         with get_parallel().override(**RANKS | (parallel or {})):
@@ -63,19 +68,19 @@ class DiskTree(LiveTree):
     def detach(self) -> None:
         """Act as ``DELETE /hicache/storage-backend`` on an idle server."""
         self.settle()
-        ok, message = self.cache.detach_storage_backend()
-        assert ok, message
+        succeeded, message = self.cache.detach_storage_backend()
+        assert succeeded, message
 
-    def attach(self, folder: Path, **extra: Any) -> str | None:
+    def attach(self, folder: Path, **overrides: Any) -> str | None:
         """Attach the store to a tree in use. Return the error, if it fails."""
         with get_parallel().override(**RANKS):
-            ok, message = self.cache.attach_storage_backend(
+            succeeded, message = self.cache.attach_storage_backend(
                 storage_backend="dynamic",
-                storage_backend_extra_config_json=json.dumps(disk_settings(folder, **extra)),
+                storage_backend_extra_config_json=json.dumps(disk_settings(folder, **overrides)),
                 hicache_storage_prefetch_policy="wait_complete",
             )
         self.storage = self.cache.cache_controller.storage_backend
-        return None if ok else message
+        return None if succeeded else message
 
     def request(self, time: float = 0.0, **fields: Any):
         late_fields = {name: fields.pop(name) for name in ("ttl_s",) if name in fields}
@@ -96,7 +101,7 @@ class DiskTree(LiveTree):
                 self.storage.current.deliver_reports()
 
     def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
-        """Serve a request, reading from the disk. Return the tokens found in any tier."""
+        """Serve a request, reading from the disk. Return the tokens hit in any tier."""
         request = self.request(time, prompt_tokens=len(tokens), **fields)
         self.fetch(tokens)
         self.load_back(tokens)
@@ -107,9 +112,9 @@ class DiskTree(LiveTree):
         self.insert(tokens, request)
         return hit_tokens
 
-    def fetch(self, tokens: list[int], extra: str | None = None) -> int:
+    def fetch(self, tokens: list[int], extra_key: str | None = None) -> int:
         """Read a path's pages from the disk into the host pool. Return the tokens read."""
-        handle, cache = self.begin_fetch(tokens, extra), self.cache
+        handle, cache = self.begin_fetch(tokens, extra_key), self.cache
         if handle not in cache.ongoing_prefetch:
             return 0
         self._drain(n_storage_hit=1)
@@ -118,10 +123,10 @@ class DiskTree(LiveTree):
         self._drain(n_release=cache.cache_controller.host_mem_release_queue.qsize())
         return cache.pop_prefetch_loaded_tokens(handle)
 
-    def begin_fetch(self, tokens: list[int], extra: str | None = None) -> CacheRequestHandle:
+    def begin_fetch(self, tokens: list[int], extra_key: str | None = None) -> CacheRequestHandle:
         """Begin to read a path's pages, as SGLang does for an arriving request."""
         cache = self.cache
-        key = RadixKey(array("q", tokens), extra)
+        key = RadixKey(array("q", tokens), extra_key)
         match = cache.match_prefix(MatchPrefixParams(key=key))
         anchor, matched = match.last_host_node, match.device_prefix_len + match.host_hit_length
         handle = CacheRequestHandle(f"fetch-{id(key)}-{self.core.clock.now}", 0)
@@ -132,18 +137,18 @@ class DiskTree(LiveTree):
                 array("q", tokens[matched:]),
                 cache.get_last_hash_value(anchor),
                 matched_prefix_tokens=array("q", tokens[:matched]),
-                extra_key=extra,
+                extra_key=extra_key,
             )
         return handle
 
-    def keys(self, tokens: list[int], extra: str | None = None) -> list[str]:
+    def keys(self, tokens: list[int], extra_key: str | None = None) -> list[str]:
         """SGLang's names of the pages of a path."""
-        key = RadixKey(array("q", tokens), extra).page_aligned(self.page_size)
+        key = RadixKey(array("q", tokens), extra_key).page_aligned(self.page_size)
         return get_storage_hash_str(key, None, page_size=self.page_size)
 
-    def on_disk(self, tokens: list[int], extra: str | None = None) -> int:
+    def disk_tokens(self, tokens: list[int], extra_key: str | None = None) -> int:
         """Tokens of the path that the disk has."""
-        return self.store.count_leading(self.keys(tokens, extra)) * self.page_size
+        return self.store.count_leading(self.keys(tokens, extra_key)) * self.page_size
 
     def close(self) -> None:
         """Act as a server that stops."""

@@ -21,8 +21,8 @@ ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
 
 
 def tokens(count: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(1000, 20_000) for _ in range(count)]
+    rng = random.Random(seed)
+    return [rng.randrange(1000, 20_000) for _ in range(count)]
 
 
 def prompt(order, question: int = 0, system: int = 0) -> tuple[list[int], list[int]]:

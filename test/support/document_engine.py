@@ -9,7 +9,9 @@ from canopy_documents.server import scheduler
 from canopy_documents.server.engine import DocumentEngine
 from sglang_canopy.wire.request_state import state_of
 
-SYSTEM, LENGTH, TAIL = 10, 40, 8
+SYSTEM_TOKENS, DOCUMENT_TOKENS, QUESTION_TOKENS = 10, 40, 8
+DOCUMENT_END = SYSTEM_TOKENS + DOCUMENT_TOKENS
+"""End of the first document in a prompt."""
 NO_FILES = SimpleNamespace(model_path="no/such-model")
 NO_STORAGE = SimpleNamespace(hicache_storage_backend=None)
 
@@ -17,18 +19,17 @@ NO_STORAGE = SimpleNamespace(hicache_storage_backend=None)
 def pool_runner(shape, keys, values, **fields):
     """A model runner's pool with these buffers per layer, and layers with their ids."""
     pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
-    attn = (SimpleNamespace(layer_id=i) for i in range(shape.layers))
-    layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=layer)) for layer in attn]
-    inner = SimpleNamespace(model=SimpleNamespace(layers=layers))
-    return SimpleNamespace(token_to_kv_pool=pool, model=inner, **fields)
+    attentions = (SimpleNamespace(layer_id=i) for i in range(shape.layers))
+    layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=layer)) for layer in attentions]
+    model = SimpleNamespace(model=SimpleNamespace(layers=layers))
+    return SimpleNamespace(token_to_kv_pool=pool, model=model, **fields)
 
 
 def bare_runner(**fields):
     """The attributes of a model runner without a pool that an engine reads."""
     backend = SimpleNamespace(canopy=SimpleNamespace(fused_attention=None))
-    return SimpleNamespace(
-        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None, **fields
-    )
+    defaults = {"model_config": NO_FILES, "server_args": NO_STORAGE, "canopy": None}
+    return SimpleNamespace(attn_backend=backend, **(defaults | fields))
 
 
 class Tokenizer:
@@ -48,19 +49,18 @@ def request(ids, bounds, salt: str | None = None, **fields):
         "beam_group": None, "canopy_documents": None, "extra_key": None, **fields,
     }  # fmt: skip
     params = SimpleNamespace(custom_params={"canopy_document_bounds": bounds})
-    return SimpleNamespace(
-        origin_input_ids=list(ids), cache_salt=salt, sampling_params=params, **fields
-    )
+    fields |= {"cache_salt": salt, "sampling_params": params}
+    return SimpleNamespace(origin_input_ids=list(ids), **fields)
 
 
 def prompt(ids, order=(0, 1, 2)):
     """A request's ids and bounds: a system text, documents by number, a question."""
-    prompt_ids, bounds = ids[:SYSTEM].tolist(), []
+    prompt_ids, bounds = ids[:SYSTEM_TOKENS].tolist(), []
     for i in order:
-        start = SYSTEM + i * LENGTH
-        bounds += [len(prompt_ids), len(prompt_ids) + LENGTH]
-        prompt_ids += ids[start : start + LENGTH].tolist()
-    return prompt_ids + ids[-TAIL:].tolist(), bounds
+        start = SYSTEM_TOKENS + i * DOCUMENT_TOKENS
+        bounds += [len(prompt_ids), len(prompt_ids) + DOCUMENT_TOKENS]
+        prompt_ids += ids[start : start + DOCUMENT_TOKENS].tolist()
+    return prompt_ids + ids[-QUESTION_TOKENS:].tolist(), bounds
 
 
 def register_head(engine: DocumentEngine, state) -> None:
@@ -80,12 +80,12 @@ def learn(engine: DocumentEngine, req, head_returns: bool = True) -> None:
 
 
 def chunk_tiers(engine: DocumentEngine, req) -> list[str | None]:
-    return [k.tier for k in engine.library.resolve(engine.new_request(req))]
+    return [chunk.tier for chunk in engine.library.resolve(engine.new_request(req))]
 
 
 def request_after(system: int, document, salt: str | None = None):
     """A request of one document behind a system text of its own."""
-    return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH], salt)
+    return request([system] * SYSTEM_TOKENS + document + [1], [SYSTEM_TOKENS, DOCUMENT_END], salt)
 
 
 def queue_req(engine: DocumentEngine, req: Any) -> Any:

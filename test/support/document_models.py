@@ -35,7 +35,7 @@ FAMILIES = {
 }
 
 
-def build(family, dtype=torch.float32):
+def build_model(family, dtype=torch.float32):
     """A transformers model with weights large enough for attention to matter."""
     config_name, model_name, options = FAMILIES[family]
     config = getattr(transformers, config_name)(
@@ -64,8 +64,8 @@ def paged_cache(model: Model, tokens: int, page_size: int, layout: str = "NHD") 
     shape = model.shape
     page_count = -(-tokens // page_size)
     generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(page_count + 3, generator=generator)[:page_count]
-    slots = (order[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:tokens]
+    page_order = torch.randperm(page_count + 3, generator=generator)[:page_count]
+    slots = (page_order[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:tokens]
     page_shape = (page_size, shape.kv_heads) if layout == "NHD" else (shape.kv_heads, page_size)
     size = (shape.layers, page_count + 3, *page_shape, shape.head_dim)
     pools = [torch.zeros(size, dtype=model.dtype, device=model.device) for _ in range(2)]

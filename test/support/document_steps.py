@@ -18,24 +18,24 @@ from support.separate_device import DeviceTensor, SeparateDevice, unwrap
 SLOTS = 400
 
 
-def batch_of(windows: list[tuple[int, int]]) -> SimpleNamespace:
-    """An extend batch of requests with ``(prefix, length)``; request i has row i."""
-    lengths = [n for _, n in windows]
-    table = torch.arange(len(windows) * 100).view(len(windows), 100) + 7
-    slots = torch.cat([table[i, p:n] for i, (p, n) in enumerate(windows)])
-    total = sum(n - p for p, n in windows)
+def batch_of(row_ranges: list[tuple[int, int]]) -> SimpleNamespace:
+    """An extend batch of requests, each with the start and end of its new tokens; request i has row i."""
+    lengths = [end for _, end in row_ranges]
+    table = torch.arange(len(row_ranges) * 100).view(len(row_ranges), 100) + 7
+    slots = torch.cat([table[i, start:end] for i, (start, end) in enumerate(row_ranges)])
+    total = sum(end - start for start, end in row_ranges)
     return SimpleNamespace(
         seq_lens=torch.tensor(lengths),
         seq_lens_cpu=torch.tensor(lengths),
-        prefix_lens=[p for p, _ in windows],
-        extend_lens=[n - p for p, n in windows],
+        prefix_lens=[start for start, _ in row_ranges],
+        extend_lens=[end - start for start, end in row_ranges],
         extend_num_tokens=total,
-        extend_logprob_start_lens=[n - p for p, n in windows],
+        extend_logprob_start_lens=[end - start for start, end in row_ranges],
         input_ids=torch.arange(total),
         out_cache_loc=slots,
         prefill_input_ids_cpu=None,
-        req_pool_indices=torch.arange(len(windows)),
-        req_pool_indices_cpu=torch.arange(len(windows)),
+        req_pool_indices=torch.arange(len(row_ranges)),
+        req_pool_indices_cpu=torch.arange(len(row_ranges)),
         table=table,
     )
 
@@ -50,14 +50,14 @@ def extend(batch: SimpleNamespace, req) -> SimpleNamespace:
 
 
 class Worker:
-    """A worker that records its forwards: rows, and whether they were sampled from."""
+    """A worker that records the rows of its forwards, and whether they were sampled from."""
 
     def __init__(self, engine, monkeypatch) -> None:
         self.model_runner = engine.runner
-        self.ran: list[tuple[list[int], bool]] = []
+        self.forwards: list[tuple[list[int], bool]] = []
         engine.runner.canopy = engine
         engine.runner.token_to_kv_pool = None
-        record = lambda worker, run_step, plan: self.ran.append((plan.positions.tolist(), False))  # noqa: E731
+        record = lambda _, __, plan: self.forwards.append((plan.positions.tolist(), False))  # noqa: E731
         monkeypatch.setattr(forwards, "_run_without_sampling", record)
 
     def set_hicache_consumer(self, index) -> None:
@@ -67,7 +67,7 @@ class Worker:
         def original(worker, packed):
             plan = worker.model_runner.attn_backend.canopy.fused_attention
             rows = plan.positions if plan is not None else torch.arange(packed.extend_num_tokens)
-            self.ran.append((rows.tolist(), True))
+            self.forwards.append((rows.tolist(), True))
 
         return forwards.forward(original, self, batch)
 
@@ -75,12 +75,12 @@ class Worker:
 def move_model(model, device: SeparateDevice):
     """Return the model with its weights on the separate device."""
 
-    def put(x):
+    def to_device(x):
         return device.put(x) if isinstance(x, torch.Tensor) else x
 
     def move_fields(part):
         names = [f.name for f in dataclasses.fields(part)]
-        return dataclasses.replace(part, **{n: put(getattr(part, n)) for n in names})
+        return dataclasses.replace(part, **{n: to_device(getattr(part, n)) for n in names})
 
     layers = tuple(move_fields(layer) for layer in model.layers)
     return dataclasses.replace(move_fields(model), layers=layers, rope=move_fields(model.rope))
@@ -91,10 +91,10 @@ def use_torch(monkeypatch) -> None:
     reference = attention.reference
 
     def attend(q, k, v, rows, scale, backend="auto"):
-        read_rows = dataclasses.replace(
+        host_rows = dataclasses.replace(
             rows, **{f.name: unwrap(getattr(rows, f.name)) for f in dataclasses.fields(rows)}
         )
-        return DeviceTensor(reference(*map(unwrap, (q, k, v)), read_rows, scale))
+        return DeviceTensor(reference(*map(unwrap, (q, k, v)), host_rows, scale))
 
     monkeypatch.setattr(attention, "sparse_prefill", attend)
 
@@ -117,13 +117,13 @@ def use_torch(monkeypatch) -> None:
     monkeypatch.setattr(frequency, "lowpass_energy", energy)
 
 
-def pool_engine(model, monkeypatch, put, **options) -> DocumentEngine:
-    """An engine over a pool of garbage; ``put`` moves tensors to the model's device."""
+def pool_engine(model, monkeypatch, to_device, **options) -> DocumentEngine:
+    """An engine over a pool of garbage; ``to_device`` moves tensors to the model's device."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     shape, generator = model.shape, torch.Generator().manual_seed(9)
     size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
     keys, values = (torch.randn(size, generator=generator) for _ in range(2))
-    keys, values = [put(x.clone()) for x in keys], [put(x.clone()) for x in values]
+    keys, values = [to_device(x.clone()) for x in keys], [to_device(x.clone()) for x in values]
     runner = pool_runner(shape, keys, values, **vars(bare_runner()))
     engine = DocumentEngine(runner, ReuseOptions(memory_mb=64, **options), Tokenizer())
     runner.keys, runner.values = keys, values
@@ -131,7 +131,7 @@ def pool_engine(model, monkeypatch, put, **options) -> DocumentEngine:
     return engine
 
 
-def step_of(engine: DocumentEngine, ids, chunks, put, window: int | None = None):
+def step_of(engine: DocumentEngine, ids, chunks, to_device, window: int | None = None):
     """Prepare a window of a prompt with known chunks; return the request, its rows and slots."""
     tokens, bounds = prompt(ids, (2, 0, 1))
     req = request(
@@ -142,11 +142,11 @@ def step_of(engine: DocumentEngine, ids, chunks, put, window: int | None = None)
     queue_req(engine, req)
     batch = batch_of([(0, window or len(tokens))])
     table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[None, : len(tokens)]
-    batch.out_cache_loc = put(table[0, : window or len(tokens)].clone())
+    batch.out_cache_loc = to_device(table[0, : window or len(tokens)].clone())
     for name in ("seq_lens", "req_pool_indices", "input_ids"):
-        setattr(batch, name, put(getattr(batch, name)))
+        setattr(batch, name, to_device(getattr(batch, name)))
     extend(batch, req)
-    engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=put(table.clone()))
+    engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=to_device(table.clone()))
     return req, batch, table[0]
 
 

@@ -34,10 +34,10 @@ from typing import IO, Any
 
 TESTS = Path(__file__).resolve().parents[1]
 FORK_CHILDREN = "--fork-children"
-READ_LATE = ("CANOPY_", "SGLANG_HICACHE", "SGLANG_PLUGINS", "SGLANG_TIMEOUT_KEEP_ALIVE")
+LATE_READ_PREFIXES = ("CANOPY_", "SGLANG_HICACHE", "SGLANG_PLUGINS", "SGLANG_TIMEOUT_KEEP_ALIVE")
 """Beginnings of the variables that no import reads."""
-MAX_FILES = 64
-MAX_BYTES = 200_000
+MAX_ORDER_FILES = 64
+MAX_ORDER_BYTES = 200_000
 PR_SET_CHILD_SUBREAPER = 36
 
 Start = Callable[[], None]
@@ -62,7 +62,7 @@ def _forker() -> socket.socket:
 
 
 class Process:
-    """A process that was forked: what tests use of ``subprocess.Popen``."""
+    """A forked process with the part of ``subprocess.Popen`` that tests use."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Process:
         self._status, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with open(os.devnull, "rb") as null, child_end:
             source = null if stdin == subprocess.DEVNULL else stdin
-            out = _number(stdout)
-            files = [_number(source), out, out if stderr == subprocess.STDOUT else _number(stderr)]
+            out = _fileno(stdout)
+            files = [_fileno(source), out, out if stderr == subprocess.STDOUT else _fileno(stderr)]
             order = {
                 "arguments": self.args[1:],
                 "environment": dict(os.environ if env is None else env),
@@ -148,15 +148,15 @@ def serve(args: Sequence[str], **options: Any) -> Process | subprocess.Popen[byt
 
 def _may_fork(env: Mapping[str, str] | None) -> bool:
     changed = {name for name, _ in set((env or os.environ).items()) ^ set(os.environ.items())}
-    return all(name.startswith(READ_LATE) for name in changed)
+    return all(name.startswith(LATE_READ_PREFIXES) for name in changed)
 
 
-def _number(file: int | IO[Any]) -> int:
+def _fileno(file: int | IO[Any]) -> int:
     return file if isinstance(file, int) else file.fileno()
 
 
-def _send(to: socket.socket, order: dict[str, Any], files: Sequence[int]) -> None:
-    socket.send_fds(to, [json.dumps(order).encode()], list(files))
+def _send(receiver: socket.socket, order: dict[str, Any], files: Sequence[int]) -> None:
+    socket.send_fds(receiver, [json.dumps(order).encode()], list(files))
 
 
 # The process that forks.
@@ -182,7 +182,7 @@ def _serve(orders: socket.socket, orphan: bool) -> Start:
                 status.close()
         if orders not in ready:
             continue
-        text, files, _, _ = socket.recv_fds(orders, MAX_BYTES, MAX_FILES)
+        text, files, _, _ = socket.recv_fds(orders, MAX_ORDER_BYTES, MAX_ORDER_FILES)
         if not text:
             os._exit(0)
         order = json.loads(text)
@@ -194,7 +194,7 @@ def _serve(orders: socket.socket, orphan: bool) -> Start:
         elif child:
             _send_number(status, child)
             running[child] = status
-        elif orphan and (between := os.getpid()) and (grandchild := os.fork()):
+        elif orphan and (middle_pid := os.getpid()) and (grandchild := os.fork()):
             _send_number(status, grandchild)
             os._exit(0)
         else:
@@ -202,7 +202,7 @@ def _serve(orders: socket.socket, orphan: bool) -> Start:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (orders, wake_reader, wake_writer, status, *running.values()):
                 inherited.close()
-            while orphan and os.getppid() == between:  # whose end would kill a child of SGLang
+            while orphan and os.getppid() == middle_pid:  # whose end would kill a child of SGLang
                 time.sleep(0.001)
             return _become(order, files)
         for file in files:
@@ -235,7 +235,7 @@ def _become(order: dict[str, Any], files: list[int]) -> Start:
         start = _fork_children()
         if start is not None:
             return start
-    return _program(words)
+    return _load_program(words)
 
 
 def _duplicate_above(file: int, number: int) -> int:
@@ -246,19 +246,19 @@ def _duplicate_above(file: int, number: int) -> int:
     return copy
 
 
-def _program(words: list[str]) -> Start:
+def _load_program(words: list[str]) -> Start:
     sys.modules["__main__"] = main = types.ModuleType("__main__")
-    kind, *rest = words
-    if kind == "-m":
-        sys.argv[:], sys.path[0] = [kind, *rest[1:]], os.getcwd()
-        return lambda: runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
-    if kind == "-c":
-        sys.argv[:], sys.path[0] = [kind, *rest[1:]], ""
-        name, text = "<string>", rest[0]
+    mode, *arguments = words
+    if mode == "-m":
+        sys.argv[:], sys.path[0] = [mode, *arguments[1:]], os.getcwd()
+        return lambda: runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
+    if mode == "-c":
+        sys.argv[:], sys.path[0] = [mode, *arguments[1:]], ""
+        name, text = "<string>", arguments[0]
     else:
-        sys.argv[:], sys.path[0] = words, str(Path(kind).parent)
-        main.__file__ = kind
-        name, text = kind, Path(kind).read_text(encoding="utf-8")
+        sys.argv[:], sys.path[0] = words, str(Path(mode).parent)
+        main.__file__ = mode
+        name, text = mode, Path(mode).read_text(encoding="utf-8")
     return lambda: exec(compile(text, name, "exec"), main.__dict__)
 
 
@@ -298,8 +298,8 @@ def _fork_children() -> Start | None:
     return None
 
 
-def _end(program: Start) -> None:
-    """Run it and exit as Python does, without the seconds that it takes to free all modules."""
+def _run_and_exit(program: Start) -> None:
+    """Run ``program`` and exit as Python does, without the seconds that it takes to free all modules."""
     status = 0
     try:
         program()
@@ -328,11 +328,9 @@ def _main(orders: socket.socket) -> Start:
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        raise SystemExit(
-            f"{threads} threads run after the import of SGLang: a fork would lose them"
-        )
+        raise SystemExit(f"{threads} threads run after the import of SGLang: a fork loses them")
     return _serve(orders, orphan=False)
 
 
 if __name__ == "__main__":
-    _end(_main(socket.socket(fileno=int(sys.argv[1]))))
+    _run_and_exit(_main(socket.socket(fileno=int(sys.argv[1]))))

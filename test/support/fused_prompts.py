@@ -15,7 +15,7 @@ def flat_chunk(n=16):
     return Chunk(tuple(range(n)), *(torch.ones(1, n, 1, 2) for _ in "kv"))
 
 
-def prompt(model, ids, with_prefix=True):
+def prompt_of_two(model, ids, with_prefix=True):
     prefix = ids[:20].tolist() if with_prefix else ()
     return FusedPrompt(
         ids,

@@ -3,7 +3,7 @@
 Requests arrive alone and in samples, with true and false hints; clients disconnect and retry; requests are
 retracted and paused; the cache is flushed, the order of eviction changes, and conversations bring documents.
 A run returns counts. ``wrong``: answers that differ from the answer to the prompt alone.
-``other_from_wrong_kv``: prompts whose answer changes if their cached KV is exchanged, so that ``wrong`` counts
+``changed_by_wrong_kv``: prompts whose answer changes if their cached KV is exchanged, so that ``wrong`` counts
 wrong KV. ``approximate``: answers with reuse of documents that differ, as they may.
 """
 
@@ -39,7 +39,7 @@ class Running(NamedTuple):
     """A request of the run: the number of its prompt, how it uses documents, and SGLang's ``Req``."""
 
     prompt: int
-    way: str
+    document_use: str
     req: Any
 
 
@@ -79,7 +79,7 @@ class Fuzz:
     def expected_answers(self, seed: int) -> list[list[list[int]]]:
         wrong_kv_answers = self.answers_from_wrong_kv()
         answers = [self.answer(ids) for ids in self.prompts]
-        self.counts["other_from_wrong_kv"] = sum(a != b for a, b in zip(answers, wrong_kv_answers))
+        self.counts["changed_by_wrong_kv"] = sum(a != b for a, b in zip(answers, wrong_kv_answers))
         return [answers]
 
     def answer(self, ids: list[int], tenant: str | None = None) -> list[int]:
@@ -115,8 +115,8 @@ class Fuzz:
         self.drain()
         if ledger is not None:
             ledger.close()
-            self.counts["over_bound"] = ledger.violations
-            self.counts["fullest_percent"] = 100 * ledger.max_used_share
+            self.counts["bound_violations"] = ledger.violations
+            self.counts["max_used_percent"] = 100 * ledger.max_used_share
         if gate is not None:
             self.counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
         loop = self.engine.overlap_loop
@@ -135,24 +135,24 @@ class Fuzz:
             if request.req.finished_reason.to_json()["type"] == "length":
                 self.check_answer(*request)
 
-    def check_answer(self, prompt: int, way: str, req: Any) -> None:
+    def check_answer(self, prompt: int, document_use: str, req: Any) -> None:
         self.counts["answered"] += 1
         self.counts["retracted"] += req.retraction_count
         differs = list(req.output_ids) != self.expected[self.version][prompt]
-        self.counts["approximate" if way == "fused" else "wrong"] += differs
+        self.counts["approximate" if document_use == "fused" else "wrong"] += differs
         for tier, tokens in (("host", req.cached_tokens_host), ("disk", req.cached_tokens_storage)):
-            kind = "kept" if way == "fused" else "exact"
-            self.counts[f"{kind}_from_{tier}"] += tokens > 0
+            reuse = "kept" if document_use == "fused" else "exact"
+            self.counts[f"{reuse}_from_{tier}"] += tokens > 0
 
-    def feed(self, prompt: int, way: str = "exact", **fields: Any) -> None:
-        self.counts["came"] += 1
+    def feed(self, prompt: int, document_use: str = "exact", **fields: Any) -> None:
+        self.counts["arrived"] += 1
         req = self.engine.feed(self.prompts[prompt], ANSWER_TOKENS, **fields)
         if req is not None:
             self.request_refs.append(weakref.ref(req))
-            self.running.append(Running(prompt, way, req))
-        stays = [r for r in self.running if not any(r.req is out for out in self.refused_reqs)]
-        self.counts["refused"] += len(self.running) - len(stays) + (req is None)
-        self.running = stays
+            self.running.append(Running(prompt, document_use, req))
+        remaining = [r for r in self.running if not any(r.req is req for req in self.refused_reqs)]
+        self.counts["refused"] += len(self.running) - len(remaining) + (req is None)
+        self.running = remaining
         self.refused_reqs.clear()
 
     def drain(self) -> None:
@@ -205,12 +205,12 @@ def leave(fuzz: Fuzz) -> None:
     if not fuzz.running:
         return
     draw = fuzz.draw
-    prompt, way, req = fuzz.running.pop(draw.randrange(len(fuzz.running)))
+    prompt, document_use, req = fuzz.running.pop(draw.randrange(len(fuzz.running)))
     if req.finished():
         return
     fuzz.engine.abort(req.rid)
     fuzz.counts["aborts"] += 1
-    if way == "exact" and draw.random() < 0.7:
+    if document_use == "exact" and draw.random() < 0.7:
         fuzz.counts["retries"] += 1
         same_rid = draw.random() < 0.5 and req.rid not in {r.req.rid for r in fuzz.running}
         fuzz.counts["repeated_names"] += same_rid
@@ -255,7 +255,7 @@ def flush(fuzz: Fuzz) -> None:
 
 SYSTEM_TOKENS, DOCUMENT_TOKENS, QUESTION_TOKENS = 20, 48, 9
 CONVERSATIONS, DOCUMENTS = 10, 32
-WAYS = ("plain", "off", "ratio 1", "fused", "fused")
+DOCUMENT_USES = ("plain", "off", "ratio 1", "fused", "fused")
 
 
 class WithDocuments(Fuzz):
@@ -264,8 +264,8 @@ class WithDocuments(Fuzz):
 
     def make_prompts(self, seed: int) -> list[list[int]]:
         """Make two turns of each conversation; a tool returns documents before the second."""
-        texts, self.bounds, prompts = random.Random(0), [], []
-        documents = [self.text(texts, DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
+        document_rng, self.bounds, prompts = random.Random(0), [], []
+        documents = [self.text(document_rng, DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
         for _ in range(CONVERSATIONS):
             ids, bounds = self.text(random.Random(1), SYSTEM_TOKENS), []
             order = self.draw.sample(range(DOCUMENTS), 6)
@@ -285,9 +285,9 @@ class WithDocuments(Fuzz):
         import torch
 
         self.runner = self.scheduler.tp_worker.model_runner
-        rows = dict(self.runner.model.named_parameters())[EMBEDDING].detach().clone()
-        permuted = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
-        self.weights, expected = [rows, permuted], {}
+        embedding = dict(self.runner.model.named_parameters())[EMBEDDING].detach().clone()
+        order = torch.randperm(len(embedding), generator=torch.Generator().manual_seed(seed))
+        self.weights, expected = [embedding, embedding[order]], {}
         for version in (1, 0):
             self.update(version)
             expected[version] = [self.answer(ids) for ids in self.prompts]
@@ -334,18 +334,18 @@ def turn_with_documents(fuzz: WithDocuments) -> None:
     """Send one request, or three samples of it."""
     if len(fuzz.running) >= MAX_WAITING:
         return
-    prompt, way = fuzz.draw.randrange(len(fuzz.prompts)), fuzz.draw.choice(WAYS)
+    prompt, document_use = fuzz.draw.randrange(len(fuzz.prompts)), fuzz.draw.choice(DOCUMENT_USES)
     custom_params: dict[str, Any] = (
-        {} if way == "plain" else {"canopy_document_bounds": fuzz.bounds[prompt]}
+        {} if document_use == "plain" else {"canopy_document_bounds": fuzz.bounds[prompt]}
     )
-    if way == "off":
+    if document_use == "off":
         custom_params = {"canopy_document_bounds": "off"}
-    if way == "ratio 1":
+    if document_use == "ratio 1":
         custom_params["canopy_recompute_ratio"] = 1.0
     samples = fuzz.draw.choice([1, 1, 1, 3])
     fuzz.counts["samples"] += samples > 1
     for _ in range(samples):
-        fuzz.feed(prompt, way, custom=dict(custom_params))
+        fuzz.feed(prompt, document_use, custom=dict(custom_params))
 
 
 ACTIONS: dict[str, Callable[[Any], None]] = {

@@ -19,38 +19,38 @@ import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from launch_server import free_port
 
-FOLDER = "CANOPY_GATEWAYS"
+FOLDER_VARIABLE = "CANOPY_GATEWAYS"
 VERSIONS = {"sglang-router": "0.3.2", "smg": "1.13.0"}
 MODULES = {"sglang-router": "sglang_router", "smg": "smg"}
-READY_S = 300.0
+READY_TIMEOUT_S = 300.0
 
 
 def skip_without(gateway: str) -> None:
     """Skip the test that calls, with the reason, where ``gateway`` is not installed."""
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(FOLDER_VARIABLE)
     is_in_folder = folder is not None and (Path(folder) / MODULES[gateway]).is_dir()
     if not is_in_folder and importlib.util.find_spec(MODULES[gateway]) is None:
         pytest.skip(
             f"{gateway} is not installed: pip install --no-deps --target FOLDER "
-            f"{gateway}=={VERSIONS[gateway]}, and set {FOLDER}=FOLDER"
+            f"{gateway}=={VERSIONS[gateway]}, and set {FOLDER_VARIABLE}=FOLDER"
         )
 
 
 @contextlib.contextmanager
 def run_gateway(gateway: str, workers: list[str], log: Path, *flags: str) -> Iterator[str]:
-    """The gateway before ``workers``, by their URLs. Gives its own URL."""
+    """Run the gateway before ``workers``, by their URLs; yield its own URL."""
     skip_without(gateway)
-    port, metrics = free_port(), free_port()
-    python_path = [os.environ.get(FOLDER, ""), os.environ.get("PYTHONPATH", "")]
+    port, metrics_port = free_port(), free_port()
+    import_folders = [os.environ.get(FOLDER_VARIABLE, ""), os.environ.get("PYTHONPATH", "")]
     command = [
         *(sys.executable, "-m", f"{MODULES[gateway]}.launch_router", "--worker-urls", *workers),
-        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)),
+        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics_port)),
         *("--policy", "round_robin", *flags),
     ]
     with log.open("wb") as out:
@@ -58,12 +58,12 @@ def run_gateway(gateway: str, workers: list[str], log: Path, *flags: str) -> Ite
             command,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, python_path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, import_folders))},
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + READY_S
-        while not _ready(url):
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not _is_ready(url):
             assert process.poll() is None, log.read_text(errors="replace")[-2000:]
             assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
             time.sleep(0.2)
@@ -73,7 +73,7 @@ def run_gateway(gateway: str, workers: list[str], log: Path, *flags: str) -> Ite
         process.wait()
 
 
-def _ready(url: str) -> bool:
+def _is_ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/readiness", timeout=2):
             return True
@@ -81,12 +81,18 @@ def _ready(url: str) -> bool:
         return False
 
 
+class Post(NamedTuple):
+    path: str
+    headers: dict[str, str]
+    """Names are in lower case."""
+    body: dict[str, Any]
+
+
 class Worker:
     """A server that answers like SGLang's and records its requests."""
 
     def __init__(self) -> None:
-        self.posts: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        """Path, headers (names in lower case) and body of every POST."""
+        self.posts: list[Post] = []
         worker = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -106,8 +112,8 @@ class Worker:
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                worker.posts.append((self.path, headers, json.loads(raw or b"{}")))
-                self.reply(_ANSWER)
+                worker.posts.append(Post(self.path, headers, json.loads(raw or b"{}")))
+                self.reply(_COMPLETION)
 
             def reply(self, answer: Any, status: int = 200) -> None:
                 raw = json.dumps(answer).encode()
@@ -126,7 +132,7 @@ class Worker:
         self.server.server_close()
 
 
-_ANSWER = {
+_COMPLETION = {
     "id": "x",
     "object": "chat.completion",
     "created": 0,
@@ -141,7 +147,7 @@ _ANSWER = {
 
 
 def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-    """Status and JSON answer; ``None`` for an answer that is no JSON."""
+    """Return the status and the JSON answer; ``None`` for an answer that is no JSON."""
     all_headers = {"Content-Type": "application/json", **(headers or {})}
     request = urllib.request.Request(url, json.dumps(body).encode(), all_headers)
     try:

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from support.separate_device import INDEXED, WAITS, is_mask
+from support.separate_device import INDEXING_OPERATIONS, WAITING_OPERATIONS, is_mask
 
 UNDISPATCHED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
 """Reads that a CPU makes without dispatching an operation."""
@@ -36,14 +36,15 @@ class HostReads(TorchDispatchMode):
         self._functions.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        packet = func.overloadpacket
-        masked = packet in INDEXED and any(x is not None and is_mask(x) for x in args[1])
-        if packet in WAITS or masked:
-            self.add()
+        operation = func.overloadpacket
+        if operation in WAITING_OPERATIONS or (
+            operation in INDEXING_OPERATIONS and any(x is not None and is_mask(x) for x in args[1])
+        ):
+            self.count_read()
         return func(*args, **(kwargs or {}))
 
-    def add(self) -> None:
-        """A read, by the innermost function that is SGLang's or ours."""
+    def count_read(self) -> None:
+        """Count a read by the innermost function that is SGLang's or ours."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             module = frame.f_globals.get("__name__", "")
@@ -52,8 +53,8 @@ class HostReads(TorchDispatchMode):
                 return
             frame = frame.f_back
 
-    def within(self, *packages: str) -> dict[str, int]:
-        """The reads of these packages."""
+    def reads_of(self, *packages: str) -> dict[str, int]:
+        """Return the reads of these packages."""
         return {name: n for name, n in self.counts.items() if name.partition(".")[0] in packages}
 
 
@@ -64,5 +65,5 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in UNDISPATCHED or (func is torch.tensor and (kwargs or {}).get("device")):
-            self.reads.add()  # such a tensor is built on the host, and its copy waited for
+            self.reads.count_read()  # such a tensor is built on the host, and its copy waited for
         return func(*args, **(kwargs or {}))

@@ -11,7 +11,7 @@ ANSWER_TOKENS = 8
 """Tokens of an answer."""
 NEAR_TIE = 0.01
 """Largest difference of two logits in a tie."""
-_SIZES = {
+_COMMON_CONFIG = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -24,7 +24,7 @@ _SIZES = {
     "pad_token_id": 2,
 }
 _ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
-KINDS = {
+MODELS = {
     # Windows of 64 tokens in three of four layers, whose KV has a pool of its own.
     "windows": (
         "Mellum",
@@ -50,34 +50,33 @@ KINDS = {
 }
 
 
-def build(kind: str, out: Path, tokenizer_from: Path, **overrides: Any) -> Any:
-    """A model whose answers depend on the whole prompt, saved in ``out``; ``more`` of its config."""
+def build_model(component: str, out: Path, tokenizer_from: Path, **overrides: Any) -> Any:
+    """A model whose answers depend on the whole prompt, saved in ``out``; ``overrides`` replace keys of its config."""
     import torch
     import transformers
 
-    family, options = KINDS[kind]
-    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **options, **overrides})
+    family, options = MODELS[component]
+    config = getattr(transformers, f"{family}Config")(**{**_COMMON_CONFIG, **options, **overrides})
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
-    draw = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(7)
     for weight in model.parameters():
         if weight.dim() > 1:
-            weight.data.normal_(0.0, 0.15, generator=draw)
+            weight.data.normal_(0.0, 0.15, generator=generator)
     model.save_pretrained(out)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tokenizer_from / name, out / name)
     return model
 
 
-def load(kind: str, path: Path) -> Any:
-    """Return transformers' model of a folder that ``build`` wrote."""
+def load_model(component: str, path: Path) -> Any:
+    """Return transformers' model of a folder that ``build_model`` wrote."""
     import transformers
 
-    return (
-        getattr(transformers, f"{KINDS[kind][0]}ForCausalLM").from_pretrained(path).float().eval()
-    )
+    model_class = getattr(transformers, f"{MODELS[component][0]}ForCausalLM")
+    return model_class.from_pretrained(path).float().eval()
 
 
-def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
+def answer_greedily(model: Any, prompt: list[int], tokens: int) -> list[int]:
     """Return transformers' answer up to the first near tie of two tokens."""
     import torch
 
@@ -90,11 +89,11 @@ def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
         output_logits=True,
     )
     top_logits = torch.cat(generated.logits).topk(2).values
-    certain = ((top_logits[:, 0] - top_logits[:, 1]) > NEAR_TIE).tolist()
-    return generated.sequences[0, len(prompt) :].tolist()[: (*certain, False).index(False)]
+    is_certain = ((top_logits[:, 0] - top_logits[:, 1]) > NEAR_TIE).tolist()
+    return generated.sequences[0, len(prompt) :].tolist()[: (*is_certain, False).index(False)]
 
 
-def agrees(answers: list[list[int]], expected: list[list[int]]) -> bool:
+def answers_agree(answers: list[list[int]], expected: list[list[int]]) -> bool:
     """Whether every answer begins as transformers', and few of those tokens are left out."""
     compared, tokens = (sum(map(len, lists)) for lists in (expected, answers))
     is_equal = all(answer[: len(sure)] == sure for answer, sure in zip(answers, expected))

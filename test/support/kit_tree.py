@@ -1,7 +1,7 @@
 """SGLang's own fixtures for its unified cache (``sglang.test.kits``), over Canopy's core: full attention,
 sliding windows, recurrent states or both, on small real pools of CPU tensors.
 
-The kit builds SGLang's cache, core and component; ``on_canopy`` puts ours in their place, so that a test can
+The kit builds SGLang's cache, core and component; ``_on_canopy`` puts ours in their place, so that a test can
 run on both. White-box access is the kit's inspector, mixed into our core.
 """
 
@@ -46,22 +46,22 @@ FULL_CONFIGS = [c for c in config.CONFIGS if c.components == (FULL,)]
 CORES = ("sglang", "canopy-lru", "wa", "threshold-lru")
 
 
-def _small(*components: ComponentType, page: int = 1, window: int = 0) -> config.CacheConfig:
-    states = {"mamba_cache_size": 6, "enable_mamba_extra_buffer": page > 1}
-    options: dict[str, Any] = states if MAMBA in components else {}
+def _small(*components: ComponentType, page_size: int = 1, window: int = 0) -> config.CacheConfig:
+    state_options = {"mamba_cache_size": 6, "enable_mamba_extra_buffer": page_size > 1}
+    options: dict[str, Any] = state_options if MAMBA in components else {}
     if window:
         options["sliding_window_size"] = window
     return config.CacheConfig(
-        page_size=page, components=(FULL, *components), kv_size=48 if page == 1 else 96, num_layers=4,
+        page_size=page_size, components=(FULL, *components), kv_size=48 if page_size == 1 else 96, num_layers=4,
         full_attention_layer_ids=(3,), head_num=1, head_dim=8, **options,
     )  # fmt: skip
 
 
 HYBRIDS = {
     "mamba": _small(MAMBA),
-    "mamba-pages": _small(MAMBA, page=4),
+    "mamba-pages": _small(MAMBA, page_size=4),
     "swa": _small(SWA, window=4),
-    "swa-pages": _small(SWA, page=4, window=6),
+    "swa-pages": _small(SWA, page_size=4, window=6),
     "both": _small(SWA, MAMBA, window=4),
 }
 
@@ -87,10 +87,10 @@ def _on_canopy(core: str) -> Any:
     )
 
 
-def _cpu_server_args(overrides: dict[str, Any], **arguments: Any) -> ServerArgs:
+def _cpu_server_args(server_fields: dict[str, Any], **arguments: Any) -> ServerArgs:
     if "hicache_io_backend" in arguments:
         arguments |= {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"}
-    return ServerArgs(**arguments | overrides)
+    return ServerArgs(**arguments | server_fields)
 
 
 class KitTree:
@@ -126,14 +126,12 @@ class KitTree:
     def close(self) -> None:
         self.steps.doCleanups()
 
-    # ---- tiers ----
-
-    def add_host_tier(self, server: dict[str, Any], **options: Any) -> None:
+    def add_host_tier(self, server_fields: dict[str, Any], **options: Any) -> None:
         from canopy_cpu import install
 
         install()
         HookRegistry.apply_hooks()
-        make_args = functools.partial(_cpu_server_args, server)
+        make_args = functools.partial(_cpu_server_args, server_fields)
         with mock.patch.object(mixins, "ServerArgs", make_args):
             self.steps._init_hicache(self.cache, **options)
 
@@ -166,20 +164,19 @@ class KitTree:
     def fetch(self, tokens: list[int]) -> int:
         """Read a path's pages from the storage. Return the tokens then on the device."""
         handle = CacheRequestHandle("fetch", 0)
-        self.cache.prefetch_from_storage(
-            handle, self.cache.root_node_handle(), array("q", tokens), None, None
-        )
+        root = self.cache.root_node_handle()
+        self.cache.prefetch_from_storage(handle, root, array("q", tokens), None, None)
         self.steps._run_prefetch_to_completion(self.cache, handle)
         return self.match(tokens).device_prefix_len
 
     def load_back(self, tokens: list[int]) -> int:
         """Load a path to the device, as on admission. Return the loaded tokens."""
         hit = self.match(tokens)
-        windows, states = hit.swa_host_hit_length, hit.mamba_host_hit_length
-        if not (hit.host_hit_length or windows or states):
+        swa_hit, mamba_hit = hit.swa_host_hit_length, hit.mamba_host_hit_length
+        if not (hit.host_hit_length or swa_hit or mamba_hit):
             return 0
-        slots = 4 if self.cfg.enable_mamba_extra_buffer else 2
-        if self.has_mamba and self.available(MAMBA) < slots:
+        needed_slots = 4 if self.cfg.enable_mamba_extra_buffer else 2
+        if self.has_mamba and self.available_slots(MAMBA) < needed_slots:
             return 0  # the request's own, and the node's
         req = self.steps._load_back_through_admission(self.cache, self.pool, tokens)
         self.cache.ready_to_load_host_cache()
@@ -191,8 +188,6 @@ class KitTree:
         self.pool.free(req)
         return self.match(tokens).device_prefix_len - hit.device_prefix_len
 
-    # ---- the few steps that a scheduler takes ----
-
     def insert(self, tokens: list[int]) -> Any:
         return self.steps._insert(self.cache, self.allocator, self.pool, tokens)
 
@@ -202,8 +197,8 @@ class KitTree:
     def obtainable_tokens(self) -> int:
         """Return the tokens that are free or evictable."""
         return min(
-            self.available(FULL) + self.core.full_evictable_size(),
-            self.available(SWA) + self.core.swa_evictable_size() if self.has_swa else 1 << 30,
+            self.available_slots(FULL) + self.core.full_evictable_size(),
+            self.available_slots(SWA) + self.core.swa_evictable_size() if self.has_swa else 1 << 30,
         )
 
     def serve(self, tokens: list[int], time: float = 0.0, **fields: Any) -> int:
@@ -219,16 +214,15 @@ class KitTree:
         if request is not None:
             request.cached_tokens = hit
             self.core.requests.finish(request)
-        need = len(tokens)
+        prompt_tokens = len(tokens)
         # SGLang evicts the missing tokens of each kind.
         self.evict(
-            full=need - self.available(FULL),
-            swa=need - self.available(SWA) if self.has_swa else 0,
-            mamba=1 - self.available(MAMBA) if self.has_mamba else 0,
+            full=prompt_tokens - self.available_slots(FULL),
+            swa=prompt_tokens - self.available_slots(SWA) if self.has_swa else 0,
+            mamba=1 - self.available_slots(MAMBA) if self.has_mamba else 0,
         )
-        params = InsertParams(
-            key=RadixKey(array("q", tokens)), value=self.steps._alloc(self.allocator, need)
-        )
+        slots = self.steps._alloc(self.allocator, prompt_tokens)
+        params = InsertParams(key=RadixKey(array("q", tokens)), value=slots)
         if self.has_mamba:
             params.mamba_value = self.pool.mamba_allocator.alloc(1)
             assert params.mamba_value is not None
@@ -252,15 +246,13 @@ class KitTree:
             self.cache.evict(EvictParams(num_tokens=full, swa_num_tokens=swa, mamba_num=mamba))
         self.settle()
 
-    # ---- state ----
-
-    def available(self, kind: ComponentType) -> int:
+    def available_slots(self, kind: ComponentType) -> int:
         return self.cache._component_available_size(kind)
 
     def nodes(self) -> list[Any]:
         return [n for n in self.core._node_arena.values() if n is not self.core.root_node]
 
-    def values(self, kind: ComponentType, value_of: Any = fixtures.node_device_value) -> list[int]:
+    def slots(self, kind: ComponentType, value_of: Any = fixtures.node_device_value) -> list[int]:
         """Every slot of ``kind`` that a node holds, on the device; or host memory, with ``node_host_value``."""
         values = (value_of(self.cache, n.id, kind) for n in self.nodes())
         slots = [slot for value in values if value is not None for slot in value.tolist()]
@@ -271,10 +263,10 @@ class KitTree:
         """Check that every slot of every pool is free or in one node, and recount the leaf sets."""
         sizes = {FULL: self.cfg.kv_size, SWA: self.cfg.kv_size, MAMBA: self.cfg.mamba_cache_size}
         for kind in self.cfg.components:
-            assert len(self.values(kind)) + self.available(kind) == sizes[kind], kind
+            assert len(self.slots(kind)) + self.available_slots(kind) == sizes[kind], kind
             if self.cache.cache_controller is not None:
                 pool = self.cache.host_pool_group.get_pool(HOST_POOLS[kind])
-                host_slots = self.values(kind, fixtures.node_host_value)
+                host_slots = self.slots(kind, fixtures.node_host_value)
                 assert len(host_slots) + pool.available_size() == pool.size, kind
         recount_core(self.core)
         (sanity_check or self.cache.sanity_check)()

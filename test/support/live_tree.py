@@ -69,16 +69,16 @@ class LiveTree:
         server_args = ServerArgs(**(settings | (storage or {})))
         set_global_server_args_for_scheduler(server_args)
         pool = ReqToTokenPool(size=8, max_context_len=4096, device="cpu", enable_memory_saver=False)
-        on_cpu = {"dtype": torch.float16, "device": "cpu"}
-        kind, sizes = MHATokenToKVPool, {"head_num": 1, "head_dim": 8}
+        placement = {"dtype": torch.float16, "device": "cpu"}
+        pool_class, shape = MHATokenToKVPool, {"head_num": 1, "head_dim": 8}
         if latent:
-            kind, sizes = MLATokenToKVPool, {"kv_lora_rank": 8, "qk_rope_head_dim": 4}
-        kv = kind(
-            size=tokens, page_size=page_size, layer_num=1, enable_memory_saver=False, **sizes, **on_cpu
+            pool_class, shape = MLATokenToKVPool, {"kv_lora_rank": 8, "qk_rope_head_dim": 4}
+        kv = pool_class(
+            size=tokens, page_size=page_size, layer_num=1, enable_memory_saver=False, **shape, **placement
         )  # fmt: skip
         paged = (PagedTokenToKVPoolAllocator, tokens, page_size)
         allocator_class, *arguments = paged if page_size > 1 else (TokenToKVPoolAllocator, tokens)
-        allocator = allocator_class(*arguments, kvcache=kv, need_sort=False, **on_cpu)
+        allocator = allocator_class(*arguments, kvcache=kv, need_sort=False, **placement)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=pool,
@@ -123,30 +123,32 @@ class LiveTree:
         tokens: list[int],
         request: Request | None = None,
         salt: str | None = None,
-        extra: str | None = None,
+        extra_key: str | None = None,
     ):
         """Insert ``tokens`` as freshly computed KV; evicts to make room. Returns the result."""
-        key = self.key(tokens, salt, extra).page_aligned(self.page_size)
+        key = self.key(tokens, salt, extra_key).page_aligned(self.page_size)
         hit = self.cache.match_prefix(MatchPrefixParams(key=key))
         lock = self.cache.lock(hit.last_device_node)
-        need = len(key) - hit.device_prefix_len
-        missing = need - self.allocator.available_size()
-        if missing > 0:
-            self.cache.evict(EvictParams(num_tokens=missing))
-        fresh = self.allocator.alloc(need)
-        assert fresh is not None, (need, self.allocator.available_size())
-        self.compute(fresh, tokens[hit.device_prefix_len : len(key)])
+        new_tokens = len(key) - hit.device_prefix_len
+        evict_tokens = new_tokens - self.allocator.available_size()
+        if evict_tokens > 0:
+            self.cache.evict(EvictParams(num_tokens=evict_tokens))
+        new_kv = self.allocator.alloc(new_tokens)
+        assert new_kv is not None, (new_tokens, self.allocator.available_size())
+        self.compute(new_kv, tokens[hit.device_prefix_len : len(key)])
         slots = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
-        params = InsertParams(key=key, value=torch.cat([slots, fresh]), prev_prefix_len=len(slots))
+        params = InsertParams(key=key, value=torch.cat([slots, new_kv]), prev_prefix_len=len(slots))
         params.canopy = request
         result = self.cache.insert(params)
         self.cache.unlock(lock)
         self.settle()
         return result
 
-    def key(self, tokens: list[int], salt: str | None = None, extra: str | None = None) -> RadixKey:
+    def key(
+        self, tokens: list[int], salt: str | None = None, extra_key: str | None = None
+    ) -> RadixKey:
         """The key of a path, as the scheduler makes it."""
-        return RadixKey(array("q", tokens), extra, self.pairs, cache_salt=salt)
+        return RadixKey(array("q", tokens), extra_key, self.pairs, cache_salt=salt)
 
     def match_params(self, tokens: list[int]) -> MatchPrefixParams:
         """The parameters of a look-up of a path."""
@@ -166,12 +168,14 @@ class LiveTree:
 
     def buffers(self) -> list[torch.Tensor]:
         pool = self.allocator.get_kvcache()
-        latent = isinstance(pool, MLATokenToKVPool)
-        return pool.kv_buffer if latent else [*pool.k_buffer, *pool.v_buffer]
+        is_latent = isinstance(pool, MLATokenToKVPool)
+        return pool.kv_buffer if is_latent else [*pool.k_buffer, *pool.v_buffer]
 
-    def match(self, tokens: list[int], salt: str | None = None, extra: str | None = None) -> int:
+    def match(
+        self, tokens: list[int], salt: str | None = None, extra_key: str | None = None
+    ) -> int:
         """Tokens of the longest cached prefix."""
-        key = self.key(tokens, salt, extra)
+        key = self.key(tokens, salt, extra_key)
         return self.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
 
     def settle(self) -> None:
@@ -180,9 +184,9 @@ class LiveTree:
             self.cache.writing_check(write_back=True)
             self.cache.loading_check()
 
-    def load_back(self, tokens: list[int], extra: str | None = None) -> int:
+    def load_back(self, tokens: list[int], extra_key: str | None = None) -> int:
         """Bring the host-resident part of a prefix back to the device. Returns tokens loaded."""
-        key = self.key(tokens, extra=extra)
+        key = self.key(tokens, extra_key=extra_key)
         hit = self.cache.match_prefix(MatchPrefixParams(key=key))
         if hit.host_hit_length == 0:
             return 0

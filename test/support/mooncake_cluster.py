@@ -16,11 +16,11 @@ import pytest
 from launch_server import free_port
 from support.served import wait_until
 
-PAGE = 16
+PAGE_TOKENS = 16
 LEASE_MS = 200
 SEGMENT_BYTES = 32 << 20
 
-STORE = """
+STORE_PROGRAM = """
 import sys
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
@@ -38,15 +38,13 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Path:
+def mooncake_folder() -> Path:
     """The installed package's folder."""
     code = "import mooncake.store, mooncake; print(mooncake.__path__[0])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if run.returncode:
         reason = run.stderr.strip().splitlines()[-1]
-        pytest.skip(
-            f"Mooncake does not load here ({reason}); docs/guide/mooncake.md says what it needs"
-        )
+        pytest.skip(f"Mooncake does not load here ({reason}); see docs/guide/mooncake.md")
     return Path(run.stdout.strip().splitlines()[-1])
 
 
@@ -58,7 +56,7 @@ class Cluster:
     metrics_url: str
     store: subprocess.Popen[str]
 
-    def count(self, name: str) -> int:
+    def read_metric(self, name: str) -> int:
         """A number of the master's own metrics."""
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
             text = answer.read().decode()
@@ -68,9 +66,9 @@ class Cluster:
         """Store unpinned objects. Return the number that found room at once."""
         self.store.stdin.write(f"{objects}\n")
         self.store.stdin.flush()
-        return int(line_with(self.store, "stored ")[7:])
+        return int(read_line_starting(self.store, "stored ")[7:])
 
-    def extra(self) -> dict[str, Any]:
+    def client_config(self) -> dict[str, Any]:
         """Return the configuration of a client of the cluster."""
         return {
             "master_server_address": self.address,
@@ -83,30 +81,31 @@ class Cluster:
 
     def flags(self) -> tuple[str, ...]:
         return (
-            *("--page-size", str(PAGE), "--enable-hierarchical-cache", "--hicache-size", "1"),
-            *("--hicache-storage-backend", "mooncake", "--hicache-mem-layout", "page_first_direct"),
-            *("--hicache-storage-backend-extra-config", json.dumps(self.extra())),
+            *("--page-size", str(PAGE_TOKENS), "--enable-hierarchical-cache"),
+            *("--hicache-size", "1", "--hicache-mem-layout", "page_first_direct"),
+            *("--hicache-storage-backend", "mooncake"),
+            *("--hicache-storage-backend-extra-config", json.dumps(self.client_config())),
             *("--hicache-storage-prefetch-policy", "wait_complete"),
         )
 
 
-def line_with(process: subprocess.Popen[str], start: str) -> str:
-    """The next line of the process that begins with `start`; the library logs between."""
+def read_line_starting(process: subprocess.Popen[str], prefix: str) -> str:
+    """The next line of the process that begins with `prefix`; the library logs between."""
     for line in process.stdout:
-        if line.startswith(start):
+        if line.startswith(prefix):
             return line.strip()
     raise AssertionError(f"the store ended with {process.wait()}")
 
 
 @pytest.fixture(scope="module")
-def cluster(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    port, metrics = free_port(), free_port()
+def cluster(mooncake_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    port, metrics_port = free_port(), free_port()
     log = (tmp_path_factory.mktemp("mooncake") / "master.log").open("wb")
     master = subprocess.Popen(
         [
-            str(wheel / "mooncake_master"),
+            str(mooncake_folder / "mooncake_master"),
             *("-rpc_address=127.0.0.1", f"-rpc_port={port}"),
-            *("-metrics_host=127.0.0.1", f"-metrics_port={metrics}"),
+            *("-metrics_host=127.0.0.1", f"-metrics_port={metrics_port}"),
             f"-default_kv_lease_ttl={LEASE_MS}",
         ],
         stdout=log,
@@ -114,24 +113,24 @@ def cluster(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     )
     store = None
     try:
-        url = f"http://127.0.0.1:{metrics}/metrics"
+        metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
 
         def is_up() -> bool:
             assert master.poll() is None, Path(log.name).read_text()[-2000:]
             with contextlib.suppress(OSError):
-                return urllib.request.urlopen(url, timeout=5).status == 200
+                return urllib.request.urlopen(metrics_url, timeout=5).status == 200
             return False
 
         wait_until(is_up)
         store = subprocess.Popen(
-            [sys.executable, "-c", STORE, f"127.0.0.1:{port}", str(SEGMENT_BYTES)],
+            [sys.executable, "-c", STORE_PROGRAM, f"127.0.0.1:{port}", str(SEGMENT_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
         )
-        assert line_with(store, "") == "ready"
-        yield Cluster(f"127.0.0.1:{port}", url, store)
+        assert read_line_starting(store, "") == "ready"
+        yield Cluster(f"127.0.0.1:{port}", metrics_url, store)
     finally:
         for process in (store, master):
             if process is not None:

@@ -4,22 +4,22 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-PAGE = 4
+PAGE_TOKENS = 4
 
 
 def turns(draw: random.Random, requests: int) -> Iterator[tuple[float, int, list[int]]]:
     """Yield time, conversation and blocks of turns. Conversations grow by a few blocks a turn, a
     third of them below one system prompt."""
-    chats: dict[int, list[int]] = {}
+    paths: dict[int, list[int]] = {}
     now = 0.0
     for _ in range(requests):
         now += draw.choice([0.25, 1.0, 5.0])
         number = draw.randrange(14)
-        if number not in chats or draw.random() < 0.08:
-            chats[number] = [1, 2, 3] if number % 3 == 0 else []
-        fresh = draw.randrange(1, 5)
-        chats[number] = chats[number] + [draw.randrange(10, 10**6) for _ in range(fresh)]
-        yield now, number, list(chats[number])
+        if number not in paths or draw.random() < 0.08:
+            paths[number] = [1, 2, 3] if number % 3 == 0 else []
+        new_blocks = draw.randrange(1, 5)
+        paths[number] = paths[number] + [draw.randrange(10, 10**6) for _ in range(new_blocks)]
+        yield now, number, list(paths[number])
 
 
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
@@ -27,22 +27,22 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     draw = random.Random(seed)
     steps = []
     for now, conversation, blocks in turns(draw, requests):
-        kind = ("chat", "agent")[conversation % 2]
+        category = ("chat", "agent")[conversation % 2]
         steps.append(
             {
                 "time": now,
                 "blocks": blocks,
-                "category": kind,
+                "category": category,
                 "turn": 1 + len(blocks) // 4,
                 "conversation": f"c{conversation}",
-                "stop": "tool" if kind == "agent" and draw.random() < 0.8 else "end",
+                "stop": "tool" if category == "agent" and draw.random() < 0.8 else "end",
                 "over": draw.random() < 0.05,
             }
         )
     return steps
 
 
-def fields(step: dict[str, Any]) -> dict[str, Any]:
+def labels_of(step: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in step.items() if k not in ("time", "blocks")}
 
 
@@ -52,15 +52,15 @@ def chained_path(step: dict[str, Any]) -> tuple[int, ...]:
     return tuple(hash((*blocks[: i + 1],)) for i in range(len(blocks)))
 
 
-def tokens_of(step: dict[str, Any], page: int) -> list[int]:
-    return [token for block in step["blocks"] for token in [block] * page]
+def tokens_of(step: dict[str, Any], page_tokens: int) -> list[int]:
+    return [token for block in step["blocks"] for token in [block] * page_tokens]
 
 
-def serve_from_tiers(tree: Any, step: dict[str, Any], page: int) -> Any:
+def serve_tiers(tree: Any, step: dict[str, Any], page_tokens: int) -> Any:
     """Serve a step on the device and the host; return what SGLang found."""
-    tokens = tokens_of(step, page)
-    labels = {"path": chained_path(step), "block_tokens": page, "prompt_tokens": len(tokens)}
-    request = tree.request(step["time"], **labels, **fields(step))
+    tokens = tokens_of(step, page_tokens)
+    labels = {"path": chained_path(step), "block_tokens": page_tokens, "prompt_tokens": len(tokens)}
+    request = tree.request(step["time"], **labels, **labels_of(step))
     hit = tree.cache.match_prefix(tree.match_params(tokens))
     request.cached_tokens = hit.device_prefix_len
     tree.core.requests.finish(request)
@@ -70,11 +70,11 @@ def serve_from_tiers(tree: Any, step: dict[str, Any], page: int) -> Any:
 
 
 def add_samples(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same prompts, each followed by two others of the same time and length: leaves that tie."""
-    sampled = []
+    """Return the steps, each followed by two others of the same time and length, whose leaves tie."""
+    steps_with_samples = []
     for number, step in enumerate(steps):
-        sampled.append(step)
+        steps_with_samples.append(step)
         for sample in (1, 2):
             blocks = [*step["blocks"][:-1], 10**7 + 3 * number + sample]
-            sampled.append({**step, "blocks": blocks})
-    return sampled
+            steps_with_samples.append({**step, "blocks": blocks})
+    return steps_with_samples

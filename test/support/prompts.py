@@ -15,7 +15,7 @@ def continuing_prompts(count: int, seed: int, most_shared: int) -> list[list[int
     draw = random.Random(seed)
     prompts: list[list[int]] = []
     for number in range(count):
-        head = prompts[draw.randrange(len(prompts))] if number % 3 == 2 else []
-        new = token_ids(draw.choice([10, 70, 200, 600]), seed + number)
-        prompts.append([*head[:most_shared], *new])
+        shared = prompts[draw.randrange(len(prompts))] if number % 3 == 2 else []
+        new_tokens = token_ids(draw.choice([10, 70, 200, 600]), seed + number)
+        prompts.append([*shared[:most_shared], *new_tokens])
     return prompts

@@ -13,12 +13,12 @@ def serve_paths(policy, capacity, paths, *, output_tokens=1, **options):
     """Serve ``paths`` (tuples of block ids, one a second). Every path is prefix-chained by its
     author: an id stands for one place in the tree. Returns the evicted runs of blocks, in order.
     The tree is recounted after each request."""
-    cuts = []
+    runs = []
     if isinstance(policy, str):
         policy = make_policy(policy, options)
-    tree = RadixTree(policy, capacity, BLOCK_TOKENS, on_evict=lambda cut: cuts.append(cut.blocks))
+    tree = RadixTree(policy, capacity, BLOCK_TOKENS, on_evict=lambda cut: runs.append(cut.blocks))
     trace = [record(t, path, output_tokens=output_tokens) for t, path in enumerate(paths)]
     for request in to_requests(trace):
         tree.access(request)
         recount(tree)
-    return cuts
+    return runs

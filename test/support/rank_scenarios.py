@@ -107,51 +107,51 @@ def read_before_use_is_stored(rank: int, folder: Path) -> Any:
 def refuse_pages(rank: int, folder: Path) -> Any:
     """Return the pages written again before and after the disk of one rank refused some."""
     disk_retry.ROUND_S = 0.0
-    tree, present = tree_of(rank, folder), []
+    tree, present_pages = tree_of(rank, folder), []
     tree.serve(PROMPT, 1.0)
-    for begin in (2.0, 5.0):
-        if rank == 1 and present:
+    for begin_s in (2.0, 5.0):
+        if rank == 1 and present_pages:
             PAGES.add_refusal()
-        tree.request(begin)
-        tree.serve(PROMPT, begin + 1)
-        tree.request(begin + 2)
+        tree.request(begin_s)
+        tree.serve(PROMPT, begin_s + 1)
+        tree.request(begin_s + 2)
         tree.settle()
-        present.append(tree.store.counters.present_pages)
+        present_pages.append(tree.store.counters.present_pages)
     tree.close()
-    return present
+    return present_pages
 
 
 def drain_slowly(rank: int, folder: Path) -> Any:
     """The second rank's disk is slow, and the drain's time ends before all is written."""
     tree = tree_of(rank, folder, write_policy="write_back", tokens=256, host_tokens=512)
-    for name in range(25):
-        tree.serve([name * 100 + i for i in range(8)], 1.0 + name)
+    for number in range(25):
+        tree.serve([number * 100 + i for i in range(8)], 1.0 + number)
     write = tree.store._writer.write
 
-    def write_slowly(keys: Any, *rest: Any) -> Any:
+    def write_slowly(keys: Any, *arguments: Any) -> Any:
         time.sleep(0.02 * rank * len(keys))
-        return write(keys, *rest)
+        return write(keys, *arguments)
 
     tree.store._writer.write = write_slowly  # type: ignore[method-assign]
     drain.FIRST_BYTES = 1
     tree.cache.drain_s = 1.0
     tree.cache.release_host_resources()
-    after = tree_of(rank, folder, write_policy="write_back")
-    return [after.on_disk([name * 100 + i for i in range(8)]) for name in range(25)]
+    reopened = tree_of(rank, folder, write_policy="write_back")
+    return [reopened.disk_tokens([number * 100 + i for i in range(8)]) for number in range(25)]
 
 
 def drain_without_host_memory(rank: int, folder: Path) -> Any:
     """The second rank's host tier is full at times."""
     tree = tree_of(rank, folder, write_policy="write_back", tokens=256, host_tokens=512)
-    for name in range(8):
-        tree.serve([name * 100 + i for i in range(8)], 1.0 + name)
-    backup, calls = tree.cache.backup_node_for_write_back, itertools.count()
+    for number in range(8):
+        tree.serve([number * 100 + i for i in range(8)], 1.0 + number)
+    original, calls = tree.cache.backup_node_for_write_back, itertools.count()
     tree.cache.backup_node_for_write_back = lambda node: (
-        not (rank and next(calls) % 3) and backup(node)
+        not (rank and next(calls) % 3) and original(node)
     )
     tree.cache.release_host_resources()
-    after = tree_of(rank, folder, write_policy="write_back")
-    return [after.on_disk([name * 100 + i for i in range(8)]) for name in range(8)]
+    reopened = tree_of(rank, folder, write_policy="write_back")
+    return [reopened.disk_tokens([number * 100 + i for i in range(8)]) for number in range(8)]
 
 
 def load_first_profile(rank: int, folder: Path) -> Any:
@@ -162,7 +162,7 @@ def load_first_profile(rank: int, folder: Path) -> Any:
 
 def order_queue(rank: int, folder: Path) -> Any:
     """Each rank times its batches with its own engine's speed, and orders one queue."""
-    draw, speed = random.Random(1), random.Random(rank)
+    rng, speed_rng = random.Random(1), random.Random(rank)
     tree = LiveTree(4096, "wa")
     tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
     live = LiveOrder(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
@@ -172,21 +172,21 @@ def order_queue(rank: int, folder: Path) -> Any:
     waiting: list[Any] = []
     admitted: list[Any] = []
     for step in range(5 * REFIT_BATCHES):
-        for _ in range(draw.randint(0, 4)):
-            tokens = [draw.randrange(2000) for _ in range(draw.randint(5, 400))]
-            if draw.random() < 0.7:  # a branch of a few new prompts
-                tokens = [draw.randrange(2)] * 512 + tokens
+        for _ in range(rng.randint(0, 4)):
+            tokens = [rng.randrange(2000) for _ in range(rng.randint(5, 400))]
+            if rng.random() < 0.7:  # a branch of a few new prompts
+                tokens = [rng.randrange(2)] * 512 + tokens
             req = fake_req(
                 tokens,
                 [],
                 {"time": step / 10},
                 rid=f"{step}-{len(waiting)}-{tokens[0]}",
-                num_matched_prefix_tokens=draw.randint(0, 4),
+                num_matched_prefix_tokens=rng.randint(0, 4),
                 prefix_len=0,
                 host_loaded_length=0,
                 finished=lambda: False,
                 to_finish=None,
-                cache_salt=draw.choice([None, "a", "b"]),
+                cache_salt=rng.choice([None, "a", "b"]),
             )
             waiting.append(req)
         live.look_up = lambda req: None
@@ -205,13 +205,13 @@ def order_queue(rank: int, folder: Path) -> Any:
         batch, _ = admission.choose(scheduler, SimpleNamespace(reqs=admitted), choose)
         admitted = [] if batch is None else batch.reqs
         waiting = scheduler.waiting_queue
-        decodes = step % 5 == 4
-        mode = ForwardMode.DECODE if decodes else ForwardMode.EXTEND
-        new = [len(req.origin_input_ids) for req in admitted] or [1]
-        launched = time.monotonic() - speed.uniform(0.1, 2.0)
-        live.batch_ended_at = launched
+        is_decode = step % 5 == 4
+        mode = ForwardMode.DECODE if is_decode else ForwardMode.EXTEND
+        new_tokens = [len(req.origin_input_ids) for req in admitted] or [1]
+        launched_s = time.monotonic() - speed_rng.uniform(0.1, 2.0)
+        live.batch_ended_at = launched_s
         reqs = admitted or [fake_req([1], [], num_matched_prefix_tokens=0, host_loaded_length=0)]
-        live.record_batch(batch_of(reqs, new, [0] * len(new), launched, mode))
+        live.record_batch(batch_of(reqs, new_tokens, [0] * len(new_tokens), launched_s, mode))
     return {"fitted": live.cost.fit(), "used": live.cost.coefficients, "orders": orders}
 
 
@@ -224,7 +224,7 @@ def alternate_orders(rank: int, folder: Path) -> Any:
     tree = tree_of(rank, folder, policy="wa", floor=True)
     live, rng = tree.core.live, random.Random(7)
     live.meter = Meter(MeterSetup(), TierTokens(live.device_tokens), "wa")
-    hits, victims, running = [], [], []
+    hits, victims, ranking_policies = [], [], []
     for i in range(240):
         if i % 40 == 20:
             live.meter._floor.is_behind = not live.meter.is_behind
@@ -241,7 +241,7 @@ def alternate_orders(rank: int, folder: Path) -> Any:
         live.meter.record_request(request, hits[-1])
         tree.insert(prompt, request)
         victims.append(tree.core.live.counters.victim_digest.count_and_digest)
-        running.append(live.ranking_policy_name)
+        ranking_policies.append(live.ranking_policy_name)
     stats = live.meter.stats()
     del stats["spent_s"], ballast
-    return {"hits": hits, "victims": victims, "meter": stats, "running": running}
+    return {"hits": hits, "victims": victims, "meter": stats, "running": ranking_policies}

@@ -26,7 +26,7 @@ Runner = Callable[[str, Path], tuple[Any, Any]]
 def two_ranks(log: Path) -> Iterator[Runner]:
     """Yield ``run(scenario, folder)``, which returns the results of the two ranks."""
     with contextlib.ExitStack() as stack:
-        ranks = []
+        processes = []
         for rank in range(2):
             errors = stack.enter_context((log / f"rank-{rank}.log").open("w"))
             process = subprocess.Popen(
@@ -39,19 +39,19 @@ def two_ranks(log: Path) -> Iterator[Runner]:
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            ranks.append(process)
+            processes.append(process)
 
         def run(scenario: str, folder: Path) -> tuple[Any, Any]:
-            for rank in ranks:
+            for rank in processes:
                 assert rank.stdin is not None
                 print(json.dumps([scenario, str(folder)]), file=rank.stdin, flush=True)
             results = []
-            for number, rank in enumerate(ranks):
+            for rank_number, rank in enumerate(processes):
                 assert rank.stdout is not None
                 line = "\n"  # the test's time limit ends a blocked rank
                 while line and not line.startswith(("{", "failed")):  # libraries print, too
                     line = rank.stdout.readline()
-                assert line.startswith("{"), (log / f"rank-{number}.log").read_text()[-3000:]
+                assert line.startswith("{"), (log / f"rank-{rank_number}.log").read_text()[-3000:]
                 results.append(json.loads(line)["result"])
             return results[0], results[1]
 

@@ -35,16 +35,15 @@ def receiver_of(
     return receiver, push
 
 
-def tokenized(
-    custom: Any = None,
+def message_of(
+    custom_params: Any = None,
     tokens: Iterable[int] = (1, 2, 3),
     rid: str = "r",
     sampling: dict[str, Any] | None = None,
     **fields: Any,
 ) -> TokenizedGenerateReqInput:
-    """A request as the process that tokenises sends it, with these ``custom_params``; ``fields``: of
-    the message."""
-    params = SamplingParams(custom_params=custom, **(sampling or {"max_new_tokens": 1}))
+    """Return a request as the process that tokenises sends it; ``fields`` are of the message."""
+    params = SamplingParams(custom_params=custom_params, **(sampling or {"max_new_tokens": 1}))
     return TokenizedGenerateReqInput(
         rid=rid,
         input_text=None,

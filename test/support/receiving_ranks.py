@@ -30,7 +30,7 @@ from sglang_canopy.server.start import plugin
 from sglang_canopy.wire.hints import hint_of, pack
 from sglang_canopy.wire.messages import HINTS
 from support.live_tree import LiveTree, fake_req
-from support.receiver import receiver_of, tokenized
+from support.receiver import message_of, receiver_of
 from support.waiting_requests import batch_of
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -38,14 +38,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pipeline": {"pp_size": 2},
 }
 ROUNDS, STAMPED_ROUNDS = 80, 70
-POOL = 96
+POOL_TOKENS = 96
 
 
 class Rank:
     """The receiver of a rank, its sockets, and a tree that serves the requests."""
 
     def __init__(self, layout: str, rank: int, folder: Path) -> None:
-        self.tree = LiveTree(POOL, "wa", config={"quantum_tokens": 1})
+        self.tree = LiveTree(POOL_TOKENS, "wa", config={"quantum_tokens": 1})
         arguments = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa"}
         server_args = ServerArgs(**arguments, **LAYOUTS[layout])
         world = SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0)
@@ -59,15 +59,15 @@ class Rank:
         )
         initialize_model_parallel(backend="gloo")
         parallel = get_parallel()
-        self.pipeline = layout == "pipeline"
+        self.is_pipeline = layout == "pipeline"
         cache = self.tree.cache
         cache.tp_group = get_dp_tp_group().cpu_group  # what SGLang's builder of caches gives
         cache.tp_world_size = torch.distributed.get_world_size(cache.tp_group)
         cache.attn_tp_group = parallel.attn_tp_group.cpu_group
         cache.attn_cp_group = parallel.attn_cp_group.cpu_group
-        self.order = LiveOrder(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
+        self.live_order = LiveOrder(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
-        self.observed: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
+        self.results: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
 
     def send(self, message: Any) -> None:
         sock_send(self.socket, message)
@@ -75,7 +75,7 @@ class Rank:
     def receive(self) -> list[Any]:
         """Run one iteration of the scheduler's loop. A first stage forwards its requests, as in SGLang."""
         messages = self.receiver.recv_requests()
-        if self.pipeline and get_parallel().pp_rank == 0:
+        if self.is_pipeline and get_parallel().pp_rank == 0:
             group = get_parallel().world_group.cpu_group
             point_to_point_pyobj(messages, 0, group, 0, 1)
         return messages
@@ -90,63 +90,63 @@ class Rank:
         req.cached_tokens = req.cached_tokens_device = hit
         core.requests.report_end(req)
         self.tree.insert(ids, request)
-        self.observed["times"].append(request.time)
-        self.observed["hits"].append(hit)
-        if not self.pipeline:  # refused there
-            self.order.record_batch(batch_of([req], [len(ids) - hit], [hit], None))
+        self.results["times"].append(request.time)
+        self.results["hits"].append(hit)
+        if not self.is_pipeline:  # refused there
+            self.live_order.record_batch(batch_of([req], [len(ids) - hit], [hit], None))
 
-    def control(self, message: SetInternalStateReq) -> None:
+    def apply_hints(self, message: SetInternalStateReq) -> None:
         scheduler = SimpleNamespace(tree_cache=self.tree.cache)
         receive_messages(lambda *_: None, scheduler, message)
-        self.observed["hinted"] += 1
+        self.results["hinted"] += 1
 
 
-def requests_of(stream: int, rounds: int, limit: int) -> list[list[TokenizedGenerateReqInput]]:
+def requests_by_round(seed: int, rounds: int, limit: int) -> list[list[TokenizedGenerateReqInput]]:
     """Return each round's arrivals: up to ``limit`` requests, which share prefixes."""
-    draw, arrivals = random.Random(stream), []
-    for number in range(rounds):
-        batch = []
+    rng, arrivals = random.Random(seed), []
+    for step in range(rounds):
+        requests = []
         # The HTTP process stamps requests; for the last ones the receiver does, as for gRPC.
-        for index in range(draw.randint(0, limit)):
-            stamp = {"canopy": {"time": float(number), "conversation": f"c{draw.randrange(5)}"}}
-            if number >= STAMPED_ROUNDS:
+        for index in range(rng.randint(0, limit)):
+            stamp = {"canopy": {"time": float(step), "conversation": f"c{rng.randrange(5)}"}}
+            if step >= STAMPED_ROUNDS:
                 stamp = {"canopy_turn": 2}
-            tokens = [1000 * draw.randrange(5) + token for token in range(draw.randint(2, 30))]
-            batch.append(tokenized(stamp, tokens, f"{stream}-{number}-{index}"))
-        arrivals.append(batch)
+            tokens = [1000 * rng.randrange(5) + token for token in range(rng.randint(2, 30))]
+            requests.append(message_of(stamp, tokens, f"{seed}-{step}-{index}"))
+        arrivals.append(requests)
     return arrivals
 
 
-def controls(number: int) -> list[SetInternalStateReq]:
+def hint_messages(step: int) -> list[SetInternalStateReq]:
     """Return the HTTP process's broadcasts: hints."""
     keys = []
-    if number % 10 == 5:
-        over = {"conversation": f"c{number // 10 % 5}", "over": True}
-        keys.append(HINTS.key(pack([hint_of(over, float(number))])))
+    if step % 10 == 5:
+        over = {"conversation": f"c{step // 10 % 5}", "over": True}
+        keys.append(HINTS.key(pack([hint_of(over, float(step))])))
     return [SetInternalStateReq(server_args={key: 1}) for key in keys]
 
 
 def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
     plugin.load()
     HookRegistry.apply_hooks()
-    process = Rank(layout, rank, folder)
+    server = Rank(layout, rank, folder)
     # Replicas get unequal loads: what only the ranks of one replica share must not wait for the other.
-    arrivals = requests_of(rank, ROUNDS, limit=1 if rank else 4)
-    for number in range(ROUNDS):
+    arrivals = requests_by_round(rank, ROUNDS, limit=1 if rank else 4)
+    for step in range(ROUNDS):
         if rank == 0 or layout == "dp_attention":
-            for request in arrivals[number]:
-                process.send(request)
+            for request in arrivals[step]:
+                server.send(request)
         if rank == 0:
-            for message in controls(number):
-                process.send(message)
-        for message in process.receive():
+            for message in hint_messages(step):
+                server.send(message)
+        for message in server.receive():
             if isinstance(message, TokenizedGenerateReqInput):
-                process.serve(message)
+                server.serve(message)
             else:
-                process.control(message)
-    counters = process.tree.core.live.counters
-    fits = process.order.prefills // REFIT_BATCHES
-    return {**process.observed, "victims": counters.victim_digest.count_and_digest, "fits": fits}
+                server.apply_hints(message)
+    counters = server.tree.core.live.counters
+    fits = server.live_order.prefills // REFIT_BATCHES
+    return {**server.results, "victims": counters.victim_digest.count_and_digest, "fits": fits}
 
 
 def dp_attention(rank: int, folder: Path) -> dict[str, Any]:

@@ -28,8 +28,8 @@ def answer_alone_and_together(engine: SteppedScheduler, prompts: list[list[int]]
     return {"equal": [list(req.output_ids) for req in together] == alone, "retracted": retracted}
 
 
-def ordered(start: Start) -> dict[str, Any]:
-    """``kinds``: the order in which waiting short, long and urgent requests are answered."""
+def answer_in_order(start: Start) -> dict[str, Any]:
+    """Return, as ``answered_kinds``, the order of the answers to short, long and urgent requests."""
     engine = start()
     together = answer_alone_and_together(engine, continuing_prompts(18, 1, most_shared=600))
     running = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
@@ -47,27 +47,27 @@ def ordered(start: Start) -> dict[str, Any]:
     return {
         **together,
         "policy": engine.scheduler.policy.policy.value,
-        "kinds": [kinds[req] for req in order if req in kinds],
+        "answered_kinds": [kinds[req] for req in order if req in kinds],
         "fitted": list(cache.admission.order.cost.coefficients),
         "batches": cache.admission.order.prefills,
     }
 
 
-def sharing(start: Start, locks: bool) -> dict[str, Any]:
-    """Shorter requests share a long prompt's steps. With ``locks`` the long prompt needs cached tokens, which
-    sharers would lock. ``admitted_together``: requests admitted with the long prompt."""
+def share_steps(start: Start, needs_cache: bool) -> dict[str, Any]:
+    """Let shorter requests share a long prompt's steps. With ``needs_cache`` it needs cached tokens, which sharers
+    would lock. ``admitted_together``: requests admitted with the long prompt."""
     engine = start()
-    if locks:
-        begins = [token_ids(300, seed) for seed in range(6)]
-        engine.serve([engine.feed(ids, 1) for ids in begins])
-        tails = [[*ids, *token_ids(8, 20 + i)] for i, ids in enumerate(begins)]
+    if needs_cache:
+        prefixes = [token_ids(300, seed) for seed in range(6)]
+        engine.serve([engine.feed(ids, 1) for ids in prefixes])
+        short_prompts = [[*ids, *token_ids(8, 20 + i)] for i, ids in enumerate(prefixes)]
     else:
-        tails = [[*token_ids(4, 1), *token_ids(4, 10 + i)] for i in range(60)]
-    long = engine.feed(token_ids(2600 if locks else 2000, 90), 1)
+        short_prompts = [[*token_ids(4, 1), *token_ids(4, 10 + i)] for i in range(60)]
+    long = engine.feed(token_ids(2600 if needs_cache else 2000, 90), 1)
     engine.step()
     assert engine.scheduler.chunked_req is long
-    shorts = [engine.feed(ids, 4 if locks else 1) for ids in tails]
-    later = [] if locks else [engine.feed(token_ids(300, 100 + i), 1) for i in range(3)]
+    shorts = [engine.feed(ids, 4 if needs_cache else 1) for ids in short_prompts]
+    later = [] if needs_cache else [engine.feed(token_ids(300, 100 + i), 1) for i in range(3)]
     engine.step()
     engine.step()
     admitted_together = len(shorts) - sum(req in engine.scheduler.waiting_queue for req in shorts)
@@ -77,7 +77,7 @@ def sharing(start: Start, locks: bool) -> dict[str, Any]:
 
 
 def overtaken_by_short(engine: SteppedScheduler, ids: list[int], rid: str) -> list[Any]:
-    """``ids`` waits under the name ``rid``, and the scheduler has seen it wait. Returns the other requests."""
+    """Let a short request overtake ``ids``, which waits under the name ``rid``; return the other requests."""
     running = [engine.feed(token_ids(8, 902), 6), engine.feed(token_ids(8, 903), 60)]
     engine.step()
     now = time.monotonic()
@@ -90,9 +90,9 @@ def overtaken_by_short(engine: SteppedScheduler, ids: list[int], rid: str) -> li
     return running
 
 
-def retried(start: Start) -> dict[str, Any]:
-    """A name is used again for another prompt between two passes; then a waiting prompt is aborted and sent
-    again while others arrive and are served. ``answered_before``: the number of answers before its own."""
+def retry(start: Start) -> dict[str, Any]:
+    """Send another prompt under the name of an aborted one; then abort a waiting prompt and send it again,
+    while others arrive and are served. ``answered_before``: the number of answers before its own."""
     engine = start()
     prompts = [token_ids(300, 1), token_ids(300, 2)]
     engine.serve([alone := engine.feed(prompts[1], ANSWER_TOKENS)])
@@ -124,7 +124,7 @@ def count_calls() -> None:
     from sglang_canopy.radix.core import CanopyTreeCore
     from sglang_canopy.server.start.hooks import HOOKS
 
-    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def count_call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             CALLS[name] += 1
             return function(*args, **kwargs)
@@ -132,18 +132,17 @@ def count_calls() -> None:
         return call
 
     for hook in HOOKS:
-        object.__setattr__(
-            hook, "function", counting(hook.target.rpartition(".")[2], hook.function)
-        )
+        name = hook.target.rpartition(".")[2]
+        object.__setattr__(hook, "function", count_call(name, hook.function))
     for owner, name in (
         (CanopyTreeCore, "match_prefix"),
         (CanopyTreeCore, "begin_insert"),
         (CanopyRadixCache, "_evict_components"),
     ):
-        setattr(owner, name, counting(name, getattr(owner, name)))
+        setattr(owner, name, count_call(name, getattr(owner, name)))
 
 
-def reads(start: Start) -> dict[str, Any]:
+def count_reads(start: Start) -> dict[str, Any]:
     """Count reads of tensors between arrival and answer by function: ``ours`` and ``sglangs``."""
     from sglang_canopy.server.scheduler.admission import take_times
 
@@ -156,7 +155,7 @@ def reads(start: Start) -> dict[str, Any]:
     load = controller.load
     controller.load = lambda *args, **kwargs: loads.append(1) or load(*args, **kwargs)
     answered = 0
-    with HostReads() as watch:
+    with HostReads() as seen:
         for turn in range(2):
             requests = [
                 engine.feed(ids, ANSWER_TOKENS, priority=i % 2, rid=f"{turn}-{i}")
@@ -171,15 +170,15 @@ def reads(start: Start) -> dict[str, Any]:
                 if all(req.finished() for req in requests):
                     break
             answered += sum(req.finished() for req in requests)
-    counted = {"ours": watch.within(*CANOPY), "sglangs": watch.within(SGLANG), "calls": dict(CALLS)}
-    return {**counted, "answered": answered, "loads": len(loads)}
+    read_counts = {"ours": seen.reads_of(*CANOPY), "sglangs": seen.reads_of(SGLANG)}
+    return {**read_counts, "calls": dict(CALLS), "answered": answered, "loads": len(loads)}
 
 
 SAMPLES, CONVERSATIONS = 4, 3
 
 
-def teaching(start: Start) -> dict[str, Any]:
-    """Requests from which the policies learn, at a server with ``--max-queued-requests 2``."""
+def teach_policies(start: Start) -> dict[str, Any]:
+    """Send requests from which the policies learn to a server with ``--max-queued-requests 2``."""
     from sglang_canopy.radix.counters import REFUSALS
 
     engine = start()
@@ -195,7 +194,7 @@ def teaching(start: Start) -> dict[str, Any]:
         engine.serve(samples)
         turns += [req.canopy.request.turn for req in samples]
     after_samples = core.live.learner.model.samples
-    refused, last = refusals(engine)
+    refused, last = refuse_requests(engine)
     rows = core.live.counters.rows()
     engine.scheduler.tree_cache.sanity_check()
     return {
@@ -212,8 +211,8 @@ def teaching(start: Start) -> dict[str, Any]:
     }
 
 
-def refusals(engine: SteppedScheduler) -> tuple[Any, Any]:
-    """Four requests that are not admitted, and three that are. Return a refused one and the last."""
+def refuse_requests(engine: SteppedScheduler) -> tuple[Any, Any]:
+    """Send four requests that are not admitted, and three that are. Return a refused one and the last."""
     prompt = token_ids(300, 90)
     for attempt in range(2):  # aborted while it waits
         engine.feed(prompt, 4, time_s=100.0 + attempt, stamp={"conversation": "r"}, rid="gone")
@@ -227,8 +226,8 @@ def refusals(engine: SteppedScheduler) -> tuple[Any, Any]:
     return refused, last
 
 
-def embedded(start: Start) -> list[tuple[bool, int]]:
-    """Three requests for an embedding of one prompt: whether each is answered, and its cached tokens."""
+def embed(start: Start) -> list[tuple[bool, int]]:
+    """Request an embedding of one prompt thrice; return whether each is answered, and its cached tokens."""
     from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -246,13 +245,13 @@ def embedded(start: Start) -> list[tuple[bool, int]]:
     return [(req.finished(), req.cached_tokens) for req in reqs]
 
 
-def observed(start: Start) -> dict[str, Any]:
-    """The counts of refusals and metered tokens with ``--canopy-observe``."""
+def observe_refusals(start: Start) -> dict[str, Any]:
+    """Return the counts of refusals and metered tokens with ``--canopy-observe``."""
     from sglang_canopy.radix.counters import INVALID, REFUSALS
     from sglang_canopy.server.scheduler.observer import observer_of
 
     engine = start()
-    _, last = refusals(engine)
+    _, last = refuse_requests(engine)
     del last.output_ids[:]  # only its end was seen: an answered request is not refused later
     observer = observer_of(engine.scheduler)
     assert observer is not None
@@ -261,8 +260,8 @@ def observed(start: Start) -> dict[str, Any]:
     return {"refused": refused, "metered_tokens": observer.meter.prompt_tokens}
 
 
-def metered(start: Start) -> dict[str, Any]:
-    """The meter of a scheduler, ours or observed, whose cache is far smaller than the prompts."""
+def read_meter(start: Start) -> dict[str, Any]:
+    """Return the meter of a scheduler, ours or observed, whose cache is far smaller than the prompts."""
     from sglang_canopy.server.scheduler.observer import observer_of
 
     engine = start()

@@ -11,8 +11,8 @@ from typing import Any
 
 KV_TOKENS = 4096
 ANSWER_TIMEOUT_S = 120.0
-"""Seconds for a batch of answers. A count of loop iterations would not bound it, because storage threads
-run beside them."""
+"""Limit on the time of a batch of answers. A count of loop iterations would not bound it, because storage
+threads run beside them."""
 OVERLAP = "--overlap"
 """Argument in place of SGLang's ``--disable-overlap-schedule``."""
 
@@ -21,7 +21,7 @@ class SteppedScheduler:
     """The scheduler, stepped by hand; with its overlapped loop if `OVERLAP` is among ``arguments``."""
 
     def __init__(self, model: Path, arguments: list[str], kv_tokens: int = KV_TOKENS) -> None:
-        from sglang.srt.managers import scheduler as module
+        from sglang.srt.managers import scheduler as scheduler_module
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
@@ -32,18 +32,18 @@ class SteppedScheduler:
         flags = cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32")
         if not (model / "model.safetensors").exists():
             flags += ["--load-format", "dummy"]
-        overlap = OVERLAP in arguments
-        if overlap:
+        is_overlapped = OVERLAP in arguments
+        if is_overlapped:
             flags.remove("--disable-overlap-schedule")
         flags += ["--skip-tokenizer-init", *(a for a in arguments if a != OVERLAP)]
         server_args = prepare_server_args(flags)
-        module.publish(
+        scheduler_module.publish(
             server_args,
             role="scheduler",
-            ranks=module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
+            ranks=scheduler_module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
         )
-        self.scheduler = module.Scheduler(server_args, PortArgs.init_new(server_args))
-        self.overlap_loop = OverlapLoop(self.scheduler) if overlap else None
+        self.scheduler = scheduler_module.Scheduler(server_args, PortArgs.init_new(server_args))
+        self.overlap_loop = OverlapLoop(self.scheduler) if is_overlapped else None
         self._count = 0
 
     def feed(
@@ -56,15 +56,15 @@ class SteppedScheduler:
     ) -> Any:
         """Queue a request that arrives at time ``time_s`` (default: now) and return its ``Req``.
         ``fields``: of SGLang's message."""
-        from support.receiver import tokenized
+        from support.receiver import message_of
 
         self._count += 1
         time_s = time.monotonic() if time_s is None else time_s
-        canopy = {"time": time_s, **fields.pop("stamp", {})}
-        stamp = {"canopy": canopy, **fields.pop("custom", {})}
+        canopy_stamp = {"time": time_s, **fields.pop("stamp", {})}
+        custom_params = {"canopy": canopy_stamp, **fields.pop("custom", {})}
         rid = fields.pop("rid", f"r{self._count}")
         sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
-        request = tokenized(stamp, ids, rid, sampling, priority=priority, **fields)
+        request = message_of(custom_params, ids, rid, sampling, priority=priority, **fields)
         request.sampling_params.normalize(None)
         self.scheduler.process_input_requests([request])
         queued = [req for req in self.scheduler.waiting_queue if req.rid == request.rid]
@@ -133,14 +133,12 @@ class OverlapLoop:
     def __init__(self, scheduler: Any) -> None:
         if not scheduler.enable_overlap:
             raise AssertionError("SGLang has turned the overlap off")
-        scheduler.__class__ = type(
-            "Overlapped", (scheduler.__class__,), {"result_queue": _InFlight()}
-        )
+        fields = {"result_queue": _InFlight()}
+        scheduler.__class__ = type("Overlapped", (scheduler.__class__,), fields)
         scheduler._war_barrier_enabled = False  # run_event_loop sets it, for CUDA alone
         scheduler.idle_sleeper = None
-        scheduler.request_receiver = dataclasses.replace(
-            scheduler.request_receiver, scripted_scheduler_hook=self
-        )
+        receiver = scheduler.request_receiver
+        scheduler.request_receiver = dataclasses.replace(receiver, scripted_scheduler_hook=self)
         self.scheduler = scheduler
         self.iterations_with_result_in_flight = 0
         """Iterations at whose end a result was in flight."""

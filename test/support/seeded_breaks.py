@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-NAMES = ["Ada Brown", "Bo Lind", "Chen Wei", "Dora Klein", "Emil Novak", "Fay Okoro", "Gil Costa", "Hana Sato"]  # fmt: skip
+USER_NAMES = ["Ada Brown", "Bo Lind", "Chen Wei", "Dora Klein", "Emil Novak", "Fay Okoro", "Gil Costa", "Hana Sato"]  # fmt: skip
 ALPHABET = "ABCDEFGHabcdefgh0123456789+/"
 Row = dict[str, Any]
 
@@ -38,7 +38,7 @@ def clean_log(runs: list, prose: list[str], seed: int, sessions: int) -> list[Ro
     passages = [" ".join(prose[turn : turn + 2]) for turn in range(120, len(prose) - 6, 6)]
     log: list[Row] = []
     for session in range(sessions):
-        app, user = session % 3, rng.randrange(len(NAMES))
+        app, user = session % 3, rng.randrange(len(USER_NAMES))
         time_s = 1_790_000_000 + rng.random() * 900
         docs = rng.sample(passages[:60], 6) if app == 2 else []
         messages: list[Row] = [{"role": "system", "content": systems[app]}]
@@ -46,7 +46,7 @@ def clean_log(runs: list, prose: list[str], seed: int, sessions: int) -> list[Ro
             messages.append(_question(app, session, turn, text, docs))
             row = {
                 "timestamp": time_s, "model": "m", "session_id": f"s{session}", "user": f"u{user}", "app": app,
-                "name": NAMES[user], "messages": copy.deepcopy(messages), "docs": docs, "turn": turn,
+                "name": USER_NAMES[user], "messages": copy.deepcopy(messages), "docs": docs, "turn": turn,
             }  # fmt: skip
             if app == 0:
                 row["tools"] = tools
@@ -75,7 +75,7 @@ def _answer(app: int, session: int, turn: int, answer: str, tools: list) -> Row:
 
 
 @dataclass
-class Seeded:
+class SeededRequest:
     """One request while a break is put into it."""
 
     row: Row
@@ -83,7 +83,7 @@ class Seeded:
     """Whether this request gets a value of its own; else the same as all others."""
     number: int
     rng: random.Random
-    is_always: bool
+    affects_all_requests: bool
 
     @property
     def system(self) -> Row:
@@ -97,7 +97,7 @@ class Seeded:
     def time(self) -> datetime:
         return datetime.fromtimestamp(self.row["timestamp"], timezone.utc)
 
-    def put(self, line: str) -> None:
+    def insert_line(self, line: str) -> None:
         """Put a line into the system prompt."""
         lines = self.system["content"].split("\n")
         middle = len(lines) // 2
@@ -106,9 +106,9 @@ class Seeded:
 
 @dataclass(frozen=True)
 class Break:
-    """A break, and its expected names."""
+    """A break, the prompt part that it changes, and the expected names of its kind."""
 
-    put: Callable[[Seeded], None]
+    apply: Callable[[SeededRequest], None]
     part: str
     names: tuple[str, ...]
     app: int | None = 0
@@ -117,68 +117,69 @@ class Break:
     """Whether the other requests stay as they are."""
 
 
-def _time(seeded: Seeded) -> None:
+def _add_time(seeded: SeededRequest) -> None:
     time = seeded.time.strftime("%Y-%m-%d %H:%M:%S") if seeded.is_broken else "2026-01-01 00:00:00"
-    seeded.put(f"Current time: {time} UTC.")
+    seeded.insert_line(f"Current time: {time} UTC.")
 
 
-def _counter(seeded: Seeded) -> None:
-    seeded.put(f"You have answered {seeded.number if seeded.is_broken else 0} requests so far.")
+def _add_counter(seeded: SeededRequest) -> None:
+    requests = seeded.number if seeded.is_broken else 0
+    seeded.insert_line(f"You have answered {requests} requests so far.")
 
 
-def _user(seeded: Seeded) -> None:
-    name = seeded.row["name"] if seeded.is_broken or seeded.is_always else "a customer"
-    seeded.put(f"You are talking to {name}, a customer.")
+def _add_user(seeded: SeededRequest) -> None:
+    name = seeded.row["name"] if seeded.is_broken or seeded.affects_all_requests else "a customer"
+    seeded.insert_line(f"You are talking to {name}, a customer.")
 
 
-def _white_space(seeded: Seeded) -> None:
+def _change_white_space(seeded: SeededRequest) -> None:
     text = seeded.system["content"]
     cut = text.find(" ", len(text) // 2)
     seeded.system["content"] = text[:cut] + seeded.rng.choice(["  ", " \n", "\t"]) + text[cut + 1 :]
 
 
-def _tool_order(seeded: Seeded) -> None:
+def _shuffle_tools(seeded: SeededRequest) -> None:
     seeded.rng.shuffle(seeded.row["tools"])
 
 
-def _tool_set(seeded: Seeded) -> None:
+def _drop_tool(seeded: SeededRequest) -> None:
     del seeded.row["tools"][seeded.rng.randrange(len(seeded.row["tools"]))]
 
 
-def _shortened(seeded: Seeded) -> None:
+def _shorten_results(seeded: SeededRequest) -> None:
     for m in [m for m in seeded.row["messages"] if m["role"] == "tool"][:-2]:
         if len(m["content"]) > 260:
             m["content"] = m["content"][:200] + " ... [cut]"
 
 
-def _key_order_in_calls(seeded: Seeded) -> None:
+def _shuffle_call_keys(seeded: SeededRequest) -> None:
     for m in seeded.row["messages"]:
         for call in m.get("tool_calls", ()):
             args = json.loads(call["function"]["arguments"])
-            mixed = dict(seeded.rng.sample(list(args.items()), len(args)))
-            call["function"]["arguments"] = json.dumps(mixed)
+            reordered = dict(seeded.rng.sample(list(args.items()), len(args)))
+            call["function"]["arguments"] = json.dumps(reordered)
 
 
-def _order(seeded: Seeded) -> None:
+def _shuffle_passages(seeded: SeededRequest) -> None:
     docs = seeded.rng.sample(seeded.row["docs"], len(seeded.row["docs"]))
     text = seeded.question["content"]
     passages = "\n\n".join(f"Passage: {d}" for d in docs)
     seeded.question["content"] = passages + text[text.rindex("\n\nQuestion: ") :]
 
 
-def _picture(seeded: Seeded) -> None:
+def _add_picture(seeded: SeededRequest) -> None:
     rng = seeded.rng if seeded.is_broken else random.Random(1)
     data = "".join(rng.choice(ALPHABET) for _ in range(6000))
     picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     seeded.question["content"] = [picture, {"type": "text", "text": seeded.question["content"]}]
 
 
-def _dropped(seeded: Seeded) -> None:
+def _drop_messages(seeded: SeededRequest) -> None:
     if len(seeded.row["messages"]) > 9:
         seeded.row["messages"] = seeded.row["messages"][:2] + seeded.row["messages"][-6:]
 
 
-def _id_in_first(seeded: Seeded) -> None:
+def _add_id(seeded: SeededRequest) -> None:
     name = f"req_{seeded.rng.getrandbits(64):016x}" if seeded.is_broken else "req_0000000000000000"
     seeded.question["content"] = f"(ref {name}) " + seeded.question["content"]
 
@@ -186,47 +187,47 @@ def _id_in_first(seeded: Seeded) -> None:
 REMINDER = "Reminder: do not touch files outside the project. Answer briefly. Prefer the tools that you have over guesses."
 
 
-def _moving_reminder(seeded: Seeded) -> None:
+def _add_reminder(seeded: SeededRequest) -> None:
     seeded.row["messages"].insert(-1, {"role": "user", "content": REMINDER})
 
 
-def _two_models(seeded: Seeded) -> None:
+def _alternate_models(seeded: SeededRequest) -> None:
     seeded.row["model"] = f"m-{seeded.row['turn'] % 2}"
 
 
 BREAKS: dict[str, Break] = {
-    "time": Break(_time, "system", ("time",), app=None),
-    "counter": Break(_counter, "system", ("counter", "number",), app=None),
-    "user": Break(_user, "system", ("user", "text",), app=None),
-    "white space": Break(_white_space, "system", ("white space",), app=None, only_broken=True),
-    "tool order": Break(_tool_order, "tools", ("tool order",), only_broken=True),
-    "tool set": Break(_tool_set, "tools", ("tool set",), only_broken=True),
-    "shortened": Break(_shortened, "history", ("shortened",), only_broken=True),
-    "key order in calls": Break(_key_order_in_calls, "history", ("key order", "white space",), only_broken=True),
-    "order": Break(_order, "first message", ("order",), app=2, only_broken=True),
-    "picture": Break(_picture, "first message", ("picture",), app=1),
-    "dropped": Break(_dropped, "history", ("dropped",), only_broken=True),
-    "id in first message": Break(_id_in_first, "first message", ("id",), app=1),
-    "moving reminder": Break(_moving_reminder, "history", ("reminder",), only_broken=True),
-    "two models": Break(_two_models, "history", ("models",), only_broken=True),
+    "time": Break(_add_time, "system", ("time",), app=None),
+    "counter": Break(_add_counter, "system", ("counter", "number",), app=None),
+    "user": Break(_add_user, "system", ("user", "text",), app=None),
+    "white space": Break(_change_white_space, "system", ("white space",), app=None, only_broken=True),
+    "tool order": Break(_shuffle_tools, "tools", ("tool order",), only_broken=True),
+    "tool set": Break(_drop_tool, "tools", ("tool set",), only_broken=True),
+    "shortened": Break(_shorten_results, "history", ("shortened",), only_broken=True),
+    "key order in calls": Break(_shuffle_call_keys, "history", ("key order", "white space",), only_broken=True),
+    "order": Break(_shuffle_passages, "first message", ("order",), app=2, only_broken=True),
+    "picture": Break(_add_picture, "first message", ("picture",), app=1),
+    "dropped": Break(_drop_messages, "history", ("dropped",), only_broken=True),
+    "id in first message": Break(_add_id, "first message", ("id",), app=1),
+    "moving reminder": Break(_add_reminder, "history", ("reminder",), only_broken=True),
+    "two models": Break(_alternate_models, "history", ("models",), only_broken=True),
 }  # fmt: skip
 
 
 def with_break(log: list[Row], name: str, rate: float) -> list[Row]:
     """A copy of ``log`` with the break ``name`` in ``rate`` of one application's requests."""
-    seeded_break = BREAKS[name]
+    breakage = BREAKS[name]
     rng = random.Random(1000 + zlib.crc32(name.encode()) % 997)
-    app = rng.randrange(3) if seeded_break.app is None else seeded_break.app
+    app = rng.randrange(3) if breakage.app is None else breakage.app
     rows = []
     for number, row in enumerate(log):
         row, is_broken = copy.deepcopy(row), rng.random() < rate
-        if row["app"] == app and (is_broken or not seeded_break.only_broken):
-            seeded_break.put(Seeded(row, is_broken, number, rng, rate == 1))
+        if row["app"] == app and (is_broken or not breakage.only_broken):
+            breakage.apply(SeededRequest(row, is_broken, number, rng, rate == 1))
         rows.append(row)
     return rows
 
 
-def without_labels(row: Row, *, named: bool) -> Row:
-    """The request as a gateway would log it; ``named``: with its conversation and user."""
-    hidden = {"app", "docs", "name", "turn"} | (set() if named else {"session_id", "user"})
+def without_labels(row: Row, *, with_names: bool) -> Row:
+    """The request as a gateway would log it; ``with_names``: with its conversation and user."""
+    hidden = {"app", "docs", "name", "turn"} | (set() if with_names else {"session_id", "user"})
     return {key: value for key, value in row.items() if key not in hidden}

@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_map
 
 DEVICE = torch.device("meta")
 ATEN = torch.ops.aten
-WAITS = {
+WAITING_OPERATIONS = {
     ATEN._local_scalar_dense, ATEN.nonzero, ATEN.nonzero_static, ATEN.masked_select, ATEN.equal,
     ATEN._unique2, ATEN.unique_consecutive, ATEN.unique_dim, ATEN.is_nonzero, ATEN.item,
 }  # fmt: skip
-INDEXED = {ATEN.index, ATEN.index_put, ATEN.index_put_, ATEN._index_put_impl_}
+INDEXING_OPERATIONS = {ATEN.index, ATEN.index_put, ATEN.index_put_, ATEN._index_put_impl_}
 
 
 class HostSync(AssertionError):
@@ -62,12 +62,12 @@ def unwrap(x: Any) -> Any:
 
 
 class SeparateDevice(TorchDispatchMode):
-    """While entered, ``DEVICE`` works. ``copied`` counts bytes ``to device`` and ``to host``. ``schedule_copy``
-    receives every copy into an existing tensor of the other side: the default runs it at once."""
+    """While entered, ``DEVICE`` works. ``copied_bytes``: of copies ``to device`` and ``to host``. ``schedule_copy``
+    receives every copy into an existing tensor of the other side; the default runs it at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.copied: Counter[str] = Counter()
+        self.copied_bytes: Counter[str] = Counter()
         self.schedule_copy: Callable[[Callable[[], Any]], None] = lambda copy: copy()
         self._factories = _Factories()
 
@@ -113,15 +113,15 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    packet, tensors = func.overloadpacket, _tensors((args, kwargs))
+    operation, tensors = func.overloadpacket, _tensors((args, kwargs))
     device_tensors = [x for x in tensors if isinstance(x, DeviceTensor)]
-    if packet in (ATEN._to_copy, ATEN.copy_):
+    if operation in (ATEN._to_copy, ATEN.copy_):
         return _copy(mode, func, args, kwargs)
-    target = kwargs.get("device")
+    device = kwargs.get("device")
     if device_tensors:
-        if packet in WAITS:
+        if operation in WAITING_OPERATIONS:
             raise HostSync(f"{func} waits for the device")
-        if packet in INDEXED:
+        if operation in INDEXING_OPERATIONS:
             for index in _tensors(args[1]):
                 if is_mask(index):
                     raise HostSync("a mask as an index: its rows are counted on the host")
@@ -129,42 +129,42 @@ def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, An
                     raise HostSync("an index on the host is copied, and the copy waited for")
         for x in tensors:
             assert isinstance(x, DeviceTensor) or x.dim() == 0, f"{func}: tensors of two devices"
-        if target is not None and not _is_device(target):
-            raise HostSync(f"{func} onto {target}")
-    on_device = bool(device_tensors) or _is_device(target)
-    if _is_device(target):
+        if device is not None and not _is_device(device):
+            raise HostSync(f"{func} onto {device}")
+    is_on_device = bool(device_tensors) or _is_device(device)
+    if _is_device(device):
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
-    if not on_device:
-        return out
-    first = args[0] if args else None
-    if func._schema.is_mutable and isinstance(first, DeviceTensor) and out is first.numbers:
-        return first
-    return tree_map(lambda x: DeviceTensor(x) if isinstance(x, torch.Tensor) else x, out)
+    result = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
+    if not is_on_device:
+        return result
+    target = args[0] if args else None
+    if func._schema.is_mutable and isinstance(target, DeviceTensor) and result is target.numbers:
+        return target
+    return tree_map(lambda x: DeviceTensor(x) if isinstance(x, torch.Tensor) else x, result)
 
 
 def _copy(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     source = args[0] if func.overloadpacket is ATEN._to_copy else args[1]
     if func.overloadpacket is ATEN._to_copy:
         device = kwargs.get("device")
-        to_device = isinstance(source, DeviceTensor) if device is None else _is_device(device)
-        asynchronous = kwargs.get("non_blocking", False)
+        is_to_device = isinstance(source, DeviceTensor) if device is None else _is_device(device)
+        is_asynchronous = kwargs.get("non_blocking", False)
     else:
-        to_device = isinstance(args[0], DeviceTensor)
-        asynchronous = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-    if to_device != isinstance(source, DeviceTensor):
-        if not asynchronous:
+        is_to_device = isinstance(args[0], DeviceTensor)
+        is_asynchronous = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+    if is_to_device != isinstance(source, DeviceTensor):
+        if not is_asynchronous:
             raise HostSync("a copy between host and device that the host waits for")
         if mode is not None:
-            direction = "to device" if to_device else "to host"
-            mode.copied[direction] += source.numel() * source.element_size()
+            direction = "to device" if is_to_device else "to host"
+            mode.copied_bytes[direction] += source.numel() * source.element_size()
     if func.overloadpacket is ATEN.copy_:
         target, numbers = unwrap(args[0]), unwrap(source)
-        if mode is not None and to_device != isinstance(source, DeviceTensor):
+        if mode is not None and is_to_device != isinstance(source, DeviceTensor):
             mode.schedule_copy(lambda: target.copy_(numbers))
         else:
             target.copy_(numbers)
         return args[0]
-    plain = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking", "pin_memory")}
-    out = func(unwrap(source), **plain)
-    return DeviceTensor(out) if to_device else out
+    options = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking", "pin_memory")}
+    copied = func(unwrap(source), **options)
+    return DeviceTensor(copied) if is_to_device else copied

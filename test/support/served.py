@@ -1,7 +1,5 @@
 """Flags of tiers for real servers, and waits for their status, which is written once a second."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -10,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 60.0
-_cores = sorted(os.sched_getaffinity(0))
-CORES = {"SGLANG_CPU_OMP_THREADS_BIND": f"{_cores[0]}|{_cores[-1]}"}
+_core_numbers = sorted(os.sched_getaffinity(0))
+CORES_BY_RANK = {"SGLANG_CPU_OMP_THREADS_BIND": f"{_core_numbers[0]}|{_core_numbers[-1]}"}
 """SGLang needs the cores of each of two ranks."""
 
 
@@ -26,24 +24,24 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> An
 
 def disk_flags(folder: Path) -> tuple[str, ...]:
     """Flags of a disk tier in ``folder``, whose pages a request waits for."""
-    extra = {"path": str(folder), "capacity_gb": 0.1, "prefetch_threshold": 16}
+    config = {"path": str(folder), "capacity_gb": 0.1, "prefetch_threshold": 16}
     return (
         *("--hicache-storage-backend", "canopy"),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
-        *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+        *("--hicache-storage-backend-extra-config", json.dumps(config)),
     )
 
 
 def agreed_status(client: Any) -> dict[str, Any]:
     """Return the first rank's status once the other rank's is equal."""
 
-    def equal() -> Any:
+    def first_status_if_equal() -> Any:
         first = client.rank()
         (peer,) = first["peers"]
-        same = {key: peer[key] for key in first["agreement"]} == first["agreement"]
-        return first if same else None
+        is_equal = {key: peer[key] for key in first["agreement"]} == first["agreement"]
+        return first if is_equal else None
 
-    return wait_until(equal, 2 * TIMEOUT_S)
+    return wait_until(first_status_if_equal, 2 * TIMEOUT_S)
 
 
 _TWO_TOKENS = {"max_tokens": 2}
@@ -62,6 +60,6 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def body_of(path: str, text: str, model: str = "m") -> dict[str, Any]:
     """Return a request of a text on a route."""
-    field, limit = ROUTES[path]
+    field, token_limit = ROUTES[path]
     content = [{"role": "user", "content": text}] if field == "messages" else text
-    return {"model": model, field: content, **limit}
+    return {"model": model, field: content, **token_limit}

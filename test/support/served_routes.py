@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from http.client import HTTPConnection
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_canopy.request.client_hints import GATEWAY_HEADER
 from sglang_canopy.server.scheduler.arrivals import receive_messages
@@ -40,6 +40,11 @@ class RecordingManager:
         return [{}]
 
 
+class HttpAnswer(NamedTuple):
+    code: int
+    text: str
+
+
 class HttpClient:
     """A running app, and one request at a time to it."""
 
@@ -48,19 +53,19 @@ class HttpClient:
 
     def __call__(
         self, method: str, path: str, key: str | None = None, body: Any = None, **headers: str
-    ) -> tuple[int, str]:
+    ) -> HttpAnswer:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        headers_sent = {k.replace("_", "-"): v for k, v in headers.items()}
+        sent_headers = {k.replace("_", "-"): v for k, v in headers.items()}
         if key is not None:
-            headers_sent["Authorization"] = f"Bearer {key}"
+            sent_headers["Authorization"] = f"Bearer {key}"
         if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
             body = json.dumps(body).encode()
         if body is not None:
-            headers_sent.setdefault("Content-Type", "application/json")
+            sent_headers.setdefault("Content-Type", "application/json")
         try:
-            connection.request(method, path, body, headers_sent)
+            connection.request(method, path, body, sent_headers)
             answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+            return HttpAnswer(answer.status, answer.read().decode())
         finally:
             connection.close()
 

@@ -11,7 +11,7 @@ from canopy_documents.server import model_view
 from canopy_documents.server.start import reserved_memory
 from support.scheduler import SteppedScheduler
 
-LENGTH, ROWS = 150, [3, 40, 41, 149]
+PROMPT_TOKENS, ROW_POSITIONS = 150, [3, 40, 41, 149]
 
 
 def runner_of(start: Callable[[], SteppedScheduler]) -> Any:
@@ -26,25 +26,26 @@ def with_plain_model(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     assert document_models
     runner = runner_of(start)
     models = model_view.served_model(runner), load(runner.model_config.model_path)
-    ids, rows, probed = torch.randint(0, 300, (LENGTH,)), torch.tensor(ROWS), ([], [])
-    caches = [dense_cache(model, LENGTH) for model in models]
-    hidden = [engine.prefill(m, ids, c) for m, c in zip(models, caches)]
-    for model, cache, queries in zip(models, caches, probed):
+    ids, rows = torch.randint(0, 300, (PROMPT_TOKENS,)), torch.tensor(ROW_POSITIONS)
+    queries_by_model: tuple[list[Any], list[Any]] = ([], [])
+    caches = [dense_cache(model, PROMPT_TOKENS) for model in models]
+    hidden_states = [engine.prefill(m, ids, c) for m, c in zip(models, caches)]
+    for model, cache, queries in zip(models, caches, queries_by_model):
         record = lambda layer, q, _, queries=queries: queries.append((layer, q))  # noqa: E731
         engine.probe_rows(model, ids[rows], rows, cache, 2, record)
     row_states = [engine.run_rows(m, ids[rows], rows, c) for m, c in zip(models, caches)]
     pairs = {
-        "hidden": [hidden],
+        "hidden": [hidden_states],
         "rows": [row_states],
         "logits": [[m.logits(h) for m, h in zip(models, row_states)]],
-        "queries": [[a, b] for (_, a), (_, b) in zip(*probed)],
+        "queries": [[a, b] for (_, a), (_, b) in zip(*queries_by_model)],
         "kv": [*zip(caches[0].k, caches[1].k), *zip(caches[0].v, caches[1].v)],
     }
     differences = {
         name: max(float((a - b).abs().max()) for a, b in pairs_of_name)
         for name, pairs_of_name in pairs.items()
     }
-    return {"differences": differences, "layers": [layer for layer, _ in probed[0]]}
+    return {"differences": differences, "layers": [layer for layer, _ in queries_by_model[0]]}
 
 
 def with_transformers(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
@@ -53,8 +54,8 @@ def with_transformers(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     runner = runner_of(start)
     model, path = model_view.served_model(runner), runner.model_config.model_path
     reference = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    ids, rows = torch.randint(0, 300, (LENGTH,)), torch.tensor(ROWS)
-    cache = dense_cache(model, LENGTH)
+    ids, rows = torch.randint(0, 300, (PROMPT_TOKENS,)), torch.tensor(ROW_POSITIONS)
+    cache = dense_cache(model, PROMPT_TOKENS)
     expected = reference(ids[None]).logits[0]
     all_logits = model.logits(engine.prefill(model, ids, cache))
     row_logits = model.logits(engine.run_rows(model, ids[rows], rows, cache))
@@ -66,16 +67,18 @@ def with_transformers(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
 def pool_sizes(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     """Return SGLang's sizes of its pool with and without documents, and the message for too little memory."""
     runner = runner_of(start)
-    sizes = runner.kv_cache_configurator
+    configurator = runner.kv_cache_configurator
     shape = model_view.served_shape(runner.model, runner.model_config.hf_config)
-    needed = reserved_memory(shape, 4, 512, 100 << 20).total
-    free = needed + 1000 * shape.kv_elements_per_token * 4
-    results: dict[str, Any] = {"on": sizes.config_from_budget(free).max_total_num_tokens}
-    documents, sizes.server_args._canopy_documents = sizes.server_args._canopy_documents, None
-    results["off"] = sizes.config_from_budget(free).max_total_num_tokens
-    sizes.server_args._canopy_documents = documents
+    needed_bytes = reserved_memory(shape, 4, 512, 100 << 20).total
+    free_bytes = needed_bytes + 1000 * shape.kv_elements_per_token * 4
+    on = configurator.config_from_budget(free_bytes).max_total_num_tokens
+    results: dict[str, Any] = {"on": on}
+    server_args = configurator.server_args
+    documents, server_args._canopy_documents = server_args._canopy_documents, None
+    results["off"] = configurator.config_from_budget(free_bytes).max_total_num_tokens
+    server_args._canopy_documents = documents
     try:
-        sizes.config_from_budget(64 << 20)
+        configurator.config_from_budget(64 << 20)
     except SystemExit as end:
         results["end"] = str(end)
     return results

@@ -105,7 +105,7 @@ ADAPTER_RANK = 4
 def write_adapter(out: Path, model: Path, seed: int) -> Path:
     """Write a LoRA adapter for a model of the family ``LLAMA``, large enough to change answers."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    width = config["hidden_size"]
+    hidden_size = config["hidden_size"]
     sizes = {
         "q_proj": config["num_attention_heads"] * config["head_dim"],
         "k_proj": config["num_key_value_heads"] * config["head_dim"],
@@ -114,11 +114,11 @@ def write_adapter(out: Path, model: Path, seed: int) -> Path:
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for layer in range(config["num_hidden_layers"]):
-        for name, size in sizes.items():
-            path = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            for part, shape in (("A", (ADAPTER_RANK, width)), ("B", (size, ADAPTER_RANK))):
+        for module, size in sizes.items():
+            path = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            for matrix, shape in (("A", (ADAPTER_RANK, hidden_size)), ("B", (size, ADAPTER_RANK))):
                 noise = torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
-                weights[f"{path}.lora_{part}.weight"] = noise
+                weights[f"{path}.lora_{matrix}.weight"] = noise
     out.mkdir(parents=True)
     save_file(weights, out / "adapter_model.safetensors")
     (out / "adapter_config.json").write_text(

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from support.document_models import build  # isort: skip (it finds comparators)
+from support.document_models import build_model  # isort: skip (it finds comparators)
 from comparators.weights import from_transformers
 
 from canopy_documents.fuse.cache import dense_cache
@@ -19,7 +19,7 @@ from canopy_documents.quality.checker import answers_differ
 from canopy_documents.store.chunk import FusedPrompt, PlacedChunk
 from support.fused_prompts import encode
 
-RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9
+RANKS, PREFIX_TOKENS, DOCUMENT_TOKENS, QUESTION_TOKENS = 2, 12, 50, 9
 
 
 @dataclasses.dataclass
@@ -41,18 +41,18 @@ class Gloo:
         return torch.cat(parts, dim=-1)
 
 
-def split(model, rank: int):
-    """One rank's part of a whole model."""
+def split_model(model, rank: int):
+    """Return one rank's part of a model."""
     shape = model.shape
-    kv, heads = shape.kv_heads // RANKS, shape.heads // RANKS
+    kv_heads, heads = shape.kv_heads // RANKS, shape.heads // RANKS
 
-    def own_part(x, dim=0):
-        return x.chunk(RANKS, dim)[rank].contiguous()
+    def own_part(tensor, dim=0):
+        return tensor.chunk(RANKS, dim)[rank].contiguous()
 
-    dim = shape.head_dim
+    head_dim = shape.head_dim
 
     def split_layer(full):
-        q, k, v = full.qkv.split([shape.heads * dim, *[shape.kv_heads * dim] * 2])
+        q, k, v = full.qkv.split([shape.heads * head_dim, *[shape.kv_heads * head_dim] * 2])
         gate, up = full.gate_up.chunk(2)
         return dataclasses.replace(
             full,
@@ -64,8 +64,8 @@ def split(model, rank: int):
 
     return dataclasses.replace(
         model,
-        shape=dataclasses.replace(shape, heads=heads, kv_heads=kv),
-        layers=tuple(split_layer(x) for x in model.layers),
+        shape=dataclasses.replace(shape, heads=heads, kv_heads=kv_heads),
+        layers=tuple(split_layer(layer) for layer in model.layers),
         head=own_part(model.head),
         ranks=Gloo(model.embed),
     )
@@ -74,30 +74,27 @@ def split(model, rank: int):
 def prompt_of_three(model) -> FusedPrompt:
     """Three chunks in another order than they were cut in."""
     ids = torch.randint(0, 300, (230,), generator=torch.Generator().manual_seed(1))
-    prefix = ids[:PREFIX]
-    starts = range(PREFIX, PREFIX + 3 * CHUNK, CHUNK)
-    chunks = [encode(model, ids[a : a + CHUNK].tolist(), prefix.tolist()) for a in starts]
+    prefix = ids[:PREFIX_TOKENS]
+    starts = range(PREFIX_TOKENS, PREFIX_TOKENS + 3 * DOCUMENT_TOKENS, DOCUMENT_TOKENS)
+    chunks = [encode(model, ids[a : a + DOCUMENT_TOKENS].tolist(), prefix.tolist()) for a in starts]
     order = [chunks[i] for i in (2, 0, 1)]
-    whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
-    return FusedPrompt(
-        whole, tuple(PlacedChunk(c, PREFIX + i * CHUNK) for i, c in enumerate(order))
-    )
+    prompt_ids = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-QUESTION_TOKENS:]])
+    return FusedPrompt(prompt_ids, tuple(map(PlacedChunk, order, starts)))
 
 
 def fuse(model, selector: str):
-    """The rows computed and the last token's logits of a fused prompt of three chunks."""
+    """Return the computed rows and the last token's logits of a fused prompt of three chunks."""
     prompt = prompt_of_three(model)
     cache = dense_cache(model, len(prompt))
-    fuse_by_question = fused_prefill(model, prompt, cache, make_selector(selector), 0.2)
-    return fuse_by_question.rows, fuse_by_question.logits
+    fused = fused_prefill(model, prompt, cache, make_selector(selector), 0.2)
+    return fused.rows, fused.logits
 
 
-def check(model, ratio: float) -> tuple[bool, int]:
+def check_answers(model, ratio: float) -> tuple[bool, int]:
     """Return whether the prompt's answers differ, and the number of steps of the check."""
     prompt, steps_taken = prompt_of_three(model), 0
-    steps = answers_differ(
-        model, prompt.ids.tolist(), lambda: prompt.placed, "question", ratio, None, Stop()
-    )
+    ids = prompt.ids.tolist()
+    steps = answers_differ(model, ids, lambda: prompt.placed, "question", ratio, None, Stop())
     while True:
         try:
             next(steps)
@@ -108,11 +105,11 @@ def check(model, ratio: float) -> tuple[bool, int]:
 
 def check_two_ratios(rank: int, _: Path) -> list[tuple[bool, int]]:
     torch.set_num_threads(1)
-    model = split(from_transformers(build("llama")), rank)
-    return [check(model, ratio) for ratio in (0.0, 1.0)]
+    model = split_model(from_transformers(build_model("llama")), rank)
+    return [check_answers(model, ratio) for ratio in (0.0, 1.0)]
 
 
 def fuse_by_question(rank: int, _: Path) -> list[Any]:
     torch.set_num_threads(1)
-    model = split(from_transformers(build("llama")), rank)
-    return [x.tolist() for x in fuse(model, "question")]
+    model = split_model(from_transformers(build_model("llama")), rank)
+    return [tensor.tolist() for tensor in fuse(model, "question")]

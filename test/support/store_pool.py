@@ -19,12 +19,11 @@ def host_pool(
     pages: int, layout: str = "page_first_direct", *, page_tokens: int = 4, heads: int = 2
 ) -> Any:
     """A float16 pool of ``pages`` pages of 3 layers and heads of 8 values: 96 * tokens * heads bytes."""
-    set_global_server_args_for_scheduler(
-        ServerArgs(model_path="dummy", page_size=page_tokens, hicache_mem_layout=layout)
-    )
+    server_args = ServerArgs(model_path="dummy", page_size=page_tokens, hicache_mem_layout=layout)
+    set_global_server_args_for_scheduler(server_args)
     cpu.install()
     HookRegistry.apply_hooks()
-    kv = MHATokenToKVPool(
+    device_pool = MHATokenToKVPool(
         size=page_tokens,
         page_size=page_tokens,
         dtype=torch.float16,
@@ -36,17 +35,17 @@ def host_pool(
     )
     if not hasattr(hybrid_pool_assembler, "_mha_host_inputs"):
         # 0.5.22 adds a page, and has no pool with fewer pages than layers.
-        pool_class = hybrid_pool_assembler.get_mha_host_pool_cls(kv)
-        return pool_class(kv, max(pages, LAYERS) - 1, 0, page_tokens, layout)
-    pool_class, info, options = hybrid_pool_assembler._mha_host_inputs(kv)
+        pool_class = hybrid_pool_assembler.get_mha_host_pool_cls(device_pool)
+        return pool_class(device_pool, max(pages, LAYERS) - 1, 0, page_tokens, layout)
+    pool_class, layout_info, options = hybrid_pool_assembler._mha_host_inputs(device_pool)
     return pool_class(
-        info, 1.0, 0, page_tokens, layout, host_token_capacity=pages * page_tokens, **options
+        layout_info, 1.0, 0, page_tokens, layout, host_token_capacity=pages * page_tokens, **options
     )
 
 
-def storage_config(extra: dict[str, Any] | None, **fields: Any) -> HiCacheStorageConfig:
+def storage_config(extra_config: dict[str, Any] | None, **fields: Any) -> HiCacheStorageConfig:
     """Return the configuration of a single rank."""
-    settings: dict[str, Any] = {"model_name": "model", "extra_config": extra}
+    settings: dict[str, Any] = {"model_name": "model", "extra_config": extra_config}
     for group in ("tp", "pp", "attn_cp"):
         settings |= {f"{group}_rank": 0, f"{group}_size": 1}
     for name in ("is_mla_model", "enable_storage_metrics", "is_page_first_layout"):
@@ -56,10 +55,10 @@ def storage_config(extra: dict[str, Any] | None, **fields: Any) -> HiCacheStorag
 
 def token_indices(pool: Any, pages: list[int]) -> torch.Tensor:
     """Host indices of whole pages, as the controller passes them."""
-    size = pool.page_size
-    return torch.tensor([page * size + i for page in pages for i in range(size)])
+    page_tokens = pool.page_size
+    return torch.tensor([page * page_tokens + i for page in pages for i in range(page_tokens)])
 
 
-def keys(name: str, count: int) -> list[str]:
+def keys(prefix: str, count: int) -> list[str]:
     """Return unique page hashes in SGLang's form."""
-    return [hashlib.sha256(f"{name}{i}".encode()).hexdigest() for i in range(count)]
+    return [hashlib.sha256(f"{prefix}{i}".encode()).hexdigest() for i in range(count)]

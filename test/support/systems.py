@@ -11,7 +11,7 @@ KV_BYTES = 1000
 
 
 def profile(*, token_s: float = 0.001, layers: int = 10, **overrides: object) -> EngineProfile:
-    """``token_s`` a token of prefill, 0.01 s a decode step of any batch."""
+    """Return a profile with ``token_s`` a token of prefill and 0.01 s a decode step of any batch."""
     figures: dict = {
         "name": "by hand",
         "model": "toy",
@@ -34,18 +34,24 @@ def profile(*, token_s: float = 0.001, layers: int = 10, **overrides: object) ->
 
 
 def request(
-    time_s: float, blocks: Sequence[int], *, size: int = 10, output: int = 1, **fields: object
+    time_s: float,
+    blocks: Sequence[int],
+    *,
+    block_tokens: int = 10,
+    output_tokens: int = 1,
+    **fields: object,
 ) -> TraceRequest:
-    """A prompt of whole blocks."""
-    return TraceRequest(time_s, len(blocks) * size, output, tuple(blocks), size, **fields)  # type: ignore[arg-type]
+    """Return a request with a prompt of whole blocks."""
+    input_tokens = len(blocks) * block_tokens
+    return TraceRequest(time_s, input_tokens, output_tokens, tuple(blocks), block_tokens, **fields)  # type: ignore[arg-type]
 
 
 def rounds(
-    prompts: int, times: int, *, blocks: int = 10, every_s: float = 1.0, **fields: object
+    prompts: int, times: int, *, prompt_blocks: int = 10, interval_s: float = 1.0, **fields: object
 ) -> list[TraceRequest]:
     """Return ``prompts`` different prompts in sequence, repeated ``times`` times."""
     requests = []
-    for i, number in enumerate(itertools.chain.from_iterable([range(prompts)] * times)):
-        path = range(number * blocks + 1, (number + 1) * blocks + 1)
-        requests.append(request(i * every_s, tuple(path), **fields))  # type: ignore[arg-type]
+    for i, prompt in enumerate(itertools.chain.from_iterable([range(prompts)] * times)):
+        path = range(prompt * prompt_blocks + 1, (prompt + 1) * prompt_blocks + 1)
+        requests.append(request(i * interval_s, tuple(path), **fields))  # type: ignore[arg-type]
     return requests

@@ -12,12 +12,12 @@ class TierBooks:
 
     def __init__(self, core: Any) -> None:
         self.core, self._reset = core, core.reset
-        self._emptied = {DEVICE: 0, HOST: 0}
+        self._emptied_tokens = {DEVICE: 0, HOST: 0}
         core.reset = self._empty
 
     def _empty(self) -> None:
         self._reset()
-        self._emptied = {tier: self._counted_tokens(tier) for tier in self._emptied}
+        self._emptied_tokens = {tier: self._counted_tokens(tier) for tier in self._emptied_tokens}
 
     def _counted_tokens(self, tier: int) -> int:
         rows = [row.tiers[tier] for row in self.core.live.counters.rows()]
@@ -28,13 +28,13 @@ class TierBooks:
         tokens = 0
         for node in self.core._node_arena.values():
             data = node.component_data[ComponentType.FULL]
-            copied = tier == DEVICE or node.write_through_pending_id is None
+            is_in_tier = tier == DEVICE or node.write_through_pending_id is None
             value = data.value if tier == DEVICE else data.host_value
-            tokens += 0 if value is None or not copied else len(value)
+            tokens += 0 if value is None or not is_in_tier else len(value)
         return tokens
 
     def check(self) -> None:
-        for tier, emptied in self._emptied.items():
-            expected = self._counted_tokens(tier) - emptied
+        for tier, emptied_tokens in self._emptied_tokens.items():
+            expected = self._counted_tokens(tier) - emptied_tokens
             tokens = self._tokens_in_tier(tier)
             assert tokens == expected, (TIERS[tier], tokens, expected)

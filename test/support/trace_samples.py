@@ -12,10 +12,10 @@ from canopy_lab.trace import open_trace
 from canopy_lab.trace.record import TraceRequest
 
 
-def record(time_s, blocks, *, block_tokens=10, tail=0, **options):
-    """Return a request of ``blocks``; ``tail`` tokens are missing from the last block."""
+def record(time_s, blocks, *, block_tokens=10, missing_tokens=0, **options):
+    """Return a request of ``blocks``; ``missing_tokens`` tokens are missing from the last block."""
     fields = {
-        "input_tokens": len(blocks) * block_tokens - tail,
+        "input_tokens": len(blocks) * block_tokens - missing_tokens,
         "output_tokens": 1,
         "blocks": tuple(blocks),
         "block_tokens": block_tokens,
@@ -42,7 +42,7 @@ def random_trace(seed, requests=60, *, branching=3, depth=6):
             record(
                 time_s,
                 blocks,
-                tail=draw.choice((0, 0, 3)),
+                missing_tokens=draw.choice((0, 0, 3)),
                 turn=draw.randint(1, 4),
                 category=draw.choice(("chat", "code")),
                 stop=draw.choice((None, "tool", "end")),
@@ -58,13 +58,11 @@ def data_folder():
     """Return the real data's folder: CANOPY_DATA, else ``shared/data`` next to the checkout.
 
     Skips if it is absent."""
-    configured = os.environ.get("CANOPY_DATA")
+    configured_folder = os.environ.get("CANOPY_DATA")
     default = Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = Path(configured) if configured else default
+    folder = Path(configured_folder) if configured_folder else default
     if not folder.is_dir():
-        pytest.skip(
-            f"no trace data at {folder}: set CANOPY_DATA to a folder with mooncake/ and others"
-        )
+        pytest.skip(f"no trace data at {folder}: set CANOPY_DATA to the folder with mooncake/")
     return folder
 
 

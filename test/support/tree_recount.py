@@ -72,6 +72,4 @@ def recount_awaited(awaited: AwaitedPaths, leaves: Iterable[Leaf]) -> None:
     charged = sum(tokens for _, _, tokens in awaited._charges.values())
     assert charged == awaited.budget.used_tokens, (charged, awaited.budget.used_tokens)
     protected_tokens = sum(leaf.length for leaf in protected)
-    assert protected_tokens <= charged, (
-        f"{protected_tokens} tokens are protected, {charged} are charged"
-    )
+    assert protected_tokens <= charged, (protected_tokens, charged)

@@ -1,56 +1,65 @@
 """Small traces of paths, and a slow computation of the hits that TTLs give on them."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from hypothesis import strategies as st
 
 from canopy_lab.group_ttl.paths import Paths, paths_of
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TTLTable
 
-BLOCK = 16
-Request = tuple[float, tuple[int, ...], str]
+BLOCK_TOKENS = 16
 
 
-def log_of(requests: list[Request], block_tokens: int = BLOCK, short: int = 0) -> Paths:
-    """Paths of requests of whole blocks, less ``short`` tokens."""
+class Request(NamedTuple):
+    time_s: float
+    path: tuple[int, ...]
+    category: str
+
+
+def log_of(requests: Sequence, block_tokens: int = BLOCK_TOKENS, cut_tokens: int = 0) -> Paths:
+    """Paths of requests of whole blocks, less ``cut_tokens`` tokens."""
     rows = [
-        TraceRequest(time_s, block_tokens * len(path) - short, 0, path, block_tokens, category)
+        TraceRequest(time_s, block_tokens * len(path) - cut_tokens, 0, path, block_tokens, category)
         for time_s, path, category in requests
     ]
     return paths_of(rows, lambda row: row.category)
 
 
 @st.composite
-def requests(draw: st.DrawFn, most: int = 14) -> list[Request]:
+def requests(draw: st.DrawFn, max_requests: int = 14) -> list[Request]:
     """Requests whose block ids are chained: an id stands for its whole path."""
     ids: dict[tuple[int, ...], int] = {}
-    time_s, drawn = 0.0, []
-    for _ in range(draw(st.integers(1, most))):
+    time_s, log = 0.0, []
+    for _ in range(draw(st.integers(1, max_requests))):
         time_s += draw(st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0]))
-        words = draw(st.lists(st.integers(0, 2), min_size=0, max_size=5))
-        path = tuple(ids.setdefault(tuple(words[: i + 1]), len(ids) + 1) for i in range(len(words)))
-        drawn.append((time_s, path, draw(st.sampled_from(["chat", "api"]))))
-    return drawn
+        steps = draw(st.lists(st.integers(0, 2), min_size=0, max_size=5))
+        path = tuple(ids.setdefault(tuple(steps[: i + 1]), len(ids) + 1) for i in range(len(steps)))
+        log.append(Request(time_s, path, draw(st.sampled_from(["chat", "api"]))))
+    return log
 
 
 def slow_replay(log: list[Request], tables: list[tuple[float, TTLTable]]) -> tuple[int, int, float]:
-    """(tokens, hits, mean tokens on the disk), block by block."""
-    expiry: dict[int, float] = {}
-    since: dict[int, float] = {}
+    """Return (tokens, hits, mean tokens on the disk), computed block by block."""
+    expiry_s: dict[int, float] = {}
+    stored_since_s: dict[int, float] = {}
     tokens = hits = 0
     token_s = 0.0
-    end = log[-1][0]
+    end_s = log[-1].time_s
     for time_s, path, category in log:
         table = [t for start, t in tables if start <= time_s or t is tables[0][1]][-1]
         groups = table.groups_along(path)
-        tokens += BLOCK * len(path)
+        tokens += BLOCK_TOKENS * len(path)
         for depth, block in enumerate(path):
             ttl_s = max(table.ttl_s(g, category) for g in groups[depth:])
-            is_stored = block in expiry and time_s <= expiry[block]
-            if block in expiry:
-                token_s += BLOCK * max(min(expiry[block], time_s) - since[block], 0.0)
-            hits += BLOCK * is_stored
-            expiry[block] = max(expiry[block] if is_stored else 0.0, time_s + ttl_s)
-            since[block] = time_s
-    for block, expires in expiry.items():
-        token_s += BLOCK * max(min(expires, end) - since[block], 0.0)
-    return tokens, hits, token_s / end if end else 0.0
+            is_stored = block in expiry_s and time_s <= expiry_s[block]
+            if block in expiry_s:
+                until_s = min(expiry_s[block], time_s)
+                token_s += BLOCK_TOKENS * max(until_s - stored_since_s[block], 0.0)
+            hits += BLOCK_TOKENS * is_stored
+            expiry_s[block] = max(expiry_s[block] if is_stored else 0.0, time_s + ttl_s)
+            stored_since_s[block] = time_s
+    for block, expires_s in expiry_s.items():
+        token_s += BLOCK_TOKENS * max(min(expires_s, end_s) - stored_since_s[block], 0.0)
+    return tokens, hits, token_s / end_s if end_s else 0.0

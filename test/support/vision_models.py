@@ -19,54 +19,55 @@ RENAMED = {
 }
 """Tokens of SmolLM2's tokenizer, ids 3 to 6, which stand for Qwen's."""
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
-PATCH = 14
-CONFIG: dict[str, Any] = {
+PATCH_PIXELS = 14
+TEXT_CONFIG: dict[str, Any] = {
     "num_key_value_heads": 2,
     "rope_theta": 10000.0,
     "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [4, 6, 6]},
 }
-TOKENS = {
+TOKEN_IDS = {
     "vision_start_token_id": 3,
     "vision_end_token_id": 4,
     "image_token_id": 5,
     "video_token_id": 6,
     "vision_token_id": 7,
 }
-VISION = {"depth": 2, "embed_dim": 64, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 128}
+VISION_CONFIG = {"depth": 2, "embed_dim": 64, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 128}
 
 
 def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
     """A directory with weights, a tokenizer and what prepares pictures."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    vision = {**VISION, "patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2}
-    text = {**COMMON, **CONFIG}
-    config = Qwen2VLConfig(text_config=text, vision_config=vision, **TOKENS)
+    patches = {"patch_size": PATCH_PIXELS, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    vision = {**VISION_CONFIG, **patches}
+    text = {**COMMON, **TEXT_CONFIG}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, **TOKEN_IDS)
     torch.manual_seed(11)
     model = Qwen2VLForConditionalGeneration(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
             rescale(parameter)
     model.save_pretrained(out)
-    flat = {
+    saved_config = {
         **text,
-        **TOKENS,
+        **TOKEN_IDS,
         "architectures": ["Qwen2VLForConditionalGeneration"],
         "model_type": "qwen2_vl",
         "torch_dtype": "float32",
         "hidden_act": "silu",
         "vision_config": {**vision, "in_channels": 3, "in_chans": 3, "hidden_act": "quick_gelu"},
     }
-    (out / "config.json").write_text(json.dumps(flat), encoding="utf-8")
+    (out / "config.json").write_text(json.dumps(saved_config), encoding="utf-8")
     for name in TOKENIZER_FILES:
-        text_of_file = (tokenizer_from / name).read_text(encoding="utf-8")
+        content = (tokenizer_from / name).read_text(encoding="utf-8")
         for old, new in RENAMED.items():
-            text_of_file = text_of_file.replace(json.dumps(old), json.dumps(new))
-        (out / name).write_text(text_of_file, encoding="utf-8")
+            content = content.replace(json.dumps(old), json.dumps(new))
+        (out / name).write_text(content, encoding="utf-8")
     preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2VLProcessor",
-        "patch_size": PATCH,
+        "patch_size": PATCH_PIXELS,
         "temporal_patch_size": 2,
         "merge_size": 2,
         "min_pixels": 56 * 56,

@@ -16,7 +16,7 @@ from sglang_canopy.server.scheduler.arrivals import register_queued
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from support.live_tree import LiveTree
 
-PAGE = 4
+PAGE_TOKENS = 4
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -43,7 +43,7 @@ def arrange(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]
 
 
 def tree_with_queue() -> LiveTree:
-    tree = LiveTree(4096, "wa", page_size=PAGE)
+    tree = LiveTree(4096, "wa", page_size=PAGE_TOKENS)
     set_order(tree, BOUNDED_SHORTEST)
     return tree
 
@@ -61,15 +61,14 @@ def add_to_queue(tree: LiveTree, waiting: list[Req], *reqs: Req) -> None:
 
 def batch_of(
     reqs: list[Any],
-    new: list[int],
-    cached: list[int],
-    launched: float | None,
+    new_tokens: list[int],
+    cached_tokens: list[int],
+    launch_s: float | None,
     mode: ForwardMode = ForwardMode.EXTEND,
 ) -> Any:
-    """A batch of ``new`` computed and ``cached`` tokens by request, launched at that time (s)."""
-    return SimpleNamespace(
-        reqs=reqs, extend_lens=new, prefix_lens=cached, launch_ts=launched, forward_mode=mode
-    )
+    """Return a batch that computes ``new_tokens`` and has ``cached_tokens``, by request."""
+    lengths = {"extend_lens": new_tokens, "prefix_lens": cached_tokens}
+    return SimpleNamespace(reqs=reqs, launch_ts=launch_s, forward_mode=mode, **lengths)
 
 
 def scheduler_with(waiting: list[Req], **fields: Any) -> Any:
@@ -82,8 +81,8 @@ def scheduler_with(waiting: list[Req], **fields: Any) -> Any:
     )
 
 
-def admit_first(tree: LiveTree, waiting: list[Req], admitted: int) -> tuple[Any, list[Req]]:
-    """Make a pass that admits the first ``admitted`` requests; return the scheduler and them."""
+def admit_first(tree: LiveTree, waiting: list[Req], count: int) -> tuple[Any, list[Req]]:
+    """Make a pass that admits the first ``count`` requests; return the scheduler and these requests."""
     scheduler = scheduler_with(waiting, tree_cache=tree.cache)
     admitted_reqs: list[Req] = []
 
@@ -91,8 +90,8 @@ def admit_first(tree: LiveTree, waiting: list[Req], admitted: int) -> tuple[Any,
         arrange_queue(
             SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
         )
-        admitted_reqs[:] = scheduler.waiting_queue[:admitted]
-        scheduler.waiting_queue = scheduler.waiting_queue[admitted:]
+        admitted_reqs[:] = scheduler.waiting_queue[:count]
+        scheduler.waiting_queue = scheduler.waiting_queue[count:]
         batch = SimpleNamespace(reqs=list(admitted_reqs)) if admitted_reqs else None
         return batch, SimpleNamespace(is_empty=lambda: True)
 

@@ -44,9 +44,8 @@ def main(function: str, model: str, keywords: str, *arguments: str) -> None:
     module, _, name = function.partition(":")
     target = getattr(importlib.import_module(f"support.{module}"), name)
     with torch.no_grad():
-        result = target(
-            lambda: SteppedScheduler(Path(model), list(arguments)), **json.loads(keywords)
-        )
+        make_scheduler = lambda: SteppedScheduler(Path(model), list(arguments))  # noqa: E731
+        result = target(make_scheduler, **json.loads(keywords))
     print(json.dumps(result))
     sys.stdout.flush()
     os._exit(0)  # SGLang's threads would keep this process

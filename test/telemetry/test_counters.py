@@ -24,17 +24,14 @@ def row_of(tree: LiveTree, category: str = "chat"):
     return tree.core.live.counters.row(category)
 
 
-# ---- the plain counters ----
-
-
 def test_a_refined_label_counts_for_its_category() -> None:
     counters = Counters()
     counters.record_request("chat|end|turn1", 10, (4, 0, 0))
     counters.record_request("chat|tool", 10, (0, 5, 1))
-    (only,) = counters.rows()
-    assert only.category == "chat"
-    assert (only.requests, only.prompt_tokens, only.missed_tokens) == (2, 20, 10)
-    assert [tier.hit_tokens for tier in only.tiers] == [4, 5, 1]
+    (row,) = counters.rows()
+    assert row.category == "chat"
+    assert (row.requests, row.prompt_tokens, row.missed_tokens) == (2, 20, 10)
+    assert [tier.hit_tokens for tier in row.tiers] == [4, 5, 1]
 
 
 def count_request(counters: Counters, name: str, tenant: str | None) -> str:
@@ -42,28 +39,25 @@ def count_request(counters: Counters, name: str, tenant: str | None) -> str:
     return counters.category_of(name)
 
 
-def test_a_flood_of_names_takes_no_row_that_another_tenant_needs() -> None:
+def test_many_new_names_take_no_row_that_another_tenant_needs() -> None:
     counters = Counters()
     for n in range(10_000):
-        count_request(counters, f"made-up-{n}", "hostile")
+        count_request(counters, f"new-{n}", "inventive")
     for n in range(TENANT_ROWS - 1):
-        assert count_request(counters, f"chat-{n}|end", "honest") == f"chat-{n}"
-    assert counters.category_of("made-up-0|end") == "made-up-0"
-    assert counters.category_of("made-up-9999") == OTHER
-    assert sum(row_of.requests for row_of in counters.rows()) == 10_000 + TENANT_ROWS - 1
+        assert count_request(counters, f"chat-{n}|end", "regular") == f"chat-{n}"
+    assert counters.category_of("new-0|end") == "new-0"
+    assert counters.category_of("new-9999") == OTHER
+    assert sum(row.requests for row in counters.rows()) == 10_000 + TENANT_ROWS - 1
 
 
 def test_rows_and_labels_are_bounded_for_any_names_and_tenants() -> None:
     counters = Counters()
     for n in range(10_000):
-        count_request(counters, f"made-up-{n}", f"t{n}")
-    rows = {row_of.category: row_of.requests for row_of in counters.rows()}
+        count_request(counters, f"new-{n}", f"t{n}")
+    rows = {row.category: row.requests for row in counters.rows()}
     assert len(rows) == MAX_CATEGORIES + 1
     assert rows[OTHER] == 10_000 - MAX_CATEGORIES
     assert len(counters._row_by_label) < 5000
-
-
-# ---- in the live tree ----
 
 
 def test_a_finished_request_is_counted_once_by_tier() -> None:
@@ -80,20 +74,17 @@ def test_a_finished_request_is_counted_once_by_tier() -> None:
     tree.core.requests.register(req)
     tree.core.requests.report_end(req)
     tree.core.requests.report_end(req)
-    counts = row_of(tree, "rag")
-    assert (counts.requests, counts.prompt_tokens, counts.missed_tokens) == (1, 100, 30)
-    assert [tier.hit_tokens for tier in counts.tiers] == [40, 20, 10]
-
-
-# ---- the status ----
+    row = row_of(tree, "rag")
+    assert (row.requests, row.prompt_tokens, row.missed_tokens) == (1, 100, 30)
+    assert [tier.hit_tokens for tier in row.tiers] == [40, 20, 10]
 
 
 def test_history_has_a_point_every_five_seconds_and_a_last_minute() -> None:
     history = Window(POINT_S)
     for second in range(131):
         history.add(second, 0.0, {"prompts": 10 * second, "hits": {"device": 4 * second}})
-    minute = {"time_unix_s": 0.0, "prompts": 600, "hits": {"device": 240}}
-    assert history.over_last(60.0) == minute
+    last_minute = {"time_unix_s": 0.0, "prompts": 600, "hits": {"device": 240}}
+    assert history.over_last(60.0) == last_minute
     assert len(history.points()) == 130 // POINT_S
     assert all((p["prompts"], p["hits"]) == (50, {"device": 20}) for p in history.points())
     for second in range(131, 200):
@@ -107,7 +98,7 @@ def test_the_status_counts_held_tokens_by_category() -> None:
     tree.serve([2, *range(60)], 2.0, category="agent")
     tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
     status = StatusCollector(tree.cache, 0).collect(0.0)
-    held_tokens = {row_of["category"]: row_of["held_tokens"] for row_of in status["categories"]}
+    held_tokens = {row["category"]: row["held_tokens"] for row in status["categories"]}
     assert held_tokens == {"chat": {"device": 51, "host": 51}, "agent": {"device": 61, "host": 61}}
     device = status["tiers"]["device"]
     assert device["used_bytes"] == 112 * status["kv_bytes_per_token"] == 112 * 32
@@ -134,10 +125,10 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
     tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
     tree.core.groups.host = TTLTable((Group(5, 30.0, "head"),))
     status = StatusCollector(tree.cache, 0).collect(0.0)
-    held_tokens = {row_of["category"]: row_of["held_tokens"] for row_of in status["categories"]}
+    held_tokens = {row["category"]: row["held_tokens"] for row in status["categories"]}
     assert held_tokens["chat"] == {"device": 50, "host": 50, "disk": 50}
     assert held_tokens["agent"] == {"device": 30, "host": 30, "disk": 30}
-    assert [row_of["disk"] for row_of in status["tenants"]] == [50, 30]
+    assert [row["disk"] for row in status["tenants"]] == [50, 30]
     tokens_of_group = {(g["tier"], g["group"]): g["held_tokens"] for g in status["groups"]}
     assert tokens_of_group["disk", "residual"] == {"device": 80, "host": 80, "disk": 80}
     assert tokens_of_group["disk", "0"] == {"device": 0, "host": 0, "disk": 0}
@@ -164,9 +155,6 @@ def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_
     assert status_file.read_all() == [{"rank": 0, "peers": [{"peer": "tp1", "victims": 3}]}]
     assert {p.name for p in tmp_path.iterdir()} == {*names[1:], Path(folder.name).name}
     folder.cleanup()
-
-
-# ---- Prometheus ----
 
 
 @pytest.fixture
@@ -197,8 +185,8 @@ def test_series_follow_the_counters_and_never_count_twice(series_values, registr
     chat, device = ("category", "chat"), ("tier", "device")
     assert series["canopy:requests_total", frozenset({rank, chat})] == 1
     assert series["canopy:miss_tokens_total", frozenset({rank, chat})] == 71
-    evicted = frozenset({rank, device, chat, ("reason", "capacity")})
-    assert series["canopy:evicted_tokens_total", evicted] == 42
+    evicted_labels = frozenset({rank, device, chat, ("reason", "capacity")})
+    assert series["canopy:evicted_tokens_total", evicted_labels] == 42
     tree.core.live.counters.record_request("chat", 71, (70, 0, 0))
     reporter.report()
     assert series_values()["canopy:requests_total", frozenset({rank, chat})] == 2

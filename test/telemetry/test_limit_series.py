@@ -21,27 +21,28 @@ def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
-def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+def value_of(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(f"canopy:{name}", {"dp_rank": "0", **labels})
 
 
 def send_over_hints(
-    records: HintRecords, tenant: str, right: int, wrong: int, sender: object = None
+    records: HintRecords, tenant: str, true_ends: int, false_ends: int, sender: object = None
 ) -> None:
-    """Hint ``right + wrong`` requests over, of which ``wrong`` continue; as many without hints do, too."""
+    """Hint that conversations end, of which ``false_ends`` continue, as do as many without hints."""
+    hints = true_ends + false_ends
     root = ReuseModel().categories.get("*")
-    for number in range(2 * (right + wrong)):
+    for number in range(2 * hints):
         tip = Tip(float(number), root, tenant)
         tip.sender = tenant if sender is None else sender
-        records.count_tip(tip, over=number < right + wrong)
-        if number >= right:
+        records.count_tip(tip, over=number < hints)
+        if number >= true_ends:
             records.judge_hints(tip, number + 1.0)
 
 
 def test_tenants_with_true_and_with_false_hints_are_distinguished() -> None:
     records = HintRecords()
-    send_over_hints(records, "honest", 400, 2)
-    send_over_hints(records, "liar", 0, 400)
+    send_over_hints(records, "right", 400, 2)
+    send_over_hints(records, "wrong", 0, 400)
     send_over_hints(records, "behind a gateway", 400, 2, ("behind a gateway", GATEWAY))
     assert records.applied_hints() == {
         ("over", "client", True): 1,
@@ -56,36 +57,36 @@ def test_hints_that_are_not_acted_on_have_a_series(registry) -> None:
     hints = tree.core.live.device_policy.model.hints
     reporter.report()
     over_by_client = {"hint": "over", "source": "client"}
-    assert value(registry, "hint_tenants", **over_by_client, applied="no") == 0
-    send_over_hints(hints, "liar", 0, 40)
+    assert value_of(registry, "hint_tenants", **over_by_client, applied="no") == 0
+    send_over_hints(hints, "wrong", 0, 40)
     reporter.report()
-    assert value(registry, "hint_tenants", **over_by_client, applied="no") == 1
+    assert value_of(registry, "hint_tenants", **over_by_client, applied="no") == 1
     hints._records.clear()
     reporter.report()
-    assert value(registry, "hint_tenants", **over_by_client, applied="no") == 0
+    assert value_of(registry, "hint_tenants", **over_by_client, applied="no") == 0
 
 
 def test_a_policy_that_learns_nothing_has_no_series_of_hints(registry) -> None:
     tree = LiveTree(200, "canopy-lru")
     Reporter(tree.cache, 0, Metrics(0, registry=registry)).report()
     labels = {"hint": "over", "source": "client", "applied": "no"}
-    assert value(registry, "hint_tenants", **labels) is None
+    assert value_of(registry, "hint_tenants", **labels) is None
 
 
 def test_a_tenant_with_a_full_keep_budget_is_at_its_limit(registry) -> None:
     tree = LiveTree(200, "wa")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
-    limit = tree.core.protected.keeps.budget.tenant_limit_tokens
-    tree.serve(list(range(limit)), 1.0, tenant="a", keep_until=60.0)
+    limit_tokens = tree.core.protected.keeps.budget.tenant_limit_tokens
+    tree.serve(list(range(limit_tokens)), 1.0, tenant="a", keep_until=60.0)
     reporter.report()
-    assert value(registry, "tenants_at_limit", limit="keep") == 1
-    assert value(registry, "limit_refusals_total", limit="keep") == 0
+    assert value_of(registry, "tenants_at_limit", limit="keep") == 1
+    assert value_of(registry, "limit_refusals_total", limit="keep") == 0
     tree.serve(list(range(100, 105)), 2.0, tenant="a", keep_until=60.0)
     reporter.report()
-    assert value(registry, "limit_refusals_total", limit="keep") == 1
+    assert value_of(registry, "limit_refusals_total", limit="keep") == 1
     tree.serve(list(range(150, 155)), 70.0, tenant="b", keep_until=80.0)
     reporter.report()
-    assert value(registry, "tenants_at_limit", limit="keep") == 0
+    assert value_of(registry, "tenants_at_limit", limit="keep") == 0
 
 
 def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_path: Path) -> None:
@@ -100,20 +101,21 @@ def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_pa
     tree.serve(list(range(4)), 1.0, tenant="a")
     tree.settle()
     reporter.report()
-    assert value(registry, "tenants_at_limit", limit="quota") == 0
+    assert value_of(registry, "tenants_at_limit", limit="quota") == 0
     tree.serve(list(range(100, 100 + 2 * pages)), 2.0, tenant="a")
     tree.serve(list(range(200, 200 + 4 * pages)), 3.0, tenant="b")
     tree.settle()
     reporter.report()
-    assert value(registry, "tenants_at_limit", limit="quota") == 1
-    names = {label for metric in registry.collect() for s in metric.samples for label in s.labels}
-    assert "tenant" not in names
+    assert value_of(registry, "tenants_at_limit", limit="quota") == 1
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    assert not any("tenant" in sample.labels for sample in samples)
     tree.close()
 
 
 def test_counters_of_the_alerts_are_exported_before_they_count(registry, tmp_path) -> None:
     tree = DiskTree(tmp_path / "disk")
     Reporter(tree.cache, 0, Metrics(0, registry=registry)).report()
-    assert [value(registry, "disk_faults_total", kind=kind) for kind in FAULTS] == [0] * len(FAULTS)
-    assert value(registry, "rank_disagreements_total") == 0
+    for kind in FAULTS:
+        assert value_of(registry, "disk_faults_total", kind=kind) == 0
+    assert value_of(registry, "rank_disagreements_total") == 0
     tree.close()

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,9 +22,10 @@ from sglang_canopy.telemetry import static_files
 from sglang_canopy.telemetry.window import MAX_POINTS, MINUTE_S, Window
 
 STATIC = Path(static_files.__file__).parent / "static"
-PAGE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "fixtures/page.json").read_text())
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "page.json"
+PAGE_FIXTURE: dict[str, Any] = json.loads(FIXTURE.read_text())
 """An answer of ``/canopy/status``, without its hours."""
-STATUS = PAGE["status"]
+STATUS = PAGE_FIXTURE["status"]
 STATUS["ttft_hour"] = [
     {"time_unix_s": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
     for n in range(60)
@@ -53,7 +54,7 @@ def run_server(server: ThreadingHTTPServer) -> Iterator[str]:
 
 
 def canopy_server(key: str | None = None) -> ThreadingHTTPServer:
-    """Canopy's page, rendered from a made-up status."""
+    """Return a server of Canopy's page, whose status is the fixture's."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -62,12 +63,12 @@ def canopy_server(key: str | None = None) -> ThreadingHTTPServer:
                 return self.answer(401, b'{"error": "Unauthorized"}', "application/json")
             if name == "status":
                 return self.answer(200, json.dumps(STATUS).encode(), "application/json")
-            content, media_type = static_files.read_file("index.html" if name == "ui" else name)
-            return self.answer(200, content, media_type, static_files.HEADERS)
+            content, content_type = static_files.read_file("index.html" if name == "ui" else name)
+            return self.answer(200, content, content_type, static_files.HEADERS)
 
-        def answer(self, code: int, body: bytes, kind: str, headers: Any = ()) -> None:
+        def answer(self, code: int, body: bytes, content_type: str, headers: Any = ()) -> None:
             self.send_response(code)
-            for header, value in {"Content-Type": kind, **dict(headers)}.items():
+            for header, value in {"Content-Type": content_type, **dict(headers)}.items():
                 self.send_header(header, value)
             self.end_headers()
             self.wfile.write(body)
@@ -77,15 +78,18 @@ def canopy_server(key: str | None = None) -> ThreadingHTTPServer:
     return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
-def fetch(url: str, **headers: str) -> tuple[int, bytes, Any]:
+class PageAnswer(NamedTuple):
+    code: int
+    body: bytes
+    headers: Any
+
+
+def fetch(url: str, **headers: str) -> PageAnswer:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
-            return answer.status, answer.read(), answer.headers
+            return PageAnswer(answer.status, answer.read(), answer.headers)
     except urllib.error.HTTPError as error:
-        return error.code, error.read(), error.headers
-
-
-# ---- the files ----
+        return PageAnswer(error.code, error.read(), error.headers)
 
 
 def test_vendored_files_are_unchanged() -> None:
@@ -106,29 +110,24 @@ def test_the_page_loads_nothing_from_other_sites_and_builds_no_markup_from_text(
 
 def test_only_files_of_the_page_are_served() -> None:
     for name in static_files.FILES:
-        assert static_files.read_file(name)[0]
+        content, _ = static_files.read_file(name)
+        assert content
     with pytest.raises(CanopyError, match="no file"):
         static_files.read_file("../static_files.py")
 
 
-# ---- with a key ----
-
-
 def test_the_proxy_adds_the_key_and_forwards_only_reads_under_canopy() -> None:
     with run_server(canopy_server("secret")) as url, run_server(proxy(url, "secret")) as proxy_url:
-        assert fetch(url + "/canopy/ui")[0] == 401
+        assert fetch(url + "/canopy/ui").code == 401
         code, body, headers = fetch(proxy_url + "/canopy/ui")
         assert (code, headers["Content-Security-Policy"][:19]) == (200, "default-src 'none';")
         assert b"<title>Canopy</title>" in body
-        assert json.loads(fetch(proxy_url + "/canopy/status")[1])["version"] == "9.9"
-        assert fetch(proxy_url + "/flush_cache")[0] == 404
+        assert json.loads(fetch(proxy_url + "/canopy/status").body)["version"] == "9.9"
+        assert fetch(proxy_url + "/flush_cache").code == 404
         # A page of another site whose name resolves to the proxy is not answered.
-        assert fetch(proxy_url + "/canopy/status", Host="evil.example")[0] == 404
+        assert fetch(proxy_url + "/canopy/status", Host="evil.example").code == 404
     with run_server(canopy_server("secret")) as url, run_server(proxy(url, "wrong")) as proxy_url:
-        assert fetch(proxy_url + "/canopy/status")[0] == 401
-
-
-# ---- the hour ----
+        assert fetch(proxy_url + "/canopy/status").code == 401
 
 
 def test_the_hour_has_whole_minutes_and_the_current_one() -> None:
@@ -144,11 +143,8 @@ def test_the_hour_has_whole_minutes_and_the_current_one() -> None:
     assert points[-1]["evicted_tokens"] == {"capacity": 0}
 
 
-# ---- in a browser ----
-
-
-def rendered_page(tmp_path: Path) -> str:
-    """The page's elements as a browser has them once they are filled."""
+def render_page(tmp_path: Path) -> str:
+    """Return the page's elements as a browser has them once they are filled."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("no chromium here; Debian has it as the package chromium")
@@ -165,13 +161,13 @@ def rendered_page(tmp_path: Path) -> str:
     return process.stdout
 
 
-def hidden_parts(dom: str) -> set[str]:
+def hidden_sections(dom: str) -> set[str]:
     return set(re.findall(r'<section[^>]* hidden="">\s*<h2>([^<]*)', dom))
 
 
 @pytest.mark.long
 def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) -> None:
-    dom = rendered_page(tmp_path)
+    dom = render_page(tmp_path)
     for text in (
         "Keep wa: no policy tried would save more.",
         "41.0&nbsp;% ±&nbsp;0.8",
@@ -193,7 +189,7 @@ def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) ->
         assert text in dom, text
     assert dom.index("Keep wa") < dom.index("<h2>")
     assert dom.count('class="u-wrap"') == 4  # hits, times to first token, evictions, curves
-    assert hidden_parts(dom) == {"Cached by tenant"}  # only the public tenant exists
+    assert hidden_sections(dom) == {"Cached by tenant"}  # only the public tenant exists
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom
     assert "<img" not in dom
     assert "no news" not in dom

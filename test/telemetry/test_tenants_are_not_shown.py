@@ -23,7 +23,7 @@ from sglang_canopy.wire import status_file
 from support.disk_tree import DiskTree
 
 SALT, KEY = "the gateway's secret: 7f/3!", "customer&key"
-TENANTS = [tenant_of(None, SALT), tenant_of(KEY, SALT), tenant_of(KEY, None)]
+TENANT_NAMES = [tenant_of(None, SALT), tenant_of(KEY, SALT), tenant_of(KEY, None)]
 
 
 @pytest.fixture
@@ -35,24 +35,24 @@ def folder(tmp_path) -> Iterator[Path]:
 
 def secrets_in(text: str) -> list[str]:
     """Return the salts, keys and names in a text: plain, as JSON, or hashed without a key."""
-    secrets = [SALT, KEY, *(str(name) for name in TENANTS)]
+    secrets = [SALT, KEY, *(str(name) for name in TENANT_NAMES)]
     secrets += [json.dumps(secret)[1:-1] for secret in secrets]
     secrets += [hashlib.sha256(str(secret).encode()).hexdigest()[:16] for secret in secrets]
     return [secret for secret in secrets if secret in text]
 
 
 def busy_tree(folder: Path) -> DiskTree:
-    """Every tenant keeps, is awaited, and has rows and labels of its own."""
+    """Return a tree in which every tenant keeps, is awaited, and has rows and labels of its own."""
     tree = DiskTree(folder, tokens=400, host_tokens=400, policy="wa")
     tree.store.state.clock = lambda: 0.0
-    for n, tenant in enumerate(TENANTS):
+    for n, tenant in enumerate(TENANT_NAMES):
         path = [100 * n + i for i in range(20)]
         tree.serve(path, n + 1.0, tenant=tenant, category=f"c{n}", keep_until=90.0)
-    for n, tenant in enumerate(TENANTS):
-        waiting = tree.request(9.0, tenant=tenant)
+    for n, tenant in enumerate(TENANT_NAMES):
+        request = tree.request(9.0, tenant=tenant)
         path = array("q", [100 * n + i for i in range(20)])
         hit = tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(path, None)))
-        tree.core.protected.protect_match(tree.core.node_by_id(hit.last_device_node), waiting)
+        tree.core.protected.protect_match(tree.core.node_by_id(hit.last_device_node), request)
     return tree
 
 
@@ -63,10 +63,10 @@ def test_no_salt_is_in_the_status_the_metrics_or_the_log(folder, tmp_path, caplo
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     status = reporter.report()
     assert [len(status[name]["tenants"]) for name in ("keep", "awaited")] == [3, 3]
-    scraped = generate_latest(registry).decode()
-    assert "canopy:requests_total" in scraped
+    metrics_text = generate_latest(registry).decode()
+    assert "canopy:requests_total" in metrics_text
     file_texts = [path.read_text() for path in folder.iterdir()]
-    assert not secrets_in("".join([*file_texts, json.dumps(status_file.read_all()), scraped]))
+    assert not secrets_in("".join([*file_texts, json.dumps(status_file.read_all()), metrics_text]))
     assert not secrets_in(caplog.text)
     tree.close()
 
@@ -74,7 +74,7 @@ def test_no_salt_is_in_the_status_the_metrics_or_the_log(folder, tmp_path, caplo
 def test_a_tenant_has_one_shown_name_in_all_parts_of_the_status(folder, tmp_path) -> None:
     tree = busy_tree(tmp_path / "disk")
     status = Reporter(tree.cache, 0, None).report()
-    names = {shown_tenant(name) for name in TENANTS}
+    names = {shown_tenant(name) for name in TENANT_NAMES}
     assert len(names) == 3
     for rows in (status["keep"]["tenants"], status["awaited"]["tenants"]):
         assert {row["tenant"] for row in rows} == names
@@ -107,7 +107,7 @@ def test_a_process_without_a_servers_key_has_one_of_its_own(monkeypatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("target", "logged"),
+    ("target", "logged_target"),
     [
         ("/canopy/documents?cache_salt=secret", "/canopy/documents"),
         ("/prefix/canopy/documents?extra_key=secret&x=1", "/prefix/canopy/documents"),
@@ -115,10 +115,9 @@ def test_a_process_without_a_servers_key_has_one_of_its_own(monkeypatch) -> None
         ("/health?x=1", "/health?x=1"),
     ],
 )
-def test_the_access_log_has_no_query_of_canopys_routes(target, logged) -> None:
+def test_the_access_log_has_no_query_of_canopys_routes(target, logged_target) -> None:
     arguments: tuple[Any, ...] = ("127.0.0.1:1", "GET", target, "1.1", 200)
-    record = logging.LogRecord(
-        "uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', arguments, None
-    )
+    line = '%s - "%s %s HTTP/%s" %d'
+    record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, line, arguments, None)
     assert QueryFilter().filter(record)
-    assert record.getMessage() == f'127.0.0.1:1 - "GET {logged} HTTP/1.1" 200'
+    assert record.getMessage() == f'127.0.0.1:1 - "GET {logged_target} HTTP/1.1" 200'

@@ -26,9 +26,9 @@ from sglang_canopy.errors import CanopyError
 BLOCK_TOKENS = 4
 
 
-def archive_file(name: str, tools: int, system: int, *prompts: list[int], model: str = "m") -> dict:
+def archive_file(name: str, tool_tokens: int, system_tokens: int, *prompts: list[int], model="m"):
     return {
-        "id": name, "block_size": BLOCK_TOKENS, "tool_tokens": tools, "system_tokens": system,
+        "id": name, "block_size": BLOCK_TOKENS, "tool_tokens": tool_tokens, "system_tokens": system_tokens,
         "requests": [
             {"t": float(t), "in": BLOCK_TOKENS * len(ids), "out": 1, "hash_ids": ids, "model": model}
             for t, ids in enumerate(prompts)
@@ -53,25 +53,25 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_equal_seeds_give_equal_overlays_and_others_do_not(archive: Path, tmp_path: Path) -> None:
-    def make(seed: int, name: str) -> bytes:
+    def write_overlay(seed: int, name: str) -> bytes:
         out = tmp_path / name
         arguments = ["--archive", archive, "--conversations", 4, "--window-s", 100, "--seed", seed]
         assert make_overlay([*map(str, arguments), "-o", str(out)]) == 0
         return out.read_bytes()
 
-    assert make(1, "1.jsonl") == make(1, "2.jsonl")
-    assert make(1, "1.jsonl.gz") == make(1, "1.jsonl.gz")
-    assert make(1, "1.jsonl") != make(2, "3.jsonl")
+    assert write_overlay(1, "1.jsonl") == write_overlay(1, "2.jsonl")
+    assert write_overlay(1, "1.jsonl.gz") == write_overlay(1, "1.jsonl.gz")
+    assert write_overlay(1, "1.jsonl") != write_overlay(2, "3.jsonl")
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".partial")]
 
 
 def test_blocks_are_unique_to_their_conversation_and_times_sorted(archive: Path) -> None:
     requests = list(overlay(archive, 12, 1000, seed=7))
     assert len(requests) == 12 * 5
-    owner: dict[int, str] = {}
+    user_by_block: dict[int, str] = {}
     for request in requests:
         for block in request.blocks:
-            assert owner.setdefault(block, request.user or "") == request.user
+            assert user_by_block.setdefault(block, request.user or "") == request.user
     times = [r.time_s for r in requests]
     assert times == sorted(times)
     assert len({r.user for r in requests}) == 12
@@ -108,14 +108,13 @@ def test_equal_counts_share_tools_and_system_prompt_and_no_more(other_file, bloc
 
 @given(st.data())
 def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
-    """Ids stay chained for any heads: the predecessor of an id is always the same."""
+    """Ids stay chained for any heads: the same id always precedes an id."""
     contents = []
     for number in range(data.draw(st.integers(2, 5))):
         ids: dict[tuple[int, ...], int] = {}
         prompts = []
-        for texts in data.draw(
-            st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=1, max_size=5)
-        ):
+        texts_of_prompt = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+        for texts in data.draw(st.lists(texts_of_prompt, min_size=1, max_size=5)):
             paths = [tuple(texts[: i + 1]) for i in range(len(texts))]
             prompts.append([ids.setdefault(p, len(ids) + 1) for p in paths])
         model = data.draw(st.sampled_from("mn"))
@@ -124,11 +123,11 @@ def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
         subagent = {"t": 0.5, "agent_id": "s", "tool_tokens": data.draw(st.integers(0, 10))}
         subagent["requests"] = contents[-1]["requests"][:1]
         contents[-1]["requests"].append(subagent)
-    predecessor: dict[int, int] = {}
+    id_before: dict[int, int] = {}
     for prompts in share_heads(*contents):
         for blocks in prompts:
             for previous, block in zip([-1, *blocks], blocks, strict=False):
-                assert predecessor.setdefault(block, previous) == previous
+                assert id_before.setdefault(block, previous) == previous
 
 
 def write_session(folder: Path, name: str, ids: list[int], **fields: Any) -> None:
@@ -139,30 +138,30 @@ def write_session(folder: Path, name: str, ids: list[int], **fields: Any) -> Non
     (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def blocks(folder: Path) -> dict[str | None, tuple[int, ...]]:
+def blocks_by_conversation(folder: Path) -> dict[str | None, tuple[int, ...]]:
     return {r.conversation: r.blocks for r in open_trace(folder, "agentic")}
 
 
-def user(name: str) -> dict[str, str]:
+def source_fields(name: str) -> dict[str, str]:
     return {"hash_id_scope": "global", "source": name}
 
 
 def test_sessions_of_one_user_share_their_blocks_and_no_others(tmp_path: Path) -> None:
-    write_session(tmp_path, "a", [1, 2, 3], **user("ann"))
-    write_session(tmp_path, "b", [1, 2, 9], **user("ann"))
-    write_session(tmp_path, "c", [1, 2, 3], **user("bob"))
+    write_session(tmp_path, "a", [1, 2, 3], **source_fields("ann"))
+    write_session(tmp_path, "b", [1, 2, 9], **source_fields("ann"))
+    write_session(tmp_path, "c", [1, 2, 3], **source_fields("bob"))
     write_session(tmp_path, "d", [1, 2, 3])
     write_session(tmp_path, "e", [1, 2, 3], hash_id_scope="local", source="ann")
-    blocks_of = blocks(tmp_path)
+    blocks_of = blocks_by_conversation(tmp_path)
     assert blocks_of["a"][:2] == blocks_of["b"][:2]
     assert blocks_of["a"][2] != blocks_of["b"][2]
-    unshared = [set(blocks_of[name]) for name in ("a", "c", "d", "e")]
-    assert sum(map(len, unshared)) == len(set.union(*unshared)) == 12
+    separate_blocks = [set(blocks_of[name]) for name in ("a", "c", "d", "e")]
+    assert sum(map(len, separate_blocks)) == len(set.union(*separate_blocks)) == 12
 
 
 def test_an_overlay_keeps_shared_blocks_and_copies_share_none(tmp_path: Path) -> None:
-    write_session(tmp_path, "a", [1, 2, 3], **user("ann"))
-    write_session(tmp_path, "b", [1, 2, 9], **user("ann"))
+    write_session(tmp_path, "a", [1, 2, 3], **source_fields("ann"))
+    write_session(tmp_path, "b", [1, 2, 9], **source_fields("ann"))
     blocks_of = {r.conversation: r.blocks for r in overlay(tmp_path, 4, 100.0, 1)}
     assert blocks_of["a"][:2] == blocks_of["b"][:2]
     assert blocks_of["a#2"][:2] == blocks_of["b#2"][:2]
@@ -174,25 +173,25 @@ def test_an_overlay_keeps_shared_blocks_and_copies_share_none(tmp_path: Path) ->
     [
         (2, {"hash_id_scope": "global"}, "no 'source' says in which files"),
         (2, {"hash_id_scope": "team"}, "must be local or global"),
-        (1 << 41, user("ann"), "must be below"),
+        (1 << 41, source_fields("ann"), "must be below"),
     ],
 )
 def test_ids_without_a_source_or_out_of_range_are_refused(tmp_path, block, fields, message):
     write_session(tmp_path, "a", [1, block], **fields)
     with pytest.raises(CanopyError, match=message):
-        blocks(tmp_path)
+        blocks_by_conversation(tmp_path)
 
 
 def test_equal_seeds_give_equal_synthetic_traces_and_others_do_not(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.jsonl.gz" for name in "abc"]
     for path, seed in zip(paths, (1, 1, 2)):
         write_trace(path, get_preset("trace-b"), 6.0, seed)
-    a, b, c = (p.read_bytes() for p in paths)
-    assert a == b != c
+    first, equal, other = (path.read_bytes() for path in paths)
+    assert first == equal != other
     assert json.loads((tmp_path / "a.meta.json").read_text())["synthetic"] is True
     generated = [d.request for d in synthesise(get_preset("trace-b"), 6.0, 1)]
-    read = list(open_trace(paths[0], "bailian"))
-    assert [(r.time_s, r.blocks, r.turn) for r in read] == [
+    reread = list(open_trace(paths[0], "bailian"))
+    assert [(r.time_s, r.blocks, r.turn) for r in reread] == [
         (r.time_s, r.blocks, r.turn) for r in generated
     ]
 
@@ -207,7 +206,7 @@ def test_equal_seeds_give_equal_synthetic_traces_and_others_do_not(tmp_path: Pat
 def test_a_synthetic_trace_is_consistent(preset: str, seconds: float, seed: int) -> None:
     """Sorted, inside its length, as many blocks as the tokens need, turns in order by parent,
     equal ids only after equal prefixes."""
-    last_time_s, chats, predecessor = 0.0, {}, {}
+    last_time_s, chats, id_before = 0.0, {}, {}
     for generated in synthesise(get_preset(preset).at_rate(5.0), seconds, seed):
         r = generated.request
         assert last_time_s <= r.time_s <= seconds
@@ -221,23 +220,23 @@ def test_a_synthetic_trace_is_consistent(preset: str, seconds: float, seed: int)
         chats[generated.chat_id] = (r.conversation, r.turn)
         previous = -1
         for block in r.blocks:
-            assert predecessor.setdefault(block, previous) == previous
+            assert id_before.setdefault(block, previous) == previous
             previous = block
 
 
-PUBLISHED = {"trace-a": (86400.0, 0.5), "trace-b": (2400.0, None)}
-"""Seconds, and requests a second: the paper's statistics of trace A are of a day."""
+PUBLISHED_SPANS = {"trace-a": (86400.0, 0.5), "trace-b": (2400.0, None)}
+"""Seconds and requests a second of each: the paper's statistics of trace A are of a day."""
 
 
 @cache
-def published_observed(name: str) -> Observation:
-    seconds, rate = PUBLISHED[name]
-    return observe(d.request for d in synthesise(get_preset(name).at_rate(rate), seconds, 1))
+def observe_preset(name: str) -> Observation:
+    seconds, rate_per_s = PUBLISHED_SPANS[name]
+    return observe(d.request for d in synthesise(get_preset(name).at_rate(rate_per_s), seconds, 1))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED_SPANS)
 def test_presets_meet_the_published_numbers(name: str) -> None:
-    rows = compare(name, published_observed(name))
+    rows = compare(name, observe_preset(name))
     assert all(row.value is not None for row in rows)
     assert [row.name for row in rows if not row.is_met] == []

@@ -15,69 +15,71 @@ from canopy_lab.trace.guess import guess_format
 from sglang_canopy.errors import CanopyError
 
 
-def rows(count: int) -> list[bytes]:
+def log_lines(count: int) -> list[bytes]:
     return [json.dumps({"time": i, "prompt": f"p{i} " * 40}).encode() + b"\n" for i in range(count)]  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-@pytest.mark.parametrize("damage", ["none of it", "broken inside", "cut off"])
+@pytest.mark.parametrize("damage", ["no archive", "broken inside", "cut off"])
 def test_a_broken_archive_raises_one_sentence(tmp_path: Path, suffix: str, damage: str) -> None:
-    raw = b"".join(rows(500))
+    raw = b"".join(log_lines(500))
     if suffix == ".zst":
-        packed = pytest.importorskip("zstandard").ZstdCompressor().compress(raw)
+        archive = pytest.importorskip("zstandard").ZstdCompressor().compress(raw)
     else:
-        packed = gzip.compress(raw) if suffix == ".gz" else __import__("lzma").compress(raw)
-    half = len(packed) // 2
-    damaged = {
-        "none of it": b"no archive at all, but text",
-        "broken inside": packed[:half] + bytes(64) + packed[half + 64 :],
-        "cut off": packed[:half],
+        archive = gzip.compress(raw) if suffix == ".gz" else __import__("lzma").compress(raw)
+    middle = len(archive) // 2
+    damaged_bytes = {
+        "no archive": b"no archive at all, but text",
+        "broken inside": archive[:middle] + bytes(64) + archive[middle + 64 :],
+        "cut off": archive[:middle],
     }[damage]
     path = tmp_path / f"log.jsonl{suffix}"
-    path.write_bytes(damaged)
+    path.write_bytes(damaged_bytes)
     with pytest.raises(CanopyError, match=r"cannot read trace|not JSON"):
         list(open_trace(path, "openai"))
 
 
-@pytest.mark.parametrize("format", ["openai", "sglang"])
-def test_a_truncated_last_line_is_skipped_if_it_has_no_newline(tmp_path, format, caplog):
+@pytest.mark.parametrize("format_name", ["openai", "sglang"])
+def test_a_truncated_last_line_is_skipped_if_it_has_no_newline(tmp_path, format_name, caplog):
     end = {"obj": {"input_ids": [1] * 40}, "out": {"meta_info": {"completion_tokens": 1}}}
     stamp = {"timestamp": "2026-01-02T03:04:05", "event": "request.finished", "rid": "a"}
-    line = rows(1)[0] if format == "openai" else json.dumps({**stamp, **end}).encode() + b"\n"
+    line = json.dumps({**stamp, **end}).encode() + b"\n"
+    if format_name == "openai":
+        (line,) = log_lines(1)
     path = tmp_path / "log"
     path.write_bytes(line + line[: len(line) - 20])
-    assert len(list(open_trace(path, format))) == 1
+    assert len(list(open_trace(path, format_name))) == 1
     assert "line 2: it is truncated" in caplog.text
     path.write_bytes(line + line[: len(line) - 20] + b"\n")
     with pytest.raises(CanopyError, match="line 2: not JSON"):
-        list(open_trace(path, format))
+        list(open_trace(path, format_name))
 
 
-@pytest.mark.parametrize("format", [None, "openai", "sglang", "vllm"])
-def test_utf_16_is_refused_with_the_remedy(tmp_path: Path, format: str | None) -> None:
+@pytest.mark.parametrize("format_name", [None, "openai", "sglang", "vllm"])
+def test_utf_16_is_refused_with_the_remedy(tmp_path: Path, format_name: str | None) -> None:
     """``>`` writes UTF-16 in an older PowerShell."""
     path = tmp_path / "log.jsonl"
-    path.write_text(rows(1)[0].decode(), encoding="utf-16")
+    path.write_text(log_lines(1)[0].decode(), encoding="utf-16")
     with pytest.raises(CanopyError, match=r"UTF-16.*iconv -f UTF-16 -t UTF-8"):
-        list(open_trace(path, format or guess_format(path)))
+        list(open_trace(path, format_name or guess_format(path)))
 
 
-@pytest.mark.parametrize("format", ["openai", "sglang", "vllm", "mooncake", "bailian"])
-def test_an_empty_file_holds_no_requests(tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize("format_name", ["openai", "sglang", "vllm", "mooncake", "bailian"])
+def test_an_empty_file_holds_no_requests(tmp_path: Path, format_name: str) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"")
     with pytest.raises(CanopyError, match="empty"):
         guess_format(path)
-    if format in ("sglang", "vllm"):
+    if format_name in ("sglang", "vllm"):
         with pytest.raises(CanopyError, match="holds no"):
-            list(open_trace(path, format))
+            list(open_trace(path, format_name))
     else:
-        assert list(open_trace(path, format)) == []
+        assert list(open_trace(path, format_name)) == []
 
 
 def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"time": 1, "prompt": ' + b"[" * 200_000 + b"\n" + rows(1)[0])
+    path.write_bytes(b'{"time": 1, "prompt": ' + b"[" * 200_000 + b"\n" + log_lines(1)[0])
     with pytest.raises(CanopyError, match="line 1: not JSON"):
         list(open_trace(path, "openai"))
     assert len(list(open_trace(path, "openai", skip_bad=1))) == 1
@@ -103,13 +105,10 @@ def test_a_folder_of_rotated_logs_is_one_log_in_order_of_time(tmp_path: Path) ->
 
 
 def test_logs_of_several_formats_are_no_log(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"".join(rows(3)))
+    (tmp_path / "a.log").write_bytes(b"".join(log_lines(3)))
     (tmp_path / "b.log").write_text('{"timestamp": 1, "input_length": 5, "hash_ids": [1]}\n')
     with pytest.raises(CanopyError, match=r"a\.log of format openai, b\.log of format mooncake"):
         guess_format(tmp_path)
-
-
-# ---- order ----
 
 
 def write_log(path: Path, log: list[dict[str, Any]]) -> Path:
@@ -117,17 +116,13 @@ def write_log(path: Path, log: list[dict[str, Any]]) -> Path:
     return path
 
 
-def read(path: Path, format: str) -> list[TraceRequest]:
-    return list(open_trace(path, format))
+def read(path: Path, format_name: str) -> list[TraceRequest]:
+    return list(open_trace(path, format_name))
 
 
 def long_log(count: int) -> list[dict[str, Any]]:
     return [
-        {
-            "time": 1_764_000_000.0 + i,
-            "session_id": f"s{i % 7}",
-            "prompt": f"{i % 7} " * 40 + f"{i}",
-        }
+        {"time": 1_764_000_000 + i, "session_id": f"s{i % 7}", "prompt": f"{i % 7} " * 40 + f"{i}"}
         for i in range(count)
     ]
 
@@ -138,8 +133,9 @@ def without_lines(requests: list[TraceRequest]) -> list[tuple[Any, ...]]:
 
 def test_a_log_that_is_newest_first_is_read_from_its_end(tmp_path: Path) -> None:
     log = long_log(9000)
-    forward, newest_first = write_log(tmp_path / "a", log), write_log(tmp_path / "b", log[::-1])
-    assert without_lines(read(newest_first, "openai")) == without_lines(read(forward, "openai"))
+    oldest_first = read(write_log(tmp_path / "a", log), "openai")
+    newest_first = write_log(tmp_path / "b", log[::-1])
+    assert without_lines(read(newest_first, "openai")) == without_lines(oldest_first)
     sample = read_sample(newest_first, "openai")
     assert sample.span_s == 8999
     assert "newest first" in " ".join(sample.understood.details())

@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -30,16 +30,15 @@ from sglang_canopy.errors import CanopyError
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "logs"
 LOGS = {path.stem: path for path in sorted(FOLDER.iterdir()) if path.suffix != ".json"}
-TRAFFIC = [name for name in LOGS if name.startswith("traffic-")]
-DOCUMENTS = ("traffic-langfuse-page", "traffic-litellm-spendlogs-csv")
-NO_ORDER = ("traffic-bailian", "traffic-batch")
+TRAFFIC_LOGS = [name for name in LOGS if name.startswith("traffic-")]
+ONE_DOCUMENT_LOGS = ("traffic-langfuse-page", "traffic-litellm-spendlogs-csv")
+UNORDERED_LOGS = ("traffic-bailian", "traffic-batch")
 """Formats whose lines mean nothing, or another thing, in another order."""
-NAMED = {f"traffic-{name}" for name in ("litellm-payload", "litellm-spendlogs", "langfuse", "helicone", "otel-otlp", "otel-flat", "sglang")}  # fmt: skip
+LOGS_WITH_IDS = {f"traffic-{name}" for name in ("litellm-payload", "litellm-spendlogs", "langfuse", "helicone", "otel-otlp", "otel-flat", "sglang")}  # fmt: skip
 """Formats whose lines name their call."""
 
 
-def lines_of_several(name: str) -> bool:
-    """Whether one call takes several lines."""
+def has_several_lines_a_call(name: str) -> bool:
     return any(word in name for word in ("docker", "containerd", "debug"))
 
 
@@ -55,37 +54,39 @@ def outcome(path: Path) -> dict[str, Any]:
         result["format"] = guess_format(path)
     except CanopyError as error:
         return {"error": str(error).replace(str(path), "LOG")}
-    broken: list[str] = []
+    broken_lines: list[str] = []
     logger = logging.getLogger("canopy_lab")
     logger.addHandler(handler)
     try:
         while True:
             messages.clear()
             try:
-                requests = list(read_trace(path, result["format"], Tolerance(path, len(broken))))
+                tolerance = Tolerance(path, len(broken_lines))
+                requests = list(read_trace(path, result["format"], tolerance))
                 break
             except CanopyError as error:
                 text = str(error).replace(str(path), "LOG")
                 text = re.sub(r"; (--skip-bad N|that is one more).*", "", text)
-                if ", line " not in text or text in broken:  # of the whole log
-                    return {**result, "broken": broken, "error": text}
-                broken.append(re.sub(r"(?<=not JSON) .*|(?<=cannot be read) .*", "", text))
+                if ", line " not in text or text in broken_lines:  # of the whole log
+                    return {**result, "broken": broken_lines, "error": text}
+                broken_lines.append(re.sub(r"(?<=not JSON) .*|(?<=cannot be read) .*", "", text))
     finally:
         logger.removeHandler(handler)
-    earlier: set[int] = set()
+    earlier_blocks: set[int] = set()
     result["requests"] = []
     for r in requests:
-        shared = next((i for i, b in enumerate(r.blocks) if b not in earlier), len(r.blocks))
-        earlier.update(r.blocks)
+        is_new = [block not in earlier_blocks for block in r.blocks]
+        shared_blocks = [*is_new, True].index(True)
+        earlier_blocks.update(r.blocks)
         result["requests"].append(
-            [round(r.time_s, 3), r.input_tokens, r.output_tokens, len(r.blocks), shared, r.turn,
+            [round(r.time_s, 3), r.input_tokens, r.output_tokens, len(r.blocks), shared_blocks, r.turn,
              r.conversation, r.category, r.stop]
         )  # fmt: skip
-    result |= {"broken": broken} if broken else {}
+    result |= {"broken": broken_lines} if broken_lines else {}
     messages = [text for text in messages if "broken lines, first" not in text]
     result |= {"told": messages} if messages else {}
     try:
-        sample = read_sample(path, result["format"], skip_bad=len(broken))
+        sample = read_sample(path, result["format"], skip_bad=len(broken_lines))
         result["scale"] = round(sample.token_scale, 3)
     except CanopyError as error:
         result["sample"] = str(error).replace(str(path), "LOG")
@@ -99,29 +100,31 @@ def test_a_log_gives_the_outcome_beside_it(name: str) -> None:
 
 
 def test_every_format_has_a_log_of_the_same_traffic() -> None:
-    outcomes = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in TRAFFIC}
-    logged = {outcome["format"] for outcome in outcomes.values()} | {"agentic"}
-    assert logged == set(format_names()), "add fixtures/logs/traffic-NAME.jsonl (CONTRIBUTING.md)"
+    outcomes = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in TRAFFIC_LOGS}
+    formats = {log["format"] for log in outcomes.values()} | {"agentic"}
+    assert formats == set(format_names()), "add fixtures/logs/traffic-NAME.jsonl (CONTRIBUTING.md)"
     calls = outcomes["traffic-own"]["requests"]
-    total = sum(row[1] for row in calls)
+    input_tokens = sum(row[1] for row in calls)
     for name, log in outcomes.items():
         assert len(log["requests"]) == len(calls), name
-        assert sum(row[1] for row in log["requests"]) == pytest.approx(total, rel=0.25), name
+        assert sum(row[1] for row in log["requests"]) == pytest.approx(input_tokens, rel=0.25), name
         if name != "traffic-mooncake":  # of 512-token blocks
             assert sorted(r[5] for r in log["requests"]) == sorted(r[5] for r in calls), name
             assert len({row[6] for row in log["requests"]}) == len({row[6] for row in calls}), name
         if name != "traffic-batch":  # without times
-            times, expected = (
-                [row[0] - rows[0][0] for row in rows] for rows in (log["requests"], calls)
-            )
+            logs = (log["requests"], calls)
+            times, expected = ([row[0] - rows[0][0] for row in rows] for rows in logs)
             assert times == pytest.approx(expected, abs=1.0), name
 
 
-# ---- damage ----
+class ReadLog(NamedTuple):
+    requests: list[TraceRequest]
+    changed_entries: int
+    """Entries that were ignored or changed."""
 
 
-def read(name: str, raw: bytes, suffix: str = "") -> tuple[list[TraceRequest], int] | None:
-    """Return the requests and the number of ignored or changed entries; ``None`` if it is refused."""
+def read(name: str, raw: bytes, suffix: str = "") -> ReadLog | None:
+    """Read a log in the format of ``name``; ``None`` if it is refused."""
     format = json.loads((FOLDER / f"{name}.json").read_text())["format"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"log{suffix}"
@@ -132,15 +135,21 @@ def read(name: str, raw: bytes, suffix: str = "") -> tuple[list[TraceRequest], i
         except CanopyError:
             return None
         notes = tolerance.understood
-        return requests, notes.left_out.total() + notes.changed.total() + tolerance.skipped
+        changed_entries = notes.left_out.total() + notes.changed.total() + tolerance.skipped
+        return ReadLog(requests, changed_entries)
+
+
+class RawLog(NamedTuple):
+    raw: bytes
+    requests: list[TraceRequest]
 
 
 @cache
-def raw_and_requests(name: str) -> tuple[bytes, list[TraceRequest]]:
+def raw_and_requests(name: str) -> RawLog:
     raw = LOGS[name].read_bytes()
     result = read(name, raw)
     assert result is not None
-    return raw, result[0]
+    return RawLog(raw, result.requests)
 
 
 def prompts(requests: list[TraceRequest]) -> list[tuple[int, ...]]:
@@ -148,14 +157,14 @@ def prompts(requests: list[TraceRequest]) -> list[tuple[int, ...]]:
 
 
 def count_invented(requests: list[TraceRequest], name: str) -> int:
-    return (Counter(prompts(requests)) - Counter(prompts(raw_and_requests(name)[1]))).total()
+    return (Counter(prompts(requests)) - Counter(prompts(raw_and_requests(name).requests))).total()
 
 
 few_examples = settings(max_examples=settings.default.max_examples // 10)
 seeds = st.integers(0, 10**6)
 
 
-@pytest.mark.parametrize("name", TRAFFIC)
+@pytest.mark.parametrize("name", TRAFFIC_LOGS)
 def test_another_encoding_of_the_same_lines_changes_nothing(name: str) -> None:
     raw, expected = raw_and_requests(name)
     for encoded, suffix in (
@@ -167,20 +176,20 @@ def test_another_encoding_of_the_same_lines_changes_nothing(name: str) -> None:
     ):
         result = read(name, encoded, suffix)
         assert result is not None
-        assert prompts(result[0]) == prompts(expected)
+        assert prompts(result.requests) == prompts(expected)
     assert read(name, raw.decode().encode("utf-16")) is None
 
 
-@pytest.mark.parametrize("name", TRAFFIC)
+@pytest.mark.parametrize("name", TRAFFIC_LOGS)
 @given(seed=seeds)
 @few_examples
 def test_a_truncated_file_yields_no_false_request(name: str, seed: int) -> None:
-    raw = raw_and_requests(name)[0]
+    raw = raw_and_requests(name).raw
     result = read(name, raw[: random.Random(seed).randrange(1, len(raw))])
-    assert result is None or not count_invented(result[0], name)
+    assert result is None or not count_invented(result.requests, name)
 
 
-@pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in (*DOCUMENTS, *NO_ORDER) and not lines_of_several(n)])  # fmt: skip
+@pytest.mark.parametrize("name", [n for n in TRAFFIC_LOGS if n not in (*ONE_DOCUMENT_LOGS, *UNORDERED_LOGS) and not has_several_lines_a_call(n)])  # fmt: skip
 @given(seed=seeds, newest_first=st.booleans())
 @few_examples
 def test_lines_in_another_order_are_put_in_order(name: str, seed: int, newest_first: bool) -> None:
@@ -191,19 +200,19 @@ def test_lines_in_another_order_are_put_in_order(name: str, seed: int, newest_fi
     else:  # answers that end out of order
         lines = [line for _, line in sorted((n + draw.uniform(0, 6), line) for n, line in enumerate(lines))]  # fmt: skip
     result = read(name, b"".join(lines))
-    if result is None or result[1]:
+    if result is None or result.changed_entries:
         return
     # In SGLang's log, an answer before its question is a request that the log's beginning cut.
     if name == "traffic-sglang":
-        assert sorted(prompts(result[0])) == sorted(prompts(expected))
+        assert sorted(prompts(result.requests)) == sorted(prompts(expected))
     else:
-        first, expected_first = result[0][0].time_s, expected[0].time_s
-        assert sorted((round(r.time_s - first, 6), r.blocks) for r in result[0]) == sorted(
-            (round(r.time_s - expected_first, 6), r.blocks) for r in expected
+        start_s, expected_start_s = result.requests[0].time_s, expected[0].time_s
+        assert sorted((round(r.time_s - start_s, 6), r.blocks) for r in result.requests) == sorted(
+            (round(r.time_s - expected_start_s, 6), r.blocks) for r in expected
         )
 
 
-@pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in DOCUMENTS])
+@pytest.mark.parametrize("name", [n for n in TRAFFIC_LOGS if n not in ONE_DOCUMENT_LOGS])
 @given(seed=seeds)
 @few_examples
 def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
@@ -216,57 +225,58 @@ def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
     result = read(name, b"".join(lines))
     if result is None:
         return
-    lost = len(expected) - len(result[0])
-    if lines_of_several(name) or "sglang" in name or "vllm" in name:
-        assert lost <= 2 + result[1]  # it may be a line of another process
+    lost_requests = len(expected) - len(result.requests)
+    if has_several_lines_a_call(name) or "sglang" in name or "vllm" in name:
+        assert lost_requests <= 2 + result.changed_entries  # it may be a line of another process
     else:
-        assert count_invented(result[0], name) <= 2
-        assert lost <= result[1]
+        assert count_invented(result.requests, name) <= 2
+        assert lost_requests <= result.changed_entries
 
 
-@pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in DOCUMENTS and not lines_of_several(n)])  # fmt: skip
+@pytest.mark.parametrize("name", [n for n in TRAFFIC_LOGS if n not in ONE_DOCUMENT_LOGS and not has_several_lines_a_call(n)])  # fmt: skip
 @given(seed=seeds)
 @few_examples
 def test_a_line_that_is_logged_twice_counts_once_if_it_names_its_call(name: str, seed: int) -> None:
     raw, expected = raw_and_requests(name)
     lines = raw.splitlines(keepends=True)
-    repeated = random.Random(seed).randrange(len(lines))
-    result = read(name, b"".join([*lines[: repeated + 1], lines[repeated], *lines[repeated + 1 :]]))
+    repeated_line = random.Random(seed).randrange(len(lines))
+    lines.insert(repeated_line, lines[repeated_line])
+    result = read(name, b"".join(lines))
     assert result is not None
-    assert 0 <= len(result[0]) - len(expected) <= (name not in NAMED)
+    assert 0 <= len(result.requests) - len(expected) <= (name not in LOGS_WITH_IDS)
 
 
 @pytest.mark.parametrize("name", ["traffic-own", "traffic-otel-otlp", "traffic-sglang", "traffic-vllm", "traffic-mooncake", "traffic-bailian"])  # fmt: skip
-@given(extra=st.binary(max_size=400), seed=seeds)
+@given(inserted=st.binary(max_size=400), seed=seeds)
 @few_examples
-def test_any_bytes_raise_only_canopy_errors(name: str, extra: bytes, seed: int) -> None:
-    raw = raw_and_requests(name)[0]
+def test_any_bytes_raise_only_canopy_errors(name: str, inserted: bytes, seed: int) -> None:
+    raw = raw_and_requests(name).raw
     position = random.Random(seed).randrange(len(raw))
-    read(name, extra)
-    read(name, raw[:position] + extra + raw[position:])
+    read(name, inserted)
+    read(name, raw[:position] + inserted + raw[position:])
 
 
 NUMBER = re.compile(rb"(?<![\w.-])\d+(?![\w.-])")
 
 
-@pytest.mark.parametrize("name", [n for n in TRAFFIC if NUMBER.search(LOGS[n].read_bytes())])
+@pytest.mark.parametrize("name", [n for n in TRAFFIC_LOGS if NUMBER.search(LOGS[n].read_bytes())])
 @given(seed=seeds)
 @few_examples
 def test_a_number_of_any_size_is_read_or_refused_in_words(name: str, seed: int) -> None:
-    draw, raw = random.Random(seed), raw_and_requests(name)[0]
+    draw, raw = random.Random(seed), raw_and_requests(name).raw
     match = draw.choice(list(NUMBER.finditer(raw)))
-    huge = draw.choice([b"9" * 18, b"9" * 400, b"9" * 5000, b"1e308"])
-    result = read(name, raw[: match.start()] + huge + raw[match.end() :])
-    for request in () if result is None else result[0]:
+    huge_number = draw.choice([b"9" * 18, b"9" * 400, b"9" * 5000, b"1e308"])
+    result = read(name, raw[: match.start()] + huge_number + raw[match.end() :])
+    for request in () if result is None else result.requests:
         assert max(request.input_tokens, request.output_tokens) < 1 << 63
         assert math.isfinite(request.time_s)
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        written = outcome(LOGS[name])
-        rows = [json.dumps(row, ensure_ascii=False) for row in written.get("requests", ())]
-        text = json.dumps(
-            {**written, "requests": "ROWS"} if rows else written, ensure_ascii=False, indent=1
-        )
+        log_outcome = outcome(LOGS[name])
+        rows = [json.dumps(row, ensure_ascii=False) for row in log_outcome.get("requests", ())]
+        if rows:
+            log_outcome["requests"] = "ROWS"
+        text = json.dumps(log_outcome, ensure_ascii=False, indent=1)
         (FOLDER / f"{name}.json").write_text(text.replace('"ROWS"', "[\n  " + ",\n  ".join(rows) + "\n ]") + "\n")  # fmt: skip

@@ -1,6 +1,7 @@
 """Tokens out of block ids."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,23 +14,20 @@ from sglang_canopy.errors import CanopyError
 VOCAB = middle_tokens(50_000)
 
 
-def request(tokens: int, blocks: tuple[int, ...], size: int = 8, **options: object) -> TraceRequest:
+def request(tokens: int, blocks: tuple[int, ...], block_tokens: int = 8, **options: Any):
     fields = {"time_s": 0.0, "output_tokens": 4, "conversation": "c", **options}
-    return TraceRequest(input_tokens=tokens, blocks=blocks, block_tokens=size, **fields)  # type: ignore[arg-type]
+    return TraceRequest(input_tokens=tokens, blocks=blocks, block_tokens=block_tokens, **fields)
 
 
-def common_prefix(a: list[int], b: list[int]) -> int:
+def common_length(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def test_equal_ids_give_equal_tokens_in_any_trace() -> None:
     source = Materialiser([request(20, (1, 2, 3)), request(16, (5, 2), conversation="d")], VOCAB)
-    of_another_trace = Materialiser([request(24, (1, 2, 9))], VOCAB)
-    first, second, other_prompt = (
-        source.prompt(source.planned[0]),
-        source.prompt(source.planned[1]),
-        of_another_trace.prompt(of_another_trace.planned[0]),
-    )
+    other_source = Materialiser([request(24, (1, 2, 9))], VOCAB)
+    first, second = map(source.prompt, source.planned)
+    (other_prompt,) = map(other_source.prompt, other_source.planned)
     assert first[:16] == other_prompt[:16]
     assert first[8:16] == second[8:16]
     assert first[:8] != second[:8]
@@ -64,7 +62,7 @@ def test_tails_without_an_id_are_continued_too() -> None:
 def test_tails_without_an_id_are_not_shared_between_conversations() -> None:
     source = Materialiser([request(12, (1,)), request(12, (1,), conversation="d")], VOCAB)
     a, b = (source.prompt(p) for p in source.planned)
-    assert common_prefix(a, b) == 8
+    assert common_length(a, b) == 8
 
 
 def test_a_branch_that_drops_history_is_no_continuation() -> None:
@@ -74,11 +72,11 @@ def test_a_branch_that_drops_history_is_no_continuation() -> None:
 
 
 def test_scaling_keeps_sharing_and_at_least_one_token() -> None:
-    small = Materialiser([request(1030, (1, 2, 3), 512, output_tokens=0)], VOCAB, Fraction(1, 16))
-    (planned,) = small.planned
-    assert (small.block_tokens(512), planned.prompt_tokens, planned.output_tokens) == (32, 65, 1)
-    tiny = Materialiser([request(3, (1,), 8)], VOCAB, Fraction(1, 1000))
-    assert (tiny.block_tokens(8), tiny.planned[0].prompt_tokens) == (1, 1)
+    scaled = Materialiser([request(1030, (1, 2, 3), 512, output_tokens=0)], VOCAB, Fraction(1, 16))
+    (planned,) = scaled.planned
+    assert (scaled.block_tokens(512), planned.prompt_tokens, planned.output_tokens) == (32, 65, 1)
+    least = Materialiser([request(3, (1,), 8)], VOCAB, Fraction(1, 1000))
+    assert (least.block_tokens(8), least.planned[0].prompt_tokens) == (1, 1)
 
 
 def test_impossible_options_are_refused() -> None:
@@ -105,21 +103,21 @@ paths = st.lists(st.integers(0, 6), min_size=1, max_size=8)
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[TraceRequest]:
-    """Prompts over a small tree: a block's id is its path, as a chained hash would have it."""
-    size = draw(st.sampled_from([1, 4, 16, 512]))
+    """Return prompts over a small tree: a block's id is its path, as a chained hash has it."""
+    block_tokens = draw(st.sampled_from([1, 4, 16, 512]))
     ids: dict[tuple[int, ...], int] = {}
     requests = []
     for ordinal in range(draw(st.integers(1, 12))):
         path = draw(paths)
         blocks = tuple(ids.setdefault((*path[: i + 1], -1), len(ids)) for i in range(len(path)))
-        rest = draw(st.integers(1, size))
-        tokens = (len(path) - 1) * size + rest
-        if rest < size:  # a partial block's id is its own
-            tail = ids.setdefault((*path, rest), len(ids))
-            blocks = (*blocks[:-1], tail)
+        last_tokens = draw(st.integers(1, block_tokens))
+        tokens = (len(path) - 1) * block_tokens + last_tokens
+        if last_tokens < block_tokens:  # a partial block's id is its own
+            partial_block = ids.setdefault((*path, last_tokens), len(ids))
+            blocks = (*blocks[:-1], partial_block)
         requests.append(
             request(
-                tokens, blocks, size, time_s=float(ordinal), output_tokens=draw(st.integers(0, 40)),
+                tokens, blocks, block_tokens, time_s=float(ordinal), output_tokens=draw(st.integers(0, 40)),
                 conversation=str(path[0]),
             )
         )  # fmt: skip
@@ -131,11 +129,11 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
 def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(trace, scale):
     source = Materialiser(trace, VOCAB, scale)
     prompts = [source.prompt(p) for p in source.planned]
-    allowed = set(VOCAB.tolist())
+    vocabulary = set(VOCAB.tolist())
     for planned, prompt in zip(source.planned, prompts):
         assert len(prompt) == planned.prompt_tokens
         assert len(source.output(planned)) == planned.output_tokens >= 1
-        assert set(prompt) <= allowed
+        assert set(prompt) <= vocabulary
         if scale == 1:
             assert len(prompt) == planned.request.input_tokens
         block_tokens = source.block_tokens(planned.request.block_tokens)
@@ -143,21 +141,22 @@ def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(trace, scale):
     for a in source.planned:
         for b in source.planned:
             block_tokens = source.block_tokens(a.request.block_tokens)
-            shared = common_prefix(list(a.request.blocks), list(b.request.blocks))
-            shared_tokens = min(shared * block_tokens, a.prompt_tokens, b.prompt_tokens)
+            shared_blocks = common_length(list(a.request.blocks), list(b.request.blocks))
+            shared_tokens = min(shared_blocks * block_tokens, a.prompt_tokens, b.prompt_tokens)
             assert prompts[a.ordinal][:shared_tokens] == prompts[b.ordinal][:shared_tokens]
     for planned in source.planned:
         if planned.continues is not None:
             previous = source.planned[planned.continues]
             is_met = prompts[planned.ordinal][: previous.prompt_tokens] == prompts[previous.ordinal]
             # Two requests may end in one partial block and continue differently: one can be met.
-            equal = [p for p in source.planned if p.request.blocks == previous.request.blocks]
-            assert is_met or len(equal) > 1
+            equal_paths = [p for p in source.planned if p.request.blocks == previous.request.blocks]
+            assert is_met or len(equal_paths) > 1
 
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**63), st.integers(1, 600), st.integers(1, 600))
-def test_a_shorter_cut_of_a_block_is_a_prefix_of_a_longer_one(block, first, second):
-    sources = [Materialiser([request(n, (block,), 600)], VOCAB) for n in sorted((first, second))]
+def test_a_shorter_cut_of_a_block_is_a_prefix_of_a_longer_one(block, tokens, other_tokens):
+    lengths = sorted((tokens, other_tokens))
+    sources = [Materialiser([request(n, (block,), 600)], VOCAB) for n in lengths]
     short, long = (m.prompt(m.planned[0]) for m in sources)
     assert long[: len(short)] == short

@@ -46,14 +46,15 @@ def test_bailian_remembers_a_bounded_number_of_chats() -> None:
     assert len(roots._root) == 100
 
 
-def conversation(name: str, start: int = 1) -> dict[str, object]:
-    inner = {"t": 0.5, "type": "n", "in": 70, "out": 2, "hash_ids": [start + 9], "stop": "end_turn"}
+def conversation(name: str, first_block: int = 1) -> dict[str, object]:
+    child = {"t": 0.5, "type": "n", "in": 70, "out": 2, "stop": "end_turn"}
+    child["hash_ids"] = [first_block + 9]
     return {
         "id": name, "block_size": 64,
         "requests": [
-            {"t": 0.0, "type": "n", "in": 130, "out": 4, "hash_ids": [start, start + 1], "stop": "tool_use"},
-            {"t": 2.0, "type": "subagent", "agent_id": "agent_001", "requests": [inner, {**inner, "t": 9.0}]},
-            {"t": 5.0, "type": "s", "in": 200, "out": 4, "hash_ids": [start, start + 1, start + 2], "stop": ""},
+            {"t": 0.0, "type": "n", "in": 130, "out": 4, "hash_ids": [first_block, first_block + 1], "stop": "tool_use"},
+            {"t": 2.0, "type": "subagent", "agent_id": "agent_001", "requests": [child, {**child, "t": 9.0}]},
+            {"t": 5.0, "type": "s", "in": 200, "out": 4, "hash_ids": [first_block, first_block + 1, first_block + 2], "stop": ""},
         ],
     }  # fmt: skip
 
@@ -104,20 +105,20 @@ def test_the_page_of_traces_has_every_format() -> None:
 
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "long"
-    with path.open("w") as out:
+    with path.open("w") as trace_file:
         for i in range(5_000):
             ids = [*range(i * 100, i * 100 + 100)]
             row = {"timestamp": i, "input_length": 1600, "hash_ids": ids}
-            out.write(json.dumps({**BAILIAN, **row}) + "\n")
+            trace_file.write(json.dumps({**BAILIAN, **row}) + "\n")
     tracemalloc.start()
     try:
         requests = sum(1 for _ in open_trace(path, "bailian"))
-        _, peak = tracemalloc.get_traced_memory()
+        _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert requests == 5_000
     # The bailian file is over 3 MB; memory has a line, and the chat ids.
-    assert peak < 1_500_000
+    assert peak_bytes < 1_500_000
 
 
 def test_agents_and_turns_of_an_agentic_archive_are_read(tmp_path: Path) -> None:

@@ -19,15 +19,16 @@ from sglang_canopy.errors import CanopyError
 LOGS = Path(__file__).resolve().parents[1] / "fixtures" / "logs"
 
 
-def event(kind: str, rid: str, second: float, **rest: Any) -> str:
+def event(kind: str, rid: str, second: float, **fields: Any) -> str:
     """Return a line of SGLang's request log."""
     stamp = f"2026-01-02T03:04:{second:09.6f}"
-    return f"[x] {json.dumps({'timestamp': stamp, 'event': f'request.{kind}', 'rid': rid, **rest})}"
+    row = {"timestamp": stamp, "event": f"request.{kind}", "rid": rid, **fields}
+    return f"[x] {json.dumps(row)}"
 
 
 def end_event(rid: str, second: float, ids: list[int]) -> str:
-    obj = {"input_ids": ids, "text": None, "sampling_params": {}}
-    return event("finished", rid, second, obj=obj, out={"meta_info": {"completion_tokens": 4}})
+    request = {"input_ids": ids, "text": None, "sampling_params": {}}
+    return event("finished", rid, second, obj=request, out={"meta_info": {"completion_tokens": 4}})
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,9 @@ def test_a_servers_requests_have_the_logs_token_counts(name: str, block_counts: 
 def test_a_servers_namespaces_share_no_blocks() -> None:
     requests = list(read_as_server(LOGS / "servers-namespaces-share-nothing.jsonl"))
     for number, request in enumerate(requests):
-        earlier = {block for r in requests[:number] for block in r.blocks}
+        earlier_blocks = {block for r in requests[:number] for block in r.blocks}
         if request.blocks:
-            assert (request.blocks[0] in earlier) == (number in (10, 17))
+            assert (request.blocks[0] in earlier_blocks) == (number in (10, 17))
 
 
 def test_a_request_that_never_ends_delays_no_others(tmp_path: Path, monkeypatch: Any) -> None:
@@ -71,9 +72,8 @@ def test_a_request_that_never_ends_delays_no_others(tmp_path: Path, monkeypatch:
 def test_the_pools_of_dp_ranks_are_added_up(tmp_path: Path) -> None:
     log = tmp_path / "log"
     start = "[2026-01-02 03:00:01] server_args=ServerArgs(model_path='m')\n"
-    ranks = "".join(
-        f"[2026-01-02 03:00:05 DP{r} TP{2 * r}] max_total_num_tokens=5000, c\n" for r in (0, 1)
-    )
+    line = "[2026-01-02 03:00:05 DP{} TP{}] max_total_num_tokens=5000, c\n"
+    ranks = "".join(line.format(r, 2 * r) for r in (0, 1))
     capacity = "[2026-01-02 03:00:05 TP0] max_total_num_tokens=900, c\n"
     log.write_text(start + capacity + start + ranks)
     assert pool_tokens(log) == (10_000, 2)
@@ -97,8 +97,8 @@ def test_sglangs_own_logger_is_understood(tmp_path: Path) -> None:
     obj = GenerateReqInput(input_ids=list(range(3000)), sampling_params=params, rid="r1")
     logger.log_received_request(obj)
     reason = {"type": "length", "length": 7}
-    meta = {"completion_tokens": 7, "e2e_latency": 0.5, "finish_reason": reason}
-    logger.log_finished_request(obj, {"text": "x", "meta_info": meta})
+    meta_info = {"completion_tokens": 7, "e2e_latency": 0.5, "finish_reason": reason}
+    logger.log_finished_request(obj, {"text": "x", "meta_info": meta_info})
     logging.shutdown()
     (log,) = (tmp_path / "logs").iterdir()
     (request,) = open_trace(log, "sglang")
@@ -106,10 +106,7 @@ def test_sglangs_own_logger_is_understood(tmp_path: Path) -> None:
     assert (request.stop, len(request.blocks)) == ("length", 188)
 
 
-# ---- tokenizers and samples ----
-
-
-def tokenizer_of_words(folder: Path, words: dict[str, int]) -> None:
+def write_tokenizer(folder: Path, words: dict[str, int]) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -117,7 +114,7 @@ def tokenizer_of_words(folder: Path, words: dict[str, int]) -> None:
 
 
 def test_a_local_tokenizer_is_used_in_place_of_four_bytes_a_token(tmp_path: Path) -> None:
-    tokenizer_of_words(tmp_path, {f"w{i}": i for i in range(50)} | {"?": 50})
+    write_tokenizer(tmp_path, {f"w{i}": i for i in range(50)} | {"?": 50})
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps({"time": 1, "prompt": " ".join(f"w{i}" for i in range(40))}))
     tolerance = Tolerance(path)
@@ -129,7 +126,7 @@ def test_a_local_tokenizer_is_used_in_place_of_four_bytes_a_token(tmp_path: Path
 
 
 def test_with_a_tokenizer_counts_that_leave_out_cached_tokens_are_not_used(tmp_path: Path) -> None:
-    tokenizer_of_words(tmp_path, {"?": 0})
+    write_tokenizer(tmp_path, {"?": 0})
     log = LOGS / "counts-without-cached-tokens.jsonl"
     sample = read_sample(log, "openai", tokenizer=str(tmp_path))
     assert sample.token_scale == 1.0
@@ -139,11 +136,11 @@ def test_with_a_tokenizer_counts_that_leave_out_cached_tokens_are_not_used(tmp_p
 def test_an_image_counts_as_an_image_and_not_as_its_bytes(tmp_path: Path) -> None:
     """A picture in a data URL has a million characters; a model has some hundred tokens for it."""
     path = tmp_path / "log.jsonl"
-    with path.open("w") as out:
+    with path.open("w") as log_file:
         for number, picture in enumerate(("cat", "cat", "dog")):
             url = {"url": f"data:image/png;base64,{picture * 50_000}"}
             parts = [{"type": "text", "text": "What is it? " * 20}, {"type": "image_url", "image_url": url}]  # fmt: skip
-            out.write(json.dumps({"time": number, "messages": [{"role": "user", "content": parts}]}) + "\n")  # fmt: skip
+            log_file.write(json.dumps({"time": number, "messages": [{"role": "user", "content": parts}]}) + "\n")  # fmt: skip
     original, repeated, other_image = open_trace(path, "openai")
     assert original.input_tokens < 200
     assert original.blocks == repeated.blocks

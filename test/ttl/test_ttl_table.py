@@ -56,8 +56,9 @@ ttls = st.one_of(st.just(math.inf), st.floats(0, 1e9))
     ttls,
     st.dictionaries(st.text(min_size=1, max_size=20), ttls, max_size=4),
 )
-def test_json_and_pickle_restore_the_same_table(groups, residual, categories):
-    table = TTLTable(tuple(Group(r, t) for r, t in groups.items()), residual, categories=categories)
+def test_json_and_pickle_restore_the_same_table(groups, residual_ttl_s, categories):
+    listed_groups = tuple(Group(root, ttl_s) for root, ttl_s in groups.items())
+    table = TTLTable(listed_groups, residual_ttl_s, categories=categories)
     text = json.dumps(table.to_json(), allow_nan=False)
     assert TTLTable.from_json(json.loads(text)) == table
     assert pickle.loads(pickle.dumps(table)).group_of(list(groups)) == table.group_of(list(groups))
@@ -92,6 +93,6 @@ def test_json_and_pickle_restore_the_same_table(groups, residual, categories):
     ],
 )
 def test_a_bad_table_is_refused_with_the_allowed_values(data: Any, message: str) -> None:
-    with pytest.raises(CanopyError, match="TTL table") as caught:
+    with pytest.raises(CanopyError, match="TTL table") as error:
         TTLTable.from_json(data)
-    assert message in str(caught.value)
+    assert message in str(error.value)

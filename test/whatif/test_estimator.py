@@ -12,35 +12,36 @@ from sglang_canopy.whatif.meter import LRU, NOW
 from sglang_canopy.whatif.sampled_caches import SampledCaches, ShadowResult
 from sglang_canopy.whatif.total import combine_meters, describe_total
 
-BLOCK = 16  # tokens
+BLOCK_TOKENS = 16
 
 
-def fill(estimator, one_in, seed, requests=400):
-    """Requests of 20 blocks: the server and the control have the first 5, an arm 5 to 20."""
+def serve_requests(estimator, one_in, seed, requests=400):
+    """Serve requests of 20 blocks, of which the server and the control have 5 and an arm 5 to 20;
+    return the arm's true lead."""
     draw, sampler, gained_blocks = random.Random(seed), SampledCaches(one_in), 0
     for _ in range(requests):
         path = [draw.randrange(1 << 62) for _ in range(20)]
-        reach = draw.choice((5, 10, 20))
-        gained_blocks += reach - 5
-        estimator.record_served(0.0, 20 * BLOCK, 5 * BLOCK, 15 * BLOCK)
+        arm_hit = draw.choice((5, 10, 20))
+        gained_blocks += arm_hit - 5
+        estimator.record_served(0.0, 20 * BLOCK_TOKENS, 5 * BLOCK_TOKENS, 15 * BLOCK_TOKENS)
         blocks = sampler.sampled_blocks(path)
         if blocks:
             hit_blocks = len(sampler.sampled_blocks(path[:5]))
-            arm_blocks = len(sampler.sampled_blocks(path[:reach]))
-            stands_for = BLOCK * one_in
+            arm_blocks = len(sampler.sampled_blocks(path[:arm_hit]))
+            represented_tokens = BLOCK_TOKENS * one_in
             sample = ShadowResult(
                 tuple(blocks),
-                len(blocks) * stands_for,
+                len(blocks) * represented_tokens,
                 {"arm": arm_blocks},
-                {"arm": arm_blocks * stands_for},
+                {"arm": arm_blocks * represented_tokens},
             )
-            estimator.record_sample(sample, hit_blocks, hit_blocks, BLOCK, one_in)
+            estimator.record_sample(sample, hit_blocks, hit_blocks, BLOCK_TOKENS, one_in)
     return gained_blocks / (20 * requests)
 
 
 def test_with_every_block_sampled_the_lead_is_exact():
     estimator = HitRatioEstimator(math.inf)
-    true_lead = fill(estimator, 1, seed=1)
+    true_lead = serve_requests(estimator, 1, seed=1)
     assert estimator.served_ratio() == pytest.approx(0.25)
     assert estimator.lead("arm") == pytest.approx(true_lead)
     assert estimator.sampling_error("arm") == 0.0
@@ -50,27 +51,28 @@ def test_with_every_block_sampled_the_lead_is_exact():
 
 @pytest.mark.parametrize("one_in", [2, 8, 32])
 def test_a_sample_is_unbiased_with_the_stated_error(one_in):
-    deviations, stated = [], []
+    deviations, stated_errors = [], []
     for seed in range(20):
         estimator = HitRatioEstimator(math.inf)
-        true_lead = fill(estimator, one_in, seed)
+        true_lead = serve_requests(estimator, one_in, seed)
         deviations.append(estimator.lead("arm") - true_lead)
-        stated.append(estimator.sampling_error("arm"))
+        stated_errors.append(estimator.sampling_error("arm"))
     spread = math.sqrt(sum(error**2 for error in deviations) / 20)
     assert abs(sum(deviations) / 20) < spread
-    assert spread < math.sqrt(sum(error**2 for error in stated) / 20) < 3 * spread
+    assert spread < math.sqrt(sum(error**2 for error in stated_errors) / 20) < 3 * spread
 
 
 def test_a_prefix_hit_by_every_cache_changes_no_estimate():
     leads = []
-    for hot in range(2):
+    for hot_blocks in range(2):
         estimator = HitRatioEstimator(math.inf)
         for _ in range(200):
-            estimator.record_served(0.0, 40 * BLOCK, 30 * BLOCK, 10 * BLOCK)
-            blocks = (7, *(random.Random(1).randrange(1 << 62) for _ in range(5)))[1 - hot :]
-            hit, tokens = hot, len(blocks) * 2 * BLOCK
-            sample = ShadowResult(blocks, tokens, {"arm": hit + 2}, {"arm": (hit + 2) * 2 * BLOCK})
-            estimator.record_sample(sample, hit, hit, BLOCK, 2)
+            estimator.record_served(0.0, 40 * BLOCK_TOKENS, 30 * BLOCK_TOKENS, 10 * BLOCK_TOKENS)
+            blocks = (7, *(random.Random(1).randrange(1 << 62) for _ in range(5)))[1 - hot_blocks :]
+            tokens, arm_blocks = len(blocks) * 2 * BLOCK_TOKENS, hot_blocks + 2
+            arm_tokens = arm_blocks * 2 * BLOCK_TOKENS
+            sample = ShadowResult(blocks, tokens, {"arm": arm_blocks}, {"arm": arm_tokens})
+            estimator.record_sample(sample, hot_blocks, hot_blocks, BLOCK_TOKENS, 2)
         leads.append(estimator.lead("arm"))
     assert leads[0] == pytest.approx(leads[1]) == pytest.approx(0.1)
 
@@ -79,7 +81,7 @@ def test_a_prefix_hit_by_every_cache_changes_no_estimate():
 def test_old_requests_fade_at_any_weight(seed, one_in):
     """After a thousand memories nothing has overflowed, and only recent requests count."""
     estimator = HitRatioEstimator(10.0)
-    fill(estimator, one_in, seed, requests=50)
+    serve_requests(estimator, one_in, seed, requests=50)
     old_ratio = estimator.served_ratio()
     assert old_ratio == pytest.approx(0.25)
     estimator.record_served(10_000.0, 100, 80, 0)
@@ -88,14 +90,15 @@ def test_old_requests_fade_at_any_weight(seed, one_in):
     assert estimator.served_ratio() == pytest.approx(0.8 * math.exp(-1) / (1 + math.exp(-1)))
 
 
-def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
-    """Won and lost tokens of one block cancel; the missed tokens are of other blocks."""
+def test_a_block_that_is_gained_and_then_lost_again_adds_no_sampling_error():
+    """Gained and lost tokens of one block cancel; the missed tokens are of other blocks."""
     estimator, (first, *missed) = HitRatioEstimator(math.inf), [3 << 40, 5 << 40, 7 << 40, 11 << 40]
 
-    def add(blocks, hit, control, arm):
-        estimator.record_served(0.0, 2 * BLOCK, hit * 2 * BLOCK, (1 - hit) * 2 * BLOCK)
-        sample = ShadowResult(blocks, 2 * BLOCK, {"arm": arm}, {"arm": arm * 2 * BLOCK})
-        estimator.record_sample(sample, control, hit, BLOCK, 2)
+    def add(blocks, served_hit, control_hit, arm_hit):
+        tokens = 2 * BLOCK_TOKENS
+        estimator.record_served(0.0, tokens, served_hit * tokens, (1 - served_hit) * tokens)
+        sample = ShadowResult(blocks, tokens, {"arm": arm_hit}, {"arm": arm_hit * tokens})
+        estimator.record_sample(sample, control_hit, served_hit, BLOCK_TOKENS, 2)
 
     add((first,), 1, 0, 1)
     for block in missed:
@@ -108,42 +111,43 @@ def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
 
 def test_a_rescaled_estimator_states_the_same_error():
     """Weights are rescaled after 25 memories; the error of earlier requests fades with their tokens."""
-    stated = []
+    figures = []
     for between_s in (0.0, 26.0):  # in one run the weights are rescaled, in the other they are not
         estimator = HitRatioEstimator(1.0)
-        fill(estimator, 4, seed=1, requests=60)
+        serve_requests(estimator, 4, seed=1, requests=60)
         estimator.record_served(between_s, 0, 0, 0)
         errors = estimator.sampling_error("arm"), estimator.error("arm")
-        stated.append((*errors, estimator.lead("arm"), estimator.sampled_ratio("arm")))
-    assert min(stated[0]) > 0.0
-    assert stated[1] == pytest.approx(stated[0])
+        figures.append((*errors, estimator.lead("arm"), estimator.sampled_ratio("arm")))
+    assert min(figures[0]) > 0.0
+    assert figures[1] == pytest.approx(figures[0])
 
 
-def stats(hit, sampled, wa):
+def meter_stats(hit_ratio, sampled_requests, wa_hit_ratio):
     arm = {"capacity": NOW, "tokens": 100, "sampled_hit_ratio": 0.5}
     arm |= {"standard_error": 0.02, "sampling_error": 0.01}
     return {
         "running": LRU,
-        "hit_ratio": hit,
+        "hit_ratio": hit_ratio,
         "arms": [
-            {**arm, "policy": LRU, "hit_ratio": hit, "running": True},
-            {**arm, "policy": "wa", "hit_ratio": wa, "running": False},
+            {**arm, "policy": LRU, "hit_ratio": hit_ratio, "running": True},
+            {**arm, "policy": "wa", "hit_ratio": wa_hit_ratio, "running": False},
         ],
         "one_block_in": 4,
         "too_small": [],
-        "sampled_requests": sampled,
+        "sampled_requests": sampled_requests,
         "spent_s": 0.5,
-        "undecided": None if sampled else "too few requests: 0 of 200",
+        "undecided": None if sampled_requests else "too few requests: 0 of 200",
         "floor": {"policy": LRU, "behind": False, "falls": 0},
     }
 
 
 def test_replicas_are_weighted_by_their_samples():
-    total = combine_meters([stats(0.4, 300, 0.5), stats(0.8, 100, 0.9), stats(0.0, 0, 0.0)])
+    stats = (meter_stats(0.4, 300, 0.5), meter_stats(0.8, 100, 0.9), meter_stats(0.0, 0, 0.0))
+    total = combine_meters(stats)
     assert total["hit_ratio"] == pytest.approx(0.5)
     assert [arm["hit_ratio"] for arm in total["arms"]] == pytest.approx([0.5, 0.6])
     assert total["arms"][0]["tokens"] == 300
     assert total["undecided"] is None
     assert describe_total(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
     assert combine_meters([]) is None
-    assert combine_meters([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
+    assert combine_meters([meter_stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0

@@ -8,133 +8,129 @@ from hypothesis import strategies as st
 
 from sglang_canopy.whatif.floor import MAX_CREDIT, SLACK_SHARE, TOLERATED_SHARE, Floor
 
-CAPACITY = 10_000
-TOKENS = 100  # of a request
-HITS = st.lists(st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)), max_size=400)
+CAPACITY_TOKENS = 10_000
+REQUEST_TOKENS = 100
+HIT_TOKENS = st.lists(st.tuples(*[st.integers(0, REQUEST_TOKENS)] * 2), max_size=400)
 
 
-@given(HITS)
+@given(HIT_TOKENS)
 def test_the_loss_before_lru_ranks_is_bounded(hits):
-    floor, lost_tokens, tokens = Floor(CAPACITY), 0, 0
-    for policy, lru in hits:
+    floor, lost_tokens, tokens = Floor(CAPACITY_TOKENS), 0, 0
+    for policy_hit, lru_hit in hits:
         if floor.is_behind:
             break
-        lost_tokens, tokens = lost_tokens + lru - policy, tokens + TOKENS
-        floor.compare(policy, lru, TOKENS)
+        lost_tokens, tokens = lost_tokens + lru_hit - policy_hit, tokens + REQUEST_TOKENS
+        floor.compare(policy_hit, lru_hit, REQUEST_TOKENS)
         if not floor.is_behind:
-            assert lost_tokens <= SLACK_SHARE * CAPACITY + TOLERATED_SHARE * tokens
-    assert (
-        lost_tokens <= SLACK_SHARE * CAPACITY + TOLERATED_SHARE * tokens + TOKENS
-    )  # the request that showed it
+            assert lost_tokens <= SLACK_SHARE * CAPACITY_TOKENS + TOLERATED_SHARE * tokens
+    # The last request is the one that showed it.
+    allowed_tokens = SLACK_SHARE * CAPACITY_TOKENS + TOLERATED_SHARE * tokens + REQUEST_TOKENS
+    assert lost_tokens <= allowed_tokens
 
 
-@given(st.lists(st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)), max_size=400))
+@given(HIT_TOKENS)
 def test_a_policy_that_is_never_worse_is_never_replaced(hits):
-    floor = Floor(CAPACITY)
+    floor = Floor(CAPACITY_TOKENS)
     for hit_a, hit_b in hits:
-        floor.compare(max(hit_a, hit_b), min(hit_a, hit_b), TOKENS)
+        floor.compare(max(hit_a, hit_b), min(hit_a, hit_b), REQUEST_TOKENS)
         assert not floor.is_behind
 
 
 @pytest.mark.parametrize("doubt", [0.0, 0.02])
 def test_requests_without_a_difference_do_not_raise_the_allowed_loss(doubt):
-    def lost_before_lru_ranks(equal):
-        floor, lost = Floor(CAPACITY), 0
-        for _ in range(equal):
-            floor.compare(TOKENS // 2, TOKENS // 2, TOKENS, doubt)
+    def lost_before_lru_ranks(equal_requests):
+        floor, lost_tokens = Floor(CAPACITY_TOKENS), 0
+        for _ in range(equal_requests):
+            floor.compare(REQUEST_TOKENS // 2, REQUEST_TOKENS // 2, REQUEST_TOKENS, doubt)
         while not floor.is_behind:
-            floor.compare(TOKENS // 2 - 10, TOKENS // 2, TOKENS, doubt)
-            lost += 10
-        return lost
+            floor.compare(REQUEST_TOKENS // 2 - 10, REQUEST_TOKENS // 2, REQUEST_TOKENS, doubt)
+            lost_tokens += 10
+        return lost_tokens
 
     assert lost_before_lru_ranks(200_000) <= 2.1 * lost_before_lru_ranks(0)
 
 
 def test_requests_without_a_difference_do_not_raise_the_required_gain():
-    def gained_before_the_policy_ranks(equal):
-        floor, gained = Floor(CAPACITY), 0
+    def gained_before_the_policy_ranks(equal_requests):
+        floor, gained_tokens = Floor(CAPACITY_TOKENS), 0
         while not floor.is_behind:
-            floor.compare(0, TOKENS, TOKENS)
-        for _ in range(equal):
-            floor.compare(TOKENS // 2, TOKENS // 2, TOKENS)
+            floor.compare(0, REQUEST_TOKENS, REQUEST_TOKENS)
+        for _ in range(equal_requests):
+            floor.compare(REQUEST_TOKENS // 2, REQUEST_TOKENS // 2, REQUEST_TOKENS)
         while floor.is_behind:
-            floor.compare(TOKENS // 2 + 10, TOKENS // 2, TOKENS)
-            gained += 10
-        return gained
+            floor.compare(REQUEST_TOKENS // 2 + 10, REQUEST_TOKENS // 2, REQUEST_TOKENS)
+            gained_tokens += 10
+        return gained_tokens
 
-    gained_without = gained_before_the_policy_ranks(0)
-    assert gained_before_the_policy_ranks(200_000) <= gained_without + 2 * SLACK_SHARE * CAPACITY
+    gained_at_once = gained_before_the_policy_ranks(0)
+    assert gained_before_the_policy_ranks(200_000) <= gained_at_once + 2 * SLACK_SHARE * CAPACITY_TOKENS
 
 
 def test_a_loss_within_the_share_is_tolerated_for_ever():
-    floor = Floor(CAPACITY)
+    floor = Floor(CAPACITY_TOKENS)
     for request in range(200_000):
-        floor.compare(TOKENS // 2, TOKENS // 2 + (request % 21 == 0), TOKENS)  # 0.048 points
+        lru_hit = REQUEST_TOKENS // 2 + (request % 21 == 0)  # 0.048 points
+        floor.compare(REQUEST_TOKENS // 2, lru_hit, REQUEST_TOKENS)
     assert not floor.is_behind
 
 
 def test_a_policy_ranks_again_once_its_shadow_cache_is_ahead():
-    floor, requests = Floor(CAPACITY), 0
+    floor, requests = Floor(CAPACITY_TOKENS), 0
     for _ in range(10_000):
-        floor.compare(0, TOKENS, TOKENS)
+        floor.compare(0, REQUEST_TOKENS, REQUEST_TOKENS)
     assert floor.is_behind
     while floor.is_behind:
-        floor.compare(TOKENS, 0, TOKENS)
+        floor.compare(REQUEST_TOKENS, 0, REQUEST_TOKENS)
         requests += 1
-    assert requests < (MAX_CREDIT + 5 * SLACK_SHARE) * CAPACITY / TOKENS
+    assert requests < (MAX_CREDIT + 5 * SLACK_SHARE) * CAPACITY_TOKENS / REQUEST_TOKENS
 
 
 def test_gains_are_credit_and_the_credit_is_bounded():
-    floor, requests = Floor(CAPACITY), 0
+    floor, requests = Floor(CAPACITY_TOKENS), 0
     for _ in range(10_000):
-        floor.compare(TOKENS, 0, TOKENS)
+        floor.compare(REQUEST_TOKENS, 0, REQUEST_TOKENS)
     while not floor.is_behind:
-        floor.compare(0, TOKENS, TOKENS)
+        floor.compare(0, REQUEST_TOKENS, REQUEST_TOKENS)
         requests += 1
-    fewest, most = (
-        MAX_CREDIT * CAPACITY / TOKENS,
-        (MAX_CREDIT + 2 * SLACK_SHARE) * CAPACITY / TOKENS,
-    )
-    assert fewest < requests < most
+    capacity_requests = CAPACITY_TOKENS / REQUEST_TOKENS
+    assert MAX_CREDIT * capacity_requests < requests < (MAX_CREDIT + 2 * SLACK_SHARE) * capacity_requests
 
 
 def test_orders_that_differ_by_chance_change_ever_more_rarely():
-    draw, floor, fall_steps = random.Random(1), Floor(CAPACITY), []
+    draw, floor, fall_steps = random.Random(1), Floor(CAPACITY_TOKENS), []
     for step in range(100_000):
-        policy_hit, lru_hit = draw.choice(((0, TOKENS), (TOKENS, 0)))
+        policy_hit, lru_hit = draw.choice(((0, REQUEST_TOKENS), (REQUEST_TOKENS, 0)))
         old_falls = floor.falls
-        floor.compare(policy_hit, lru_hit, TOKENS)
+        floor.compare(policy_hit, lru_hit, REQUEST_TOKENS)
         if floor.falls > old_falls:
             fall_steps.append(step)
     assert 1 <= len(fall_steps) <= 8
 
 
 def test_an_uncertain_sample_needs_a_larger_loss():
-    sure, unsure = Floor(CAPACITY), Floor(CAPACITY)
+    certain, uncertain = Floor(CAPACITY_TOKENS), Floor(CAPACITY_TOKENS)
     for _ in range(40):
-        sure.compare(90, TOKENS, TOKENS)
-        unsure.compare(90, TOKENS, TOKENS, tolerance=0.1)
-    assert sure.is_behind
-    assert not unsure.is_behind
+        certain.compare(90, REQUEST_TOKENS, REQUEST_TOKENS)
+        uncertain.compare(90, REQUEST_TOKENS, REQUEST_TOKENS, tolerance=0.1)
+    assert certain.is_behind
+    assert not uncertain.is_behind
 
 
 def test_losses_and_gains_do_not_count_after_a_change():
-    def requests_until(is_behind, floor, policy, lru):
+    def requests_until(is_behind, floor, policy_hit, lru_hit):
         requests = 0
         while floor.is_behind != is_behind:
-            floor.compare(policy, lru, TOKENS)
+            floor.compare(policy_hit, lru_hit, REQUEST_TOKENS)
             requests += 1
         return requests
 
     request_counts = []
-    for extra_loss in (0, CAPACITY):
-        floor = Floor(CAPACITY)
-        floor.compare(0, int(SLACK_SHARE * CAPACITY) + TOKENS + extra_loss, TOKENS)
-        until_ahead = requests_until(False, floor, TOKENS, 0)
-        request_counts.append((until_ahead, requests_until(True, floor, 0, TOKENS)))
+    for extra_loss in (0, CAPACITY_TOKENS):
+        floor = Floor(CAPACITY_TOKENS)
+        floor.compare(0, int(SLACK_SHARE * CAPACITY_TOKENS) + REQUEST_TOKENS + extra_loss, REQUEST_TOKENS)
+        until_ahead = requests_until(False, floor, REQUEST_TOKENS, 0)
+        request_counts.append((until_ahead, requests_until(True, floor, 0, REQUEST_TOKENS)))
     assert request_counts[0] == request_counts[1]
     # Back after 4 times the slack, behind again after one.
-    assert request_counts[0] == (
-        4 * SLACK_SHARE * CAPACITY // TOKENS + 1,
-        SLACK_SHARE * CAPACITY // TOKENS + 1,
-    )
+    slack_requests = SLACK_SHARE * CAPACITY_TOKENS // REQUEST_TOKENS
+    assert request_counts[0] == (4 * slack_requests + 1, slack_requests + 1)

@@ -3,6 +3,7 @@
 import math
 import random
 import time
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -24,54 +25,48 @@ from sglang_canopy.whatif.meter import (
 from sglang_canopy.whatif.sampled_caches import MIN_BLOCKS, Origins
 from sglang_canopy.whatif.total import combine_meters, describe_total
 
-BLOCK = 16  # tokens
+BLOCK_TOKENS = 16
+
+
+def request_at(time_s, path, category="default"):
+    """Return a request of whole blocks."""
+    tokens = {"block_tokens": BLOCK_TOKENS, "prompt_tokens": BLOCK_TOKENS * len(path)}
+    return Request(time_s, category, tuple(path), **tokens)
 
 
 def chat_turns(seed, conversations=40, turns=8):
-    """Requests of interleaved conversations that share a head; each turn is longer."""
+    """Yield the conversation and the request of each turn, which are longer; all share a head."""
     draw = random.Random(seed)
     paths = {}
     for step in range(conversations * turns):
         conversation = draw.randrange(conversations)
         path = paths.setdefault(conversation, [1, 2, 10_000 * (conversation + 1)])
         path.extend(10_000 * (conversation + 1) + len(path) + i for i in range(draw.randint(1, 3)))
-        yield (
-            conversation,
-            Request(
-                time=10.0 * step,
-                path=tuple(path),
-                block_tokens=BLOCK,
-                prompt_tokens=len(path) * BLOCK,
-                category=draw.choice(["chat", "agent"]),
-            ),
-        )
+        yield conversation, request_at(10.0 * step, path, draw.choice(["chat", "agent"]))
 
 
 def serve(policy, blocks, seed, meter=None, **options):
     """Return the hit ratio of a tree of ``blocks`` blocks; ``meter`` receives every request."""
-    tree, hit_tokens, prompt_tokens = RadixTree(make_policy(policy), blocks, BLOCK), 0, 0
+    tree, hit_tokens, prompt_tokens = RadixTree(make_policy(policy), blocks, BLOCK_TOKENS), 0, 0
     for _, request in chat_turns(seed, **options):
-        tokens = tree.access(request) * BLOCK
+        tokens = tree.access(request) * BLOCK_TOKENS
         hit_tokens, prompt_tokens = hit_tokens + tokens, prompt_tokens + request.prompt_tokens
         if meter is not None:
             meter.record_request(request, tokens)
     return hit_tokens / prompt_tokens
 
 
-def shadow_hits(meter, policy, capacity):
-    """Share of all prompt tokens that an arm's shadow cache hit; of a meter that forgets nothing."""
+def shadow_hit_ratio(meter, policy, capacity):
+    """Return the hit ratio of an arm's shadow cache, of a meter that forgets nothing."""
     (row,) = (r for r in meter.arm_rows() if (r["policy"], r["capacity"]) == (policy, capacity))
     return row["sampled_hit_ratio"]
-
-
-# ---- against full simulations ----
 
 
 @settings(max_examples=settings.default.max_examples // 5)
 @given(st.integers(0, 10_000), st.integers(20, 200))
 def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
     setup = MeterSetup((LRU, "wa"), (1.0, 2.0, 0.5), memory_s=math.inf)
-    meter = Meter(setup, TierTokens(blocks * BLOCK), "canopy-lru")
+    meter = Meter(setup, TierTokens(blocks * BLOCK_TOKENS), "canopy-lru")
     serve("lru", blocks, seed, meter)
     for name in ("lru", "wa"):
         for factor, capacity in ((1, NOW), (2, "device x2"), (0.5, "device x0.5")):
@@ -79,41 +74,44 @@ def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
             simulated = serve(name, int(blocks * factor), seed)
             # The meter receives a request at its end, a policy at its arrival: a fit may differ.
             tolerance = 1e-5 if name == "lru" else 0.02
-            assert shadow_hits(meter, arm, capacity) == pytest.approx(simulated, abs=tolerance)
+            assert shadow_hit_ratio(meter, arm, capacity) == pytest.approx(simulated, abs=tolerance)
 
 
 def document_requests(seed):
-    """Documents that two or three conversations use, one after the other."""
+    """Yield requests with one of 60 documents each."""
     draw = random.Random(seed)
     for step in range(1200):
         document = draw.randrange(60)
         path = [10_000 * (document + 1) + i for i in range(20)]
         path += [10**8 + 100 * step + i for i in range(2)]
-        yield Request(
-            time=float(step), path=tuple(path), block_tokens=BLOCK, prompt_tokens=BLOCK * len(path)
-        )
+        yield request_at(float(step), path)
+
+
+class Errors(NamedTuple):
+    error: float
+    stated_error: float
 
 
 def estimate_errors(one_in, seed):
-    """The arms' errors, and the standard errors that the meter states."""
+    """Return the error of an arm's hit ratio, and the standard error that the meter states."""
     requests, blocks = list(document_requests(seed)), 400
     hit_tokens = {}
     for factor in (1, 2):
-        tree = RadixTree(make_policy("lru"), factor * blocks, BLOCK)
-        hit_tokens[factor] = [tree.access(request) * BLOCK for request in requests]
+        tree = RadixTree(make_policy("lru"), factor * blocks, BLOCK_TOKENS)
+        hit_tokens[factor] = [tree.access(request) * BLOCK_TOKENS for request in requests]
     setup = MeterSetup((LRU,), (1.0, 2.0), one_in, memory_s=math.inf)
-    meter = Meter(setup, TierTokens(blocks * BLOCK), LRU)
+    meter = Meter(setup, TierTokens(blocks * BLOCK_TOKENS), LRU)
     for request, tokens in zip(requests, hit_tokens[1]):
         meter.record_request(request, tokens)
     true_ratio = sum(hit_tokens[2]) / sum(request.prompt_tokens for request in requests)
     row = meter.arm_rows()[1]
     assert row["capacity"] == "device x2"
-    return row["hit_ratio"] - true_ratio, row["sampling_error"]
+    return Errors(row["hit_ratio"] - true_ratio, row["sampling_error"])
 
 
 def test_shared_prefixes_are_not_lost_in_a_sample():
-    """A sample of conversations would see each document once or never, and no use of more room."""
-    errors = [estimate_errors(8, seed)[0] for seed in range(6)]
+    """A sample of conversations would see each document once or never, and no use of more memory."""
+    errors = [estimate_errors(8, seed).error for seed in range(6)]
     assert max(map(abs, errors)) < 0.02
 
 
@@ -124,26 +122,25 @@ def test_the_stated_error_covers_the_real_one():
     assert estimate_errors(1, 1) == (pytest.approx(0.0, abs=1e-5), 0.0)
 
 
-@pytest.mark.parametrize(("policy", "floor"), [("wa", True), ("canopy-tlru", False)])
-def test_a_meter_without_a_floor_states_none(policy, floor):
+@pytest.mark.parametrize(("policy", "has_floor"), [("wa", True), ("canopy-tlru", False)])
+def test_a_meter_without_a_floor_states_none(policy, has_floor):
     configs = {"canopy-tlru": {"threshold_tokens": 100}}
-    meter = Meter(MeterSetup((LRU,), configs=configs, floor=floor), TierTokens(60 * BLOCK), policy)
+    setup = MeterSetup((LRU,), configs=configs, floor=has_floor)
+    meter = Meter(setup, TierTokens(60 * BLOCK_TOKENS), policy)
     for _, request in chat_turns(3):
         meter.record_request(request, 0)
-    assert (meter.stats()["floor"] is not None) == floor
-    assert not meter.is_behind or floor
+    assert (meter.stats()["floor"] is not None) == has_floor
+    assert not meter.is_behind or has_floor
 
 
 def test_timed_requests_stand_for_all(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
-    meter, spent = Meter(MeterSetup((LRU,)), TierTokens(60 * BLOCK), LRU), []
+    meter, spent_s = Meter(MeterSetup((LRU,)), TierTokens(60 * BLOCK_TOKENS), LRU), []
     for i in range(2 * TIMED_STRIDE):
-        meter.record_request(
-            Request(time=float(i), path=(i,), block_tokens=BLOCK, prompt_tokens=BLOCK), 0
-        )
-        spent.append(meter.spent_s)
-    assert spent == [0.0] * (TIMED_STRIDE - 1) + [float(TIMED_STRIDE)] * TIMED_STRIDE + [
+        meter.record_request(request_at(float(i), (i,)), 0)
+        spent_s.append(meter.spent_s)
+    assert spent_s == [0.0] * (TIMED_STRIDE - 1) + [float(TIMED_STRIDE)] * TIMED_STRIDE + [
         2.0 * TIMED_STRIDE
     ]
 
@@ -152,52 +149,49 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
     doubts = []
     monkeypatch.setattr(Floor, "compare", lambda _floor, *arguments: doubts.append(arguments[3]))
     setup = MeterSetup((LRU, "threshold-lru"), sample_stride=4, configs=CONFIGS)
-    meter, stated = Meter(setup, TierTokens(4 * MIN_BLOCKS * BLOCK), "threshold-lru"), []
+    meter, errors = Meter(setup, TierTokens(4 * MIN_BLOCKS * BLOCK_TOKENS), "threshold-lru"), []
     for _, request in chat_turns(3, conversations=200):
         old_count = len(doubts)
         meter.record_request(request, 0)
         if len(doubts) > old_count:
-            stated.append(meter._estimator.sampling_error(ShadowArm(LRU, NOW)))
-    assert max(stated) > 0.0
-    assert doubts == pytest.approx([2.0 * error for error in stated])
+            errors.append(meter._estimator.sampling_error(ShadowArm(LRU, NOW)))
+    assert max(errors) > 0.0
+    assert doubts == pytest.approx([2.0 * error for error in errors])
 
 
 def test_every_estimate_builds_on_the_servers_own_hits():
     """The server hits a tenth of the shadow cache, and so would every other arm."""
-    meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK_TOKENS), LRU)
     for _, request in chat_turns(3):
         meter.record_request(request, 0)
     rows = {(row["policy"], row["capacity"]): row for row in meter.arm_rows()}
     assert rows[LRU, NOW]["hit_ratio"] == 0.0
     assert rows[LRU, NOW]["running"]
-    larger = rows[LRU, "device x4"]
-    gain = larger["sampled_hit_ratio"] - rows[LRU, NOW]["sampled_hit_ratio"]
-    assert larger["hit_ratio"] == pytest.approx(gain, abs=1e-4) != 0.0
+    larger_cache = rows[LRU, "device x4"]
+    gain = larger_cache["sampled_hit_ratio"] - rows[LRU, NOW]["sampled_hit_ratio"]
+    assert larger_cache["hit_ratio"] == pytest.approx(gain, abs=1e-4) != 0.0
 
 
 def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
     """A shadow cache hits whole blocks, so the server's partial hits must not scale its lead down."""
     leads = []
-    for partial_hit in (0, BLOCK - 1):
-        meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK), LRU)
+    for partial_tokens in (0, BLOCK_TOKENS - 1):
+        meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK_TOKENS), LRU)
         for _, request in chat_turns(3):
-            meter.record_request(request, partial_hit)
-        large = next(row for row in meter.arm_rows() if row["capacity"] == "device x4")
-        leads.append(large["hit_ratio"] - meter.stats()["hit_ratio"])
+            meter.record_request(request, partial_tokens)
+        larger_cache = next(row for row in meter.arm_rows() if row["capacity"] == "device x4")
+        leads.append(larger_cache["hit_ratio"] - meter.stats()["hit_ratio"])
     assert leads[1] == pytest.approx(leads[0], abs=3e-5)
     assert leads[0] > 0.05
 
 
 def test_an_sglang_policy_without_an_equal_is_compared_by_sampled_hits():
-    meter = Meter(MeterSetup((LRU,), (1.0,)), TierTokens(60 * BLOCK), "priority")
+    meter = Meter(MeterSetup((LRU,), (1.0,)), TierTokens(60 * BLOCK_TOKENS), "priority")
     for _, request in chat_turns(3):
-        meter.record_request(request, request.prompt_tokens // BLOCK // 2 * BLOCK)
+        meter.record_request(request, request.prompt_tokens // BLOCK_TOKENS // 2 * BLOCK_TOKENS)
     (row,) = meter.arm_rows()
     assert row["hit_ratio"] == pytest.approx(row["sampled_hit_ratio"], abs=0.01)
     assert meter.stats()["hit_ratio"] == pytest.approx(0.48, abs=0.02)
-
-
-# ---- capacities ----
 
 
 def test_capacities_are_multiples_of_the_host_if_there_is_one():
@@ -210,11 +204,8 @@ def test_capacities_are_multiples_of_the_host_if_there_is_one():
     assert TierTokens(100).label(1.0) == NOW
 
 
-# ---- the running policy changes ----
-
-
 def test_another_running_policy_restarts_the_estimates():
-    meter = Meter(MeterSetup(), TierTokens(60 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), TierTokens(60 * BLOCK_TOKENS), LRU)
     serve("lru", 60, 5, meter)
     old_blocks = meter.caches.count_blocks()
     meter.restart("wa")
@@ -223,27 +214,21 @@ def test_another_running_policy_restarts_the_estimates():
     assert meter.stats()["running"] == "wa"
 
 
-CONFIGS = {"threshold-lru": {"threshold_tokens": 5 * BLOCK}}
+CONFIGS = {"threshold-lru": {"threshold_tokens": 5 * BLOCK_TOKENS}}
 
 
 def mixed_requests(steps, hot_blocks=4, new_blocks=6, period=2):
-    """One request in ``period`` has the same prompt of ``hot_blocks``, the others new ones of ``new_blocks``.
-    ``threshold-lru`` evicts the shorter prompts first."""
+    """Yield requests, of which one in ``period`` has the same prompt of ``hot_blocks``, the others new ones of
+    ``new_blocks``. ``threshold-lru`` evicts the shorter prompts first."""
     for step in range(steps):
-        first = 1000 + 8 * step
+        new_path = range(1000 + 8 * step, 1000 + 8 * step + new_blocks)
         is_hot = step % period == period - 1
-        path = (
-            tuple(range(1, 1 + hot_blocks)) if is_hot else tuple(range(first, first + new_blocks))
-        )
-        yield Request(
-            time=float(step), path=path, block_tokens=BLOCK, prompt_tokens=BLOCK * len(path)
-        )
+        yield request_at(float(step), range(1, 1 + hot_blocks) if is_hot else new_path)
 
 
 def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
-    meter = Meter(
-        MeterSetup((LRU,), (1.0,), configs=CONFIGS), TierTokens(12 * BLOCK), "threshold-lru"
-    )
+    setup = MeterSetup((LRU,), (1.0,), configs=CONFIGS)
+    meter = Meter(setup, TierTokens(12 * BLOCK_TOKENS), "threshold-lru")
     for request in mixed_requests(800):
         meter.record_request(request, 0)
     assert meter.is_behind
@@ -256,22 +241,19 @@ def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
 
 def test_a_policy_with_other_options_is_compared_as_it_runs():
     setup = MeterSetup((LRU, "threshold-lru"), (1.0,), configs=CONFIGS)
-    meter = Meter(setup, TierTokens(12 * BLOCK), "threshold-lru")
+    meter = Meter(setup, TierTokens(12 * BLOCK_TOKENS), "threshold-lru")
     for request in mixed_requests(800):
         meter.record_request(request, 0)
-    running, lru = (shadow_hits(meter, name, NOW) for name in ("threshold-lru", LRU))
-    assert (running, lru) == (0.0, pytest.approx(0.4, abs=0.01))
+    assert shadow_hit_ratio(meter, "threshold-lru", NOW) == 0.0
+    assert shadow_hit_ratio(meter, LRU, NOW) == pytest.approx(0.4, abs=0.01)
     old_blocks = meter.caches.count_blocks()
     meter.restart(LRU)
     meter.restart("threshold-lru")
     assert old_blocks == meter.caches.count_blocks()  # no shadow cache was lost
 
 
-# ---- undecided meters ----
-
-
 def test_a_few_requests_decide_nothing():
-    meter = Meter(MeterSetup(), TierTokens(12 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), TierTokens(12 * BLOCK_TOKENS), LRU)
     for request in mixed_requests(5):
         meter.record_request(request, 0)
     assert meter.undecided_reason == "too few requests: 5 of 200"
@@ -279,7 +261,7 @@ def test_a_few_requests_decide_nothing():
 
 
 def test_without_evictions_the_meter_is_undecided():
-    meter = Meter(MeterSetup(), TierTokens(10**4 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), TierTokens(10**4 * BLOCK_TOKENS), LRU)
     for request in mixed_requests(300):
         meter.record_request(request, 0)
     assert meter.undecided_reason == "the cache has not filled: nothing to win"
@@ -288,19 +270,20 @@ def test_without_evictions_the_meter_is_undecided():
 def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
     """A policy fell below the floor in shadow caches of a few blocks."""
     setup = MeterSetup((LRU,), (1.0,), sample_stride=8, configs=CONFIGS)
-    meter = Meter(setup, TierTokens(8 * (MIN_BLOCKS - 1) * BLOCK), "threshold-lru")
-    compared = []
-    monkeypatch.setattr(Floor, "compare", lambda *arguments: compared.append(arguments))
+    meter = Meter(setup, TierTokens(8 * (MIN_BLOCKS - 1) * BLOCK_TOKENS), "threshold-lru")
+    comparisons = []
+    monkeypatch.setattr(Floor, "compare", lambda *arguments: comparisons.append(arguments))
     for request in mixed_requests(400, hot_blocks=40, new_blocks=60):
         meter.record_request(request, 0)
     assert meter.caches.sampled_requests > 300
-    assert not compared
+    assert not comparisons
     assert meter.undecided_reason.startswith("too small a sample")
     assert meter.stats()["too_small"] == ["threshold-lru now", "canopy-lru now"]
 
 
 def test_an_arm_with_too_few_blocks_is_not_reported():
-    meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), 2), TierTokens(1_000 * BLOCK), LRU)
+    setup = MeterSetup((LRU,), (1.0, 1 / 64), 2)
+    meter = Meter(setup, TierTokens(1_000 * BLOCK_TOKENS), LRU)
     for request in mixed_requests(1_000):
         meter.record_request(request, 0)
     assert [row["capacity"] for row in meter.arm_rows()] == [NOW]
@@ -311,19 +294,15 @@ def test_an_arm_with_too_few_blocks_is_not_reported():
 def test_an_estimate_of_few_requests_has_a_wide_interval():
     errors = []
     for requests in (300, 3000):
-        meter = Meter(
-            MeterSetup(("threshold-lru", LRU), (1.0,), configs=CONFIGS), TierTokens(12 * BLOCK), LRU
-        )
+        setup = MeterSetup(("threshold-lru", LRU), (1.0,), configs=CONFIGS)
+        meter = Meter(setup, TierTokens(12 * BLOCK_TOKENS), LRU)
         for request in mixed_requests(requests):
             meter.record_request(request, 0)
         assert meter.undecided_reason is None
-        (longer,) = (row for row in meter.arm_rows() if row["policy"] == "threshold-lru")
-        assert longer["sampling_error"] == 0.0
-        errors.append(longer["standard_error"])
+        (arm,) = (row for row in meter.arm_rows() if row["policy"] == "threshold-lru")
+        assert arm["sampling_error"] == 0.0
+        errors.append(arm["standard_error"])
     assert errors[0] > 2 * errors[1] > 0.0
-
-
-# ---- ranks and bounds ----
 
 
 @settings(max_examples=settings.default.max_examples // 5)
@@ -331,7 +310,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
 def test_two_ranks_with_equal_requests_give_equal_estimates(seed):
     stats_by_rank = []
     for _ in range(2):
-        meter = Meter(MeterSetup(sample_stride=2), TierTokens(60 * BLOCK), LRU)
+        meter = Meter(MeterSetup(sample_stride=2), TierTokens(60 * BLOCK_TOKENS), LRU)
         serve("lru", 60, seed, meter)
         stats = meter.stats()
         del stats["spent_s"]
@@ -342,7 +321,7 @@ def test_two_ranks_with_equal_requests_give_equal_estimates(seed):
 def test_all_turns_of_a_conversation_have_one_origin():
     origins, origin_of = Origins(), {}
     for conversation, request in chat_turns(7):
-        origin = origins.number_of(request.path, request.prompt_tokens, BLOCK)
+        origin = origins.number_of(request.path, request.prompt_tokens, BLOCK_TOKENS)
         assert origin_of.setdefault(conversation, origin) == origin
     assert len(set(origin_of.values())) == len(origin_of) == len(origins)
 
@@ -350,23 +329,22 @@ def test_all_turns_of_a_conversation_have_one_origin():
 def test_origins_are_bounded_and_those_used_last_stay():
     origins = Origins(limit=10)
     for number in range(50):
-        origins.number_of((5, 1000 + number), 2 * BLOCK, BLOCK)
-        assert origins.number_of((5, 1000, 7 + number), 2 * BLOCK, BLOCK) == 1000
+        origins.number_of((5, 1000 + number), 2 * BLOCK_TOKENS, BLOCK_TOKENS)
+        assert origins.number_of((5, 1000, 7 + number), 2 * BLOCK_TOKENS, BLOCK_TOKENS) == 1000
     assert len(origins) == 10
 
 
 def test_the_meter_reports_uncounted_requests_and_keeps_the_count_across_a_change():
-    meter = Meter(MeterSetup((LRU, "wa")), TierTokens(64 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU, "wa")), TierTokens(64 * BLOCK_TOKENS), LRU)
     requests = [request for _, request in chat_turns(3)][:30]
     for request in requests:
         meter.record_request(request, 0)
     for second in range(7):
-        short = Request(time=1e4 + second, path=(), block_tokens=BLOCK, prompt_tokens=BLOCK - 1)
-        meter.record_request(short, 0)
-    assert (
-        meter.undecided_reason
-        == "too few requests: 30 of 200 (7 shorter than a block do not count)"
-    )
+        short_request = request_at(1e4 + second, ())
+        short_request.prompt_tokens = BLOCK_TOKENS - 1
+        meter.record_request(short_request, 0)
+    reason = "too few requests: 30 of 200 (7 shorter than a block do not count)"
+    assert meter.undecided_reason == reason
     meter.restart(LRU)
-    meter.record_request(Request(time=2e4, path=(1, 2), block_tokens=BLOCK, prompt_tokens=32), 0)
+    meter.record_request(request_at(2e4, (1, 2)), 0)
     assert "1 of 200 (30 counted before the order changed, 7 shorter" in meter.undecided_reason

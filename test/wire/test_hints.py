@@ -44,15 +44,15 @@ def test_the_last_hint_of_a_conversation_counts(waiting) -> None:
     assert not waiting.take()
 
 
-@pytest.mark.parametrize("later", [{"return_in_s": 5.0}, {"over": True}, {"keep_s": 5.0}])
-def test_a_later_hint_does_not_shorten_a_keep_that_waits(waiting, later: dict) -> None:
+@pytest.mark.parametrize("later_fields", [{"return_in_s": 5.0}, {"over": True}, {"keep_s": 5.0}])
+def test_a_later_hint_does_not_shorten_a_keep_that_waits(waiting, later_fields: dict) -> None:
     waiting.add({"conversation": "a", "keep_s": 60}, 1.0)
-    waiting.add({"conversation": "a", **later}, 2.0)
+    waiting.add({"conversation": "a", **later_fields}, 2.0)
     (hint,) = waiting.take()
-    assert hint == {**hint, **later, "keep_s": 59.0, "time": 2.0}
+    assert hint == {**hint, **later_fields, "keep_s": 59.0, "time": 2.0}
 
     async def fail(_key: str) -> None:
-        waiting.add({"conversation": "a", **later}, 2.0)
+        waiting.add({"conversation": "a", **later_fields}, 2.0)
         raise ConnectionError
 
     waiting.add({"conversation": "a", "keep_s": 60}, 1.0)
@@ -82,13 +82,13 @@ def test_an_empty_or_unknown_hint_is_refused(hint: object) -> None:
         WaitingHints().add(hint, 0.0)
 
 
-def test_a_tenant_that_floods_is_refused_and_others_are_not(waiting) -> None:
+def test_a_tenant_with_too_many_hints_is_refused_and_others_are_not(waiting) -> None:
     for i in range(MAX_WAITING_OF_TENANT):
-        waiting.add(over_hint(f"c{i}", "flood"), 0.0)
+        waiting.add(over_hint(f"c{i}", "heavy"), 0.0)
     with pytest.raises(TooManyHints, match="already waiting"):
-        waiting.add(over_hint("one more", "flood"), 0.0)
-    waiting.add(over_hint("c0", "flood"), 1.0)  # another hint of a conversation takes no room
-    waiting.add(over_hint("c0", "honest"), 1.0)
+        waiting.add(over_hint("one more", "heavy"), 0.0)
+    waiting.add(over_hint("c0", "heavy"), 1.0)  # another hint of a conversation takes no place
+    waiting.add(over_hint("c0", "light"), 1.0)
     assert len(waiting) == MAX_WAITING_OF_TENANT + 1
 
 
@@ -98,9 +98,10 @@ def test_hints_of_all_tenants_are_bounded_and_sent_in_turns(waiting) -> None:
             waiting.add(over_hint(f"c{i}", f"t{tenant}"), 0.0)
     waiting.add(over_hint("last", "late"), 1.0)
     assert len(waiting) == MAX_WAITING
-    first = waiting.take()
-    assert len(first) == MAX_HINTS_PER_MESSAGE
-    assert len({hint["tenant"] for hint in first}) == 1 + MAX_WAITING // MAX_WAITING_OF_TENANT
+    first_message = waiting.take()
+    assert len(first_message) == MAX_HINTS_PER_MESSAGE
+    tenants = {hint["tenant"] for hint in first_message}
+    assert len(tenants) == 1 + MAX_WAITING // MAX_WAITING_OF_TENANT
 
 
 def test_hints_that_could_not_be_sent_wait_again_unless_newer_ones_came(waiting) -> None:
@@ -152,7 +153,7 @@ def test_hints_during_a_pause_are_one_message() -> None:
 
 def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not(waiting) -> None:
 
-    def accepted(tenant: str, now: float, source: str = CLIENT) -> int:
+    def count_accepted(tenant: str, now: float, source: str = CLIENT) -> int:
         for i in range(MAX_TENANT_BURST + 100):
             try:
                 waiting.add(over_hint("the same", tenant), now, source)
@@ -160,10 +161,10 @@ def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not(wai
                 return i
         return MAX_TENANT_BURST + 100
 
-    assert accepted("flood", 0.0) == MAX_TENANT_BURST
-    assert accepted("flood", 0.5) == TENANT_HINTS_PER_S / 2
-    assert accepted("honest", 0.5) == MAX_TENANT_BURST
-    assert accepted("flood", 0.5, GATEWAY) == MAX_TENANT_BURST + 100
+    assert count_accepted("heavy", 0.0) == MAX_TENANT_BURST
+    assert count_accepted("heavy", 0.5) == TENANT_HINTS_PER_S / 2
+    assert count_accepted("light", 0.5) == MAX_TENANT_BURST
+    assert count_accepted("heavy", 0.5, GATEWAY) == MAX_TENANT_BURST + 100
 
 
 def test_the_message_carries_hints_unchanged(waiting) -> None:
@@ -185,8 +186,8 @@ def test_the_message_carries_hints_unchanged(waiting) -> None:
         ),
     )
 )
-def test_nothing_in_a_forged_message_raises(forged: object) -> None:
-    for hint in unpack(pack(forged)):  # type: ignore[arg-type]
+def test_nothing_in_a_forged_message_raises(forged_hints: object) -> None:
+    for hint in unpack(pack(forged_hints)):  # type: ignore[arg-type]
         assert isinstance(hint["conversation"], str)
         assert hint["time"] == hint["time"]
 

@@ -15,17 +15,19 @@ def test_every_kind_has_its_own_prefix_and_a_handler() -> None:
     assert len(set(prefixes)) == len(prefixes)
     assert parse_kind("pp_max_micro_batch_size") is None
     assert parse_kind(7) is None
-    kinds = [
-        kind for kind in MESSAGE_KINDS if kind is not DOCUMENTS
-    ]  # the documents' plugin has its own handler
+    # The documents' plugin has its own handler.
+    kinds = [kind for kind in MESSAGE_KINDS if kind is not DOCUMENTS]
     assert all(messages._handlers.get(kind) for kind in kinds)
 
 
 def test_sent_texts_are_received_in_order(monkeypatch: Any) -> None:
     received: list[list[str]] = []
-    monkeypatch.setitem(
-        messages._handlers, HINTS, lambda _, texts: bool(received.append(texts)) or True
-    )
+
+    def receive(_: Any, texts: list[str]) -> bool:
+        received.append(texts)
+        return True
+
+    monkeypatch.setitem(messages._handlers, HINTS, receive)
 
     class Manager:
         async def set_internal_state_communicator(self, message: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canopy_lab.live.replay import forced_output
-from canopy_lab.live.replay.forced_output import ATTRIBUTE as FORCED
+from canopy_lab.live.replay.forced_output import ATTRIBUTE as FORCED_ATTRIBUTE
 from sglang_canopy.wire.request_state import state_of
 from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY
 from support.live_tree import LiveTree, check, fake_req
@@ -18,8 +18,8 @@ from support.live_tree import LiveTree, check, fake_req
 OWN_KEYS = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_document_bounds")
 
 
-def request_with(custom: Any) -> Any:
-    return SimpleNamespace(sampling_params=SimpleNamespace(custom_params=custom))
+def request_with(custom_params: Any) -> Any:
+    return SimpleNamespace(sampling_params=SimpleNamespace(custom_params=custom_params))
 
 
 @pytest.mark.parametrize("key", OWN_KEYS)
@@ -49,11 +49,11 @@ def test_parameters_that_a_client_sent_empty_stay_empty() -> None:
     assert req.sampling_params.custom_params == {}
 
 
-@pytest.mark.parametrize("custom", [None, "text", 7, ["canopy"], {1: 2}])
-def test_foreign_parameters_are_unchanged(custom: Any) -> None:
-    req = request_with(custom)
+@pytest.mark.parametrize("custom_params", [None, "text", 7, ["canopy"], {1: 2}])
+def test_parameters_of_others_are_unchanged(custom_params: Any) -> None:
+    req = request_with(custom_params)
     assert state_of(req).params == {}
-    assert req.sampling_params.custom_params is custom
+    assert req.sampling_params.custom_params is custom_params
 
 
 scalars = (
@@ -69,22 +69,23 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-names = [field for field, _ in FIELDS.values()] + ["time", "epoch", "alpha", "beta", "tool_parser"]
-forged = st.dictionaries(st.sampled_from(names), anything)
-params = anything | st.fixed_dictionaries({STAMP_KEY: forged | anything})
+stamp_names = [field for field, _ in FIELDS.values()]
+stamp_names += ["time", "epoch", "alpha", "beta", "tool_parser"]
+forged_stamps = st.dictionaries(st.sampled_from(stamp_names), anything)
+params = anything | st.fixed_dictionaries({STAMP_KEY: forged_stamps | anything})
 
 
 @settings(deadline=None, max_examples=2 * settings.default.max_examples)
 @given(st.lists(params, min_size=1, max_size=5))
-def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> None:
+def test_no_stamp_however_malformed_stops_the_tree(forged_params: list[object]) -> None:
     tree = LiveTree(64, "wa", {"quantum_tokens": 1})
     times = itertools.count()
     last_time = tree.core.clock.now
-    for custom in forgeries:
+    for custom_params in forged_params:
         number = next(times)
         tokens = [number] * 12
         req = fake_req(tokens, [1, 2])
-        req.sampling_params = SimpleNamespace(custom_params=custom)
+        req.sampling_params = SimpleNamespace(custom_params=custom_params)
         request = tree.core.requests.register(req)
         # A valid stamp may be older than its predecessor; the clock never decreases.
         assert 0.0 <= request.time < 1e11
@@ -114,7 +115,7 @@ def test_valid_fields_of_a_stamp_are_used() -> None:
 
 
 def test_a_forged_forced_output_is_ignored() -> None:
-    scheduler = SimpleNamespace(server_args=SimpleNamespace(**{FORCED: True}))
+    scheduler = SimpleNamespace(server_args=SimpleNamespace(**{FORCED_ATTRIBUTE: True}))
     for value in (7, "text", {"a": 1}, [1.5], [[1]], [-1], None):
         req = request_with({forced_output.PARAM_KEY: value})
         req.rid, req.origin_input_ids = "r", (1,)

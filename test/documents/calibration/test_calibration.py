@@ -23,16 +23,16 @@ def test_the_prior_balances_compute_and_transfer_and_is_clipped():
 
 def ttft(profile, ratio):
     """Equation 10: recompute and transfer overlap, the rest does not depend on the ratio."""
-    paths = ratio * 1000 * profile.compute_s, (1 - ratio) * 1000 * profile.transfer_s
-    return max(paths) + profile.other_s
+    path_times_s = ratio * 1000 * profile.compute_s, (1 - ratio) * 1000 * profile.transfer_s
+    return max(path_times_s) + profile.other_s
 
 
 @given(st.floats(0.01, 10.0), st.floats(0.0, 10.0), st.floats(0.0, 10.0), st.floats(0.0, 1.0))
-def test_no_ratio_is_faster_than_the_prior_in_equation_10(compute, transfer, other, ratio):
-    profile = CostProfile(compute, transfer, other)
+def test_no_ratio_is_faster_than_the_prior_in_equation_10(compute_s, transfer_s, other_s, ratio):
+    profile = CostProfile(compute_s, transfer_s, other_s)
     best = ttft(profile, profile.prior(0.0, 1.0))
     assert best <= ttft(profile, ratio) * (1 + 1e-9)
-    assert best >= other
+    assert best >= other_s
 
 
 @given(

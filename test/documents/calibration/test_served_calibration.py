@@ -28,40 +28,39 @@ def server_of(ttft, tier: str = "disk"):
 
 
 def calibrate(ttft, tier: str = "disk"):
-    prompts = ServedPrompts(
-        server_of(ttft, tier), lambda: None, (10, 200), 2, DOCUMENTS, DOCUMENT_TOKENS, repeats=1
-    )
+    sizes = ((10, 200), 2, DOCUMENTS, DOCUMENT_TOKENS)
+    prompts = ServedPrompts(server_of(ttft, tier), lambda: None, *sizes, repeats=1)
     prompts.learn()
     calibration, _ = calibrate_server(prompts, 0.15, tolerance=0.02)
     return calibration, prompts
 
 
-def overlapped(compute: float, transfer: float, other: float):
+def overlapped(compute_s: float, transfer_s: float, other_s: float):
     """Equation 10: transfer overlaps compute."""
-    return lambda n, r: max(r * n * compute, (1 - r) * n * transfer) + other
+    return lambda n, r: max(r * n * compute_s, (1 - r) * n * transfer_s) + other_s
 
 
-def sequential(compute: float, transfer: float, other: float):
+def sequential(compute_s: float, transfer_s: float, other_s: float):
     """All KV is placed first, then computed."""
-    return lambda n, r: r * n * compute + (1 - r) * n * transfer + other
+    return lambda n, r: r * n * compute_s + (1 - r) * n * transfer_s + other_s
 
 
-seconds = st.floats(1e-5, 1e-2)
+token_times_s = st.floats(1e-5, 1e-2)
 
 
-@given(seconds, seconds, st.floats(0.0, 5.0))
-def test_with_overlap_the_best_ratio_balances_both_times(compute, transfer, other) -> None:
-    balance = transfer / (compute + transfer)
+@given(token_times_s, token_times_s, st.floats(0.0, 5.0))
+def test_with_overlap_the_best_ratio_balances_both_times(compute_s, transfer_s, other_s) -> None:
+    balance = transfer_s / (compute_s + transfer_s)
     # Otherwise rounding hides the difference between ratios.
-    assume(TOTAL_TOKENS * max(compute, transfer) > 1e-3 * other)
-    calibration, _ = calibrate(overlapped(compute, transfer, other))
+    assume(TOTAL_TOKENS * max(compute_s, transfer_s) > 1e-3 * other_s)
+    calibration, _ = calibrate(overlapped(compute_s, transfer_s, other_s))
     assert calibration.ratio == pytest.approx(max(0.15, balance), abs=0.021)
     assert calibration.profile.other_s >= 0.0
 
 
-@pytest.mark.parametrize(("compute", "transfer", "ratio"), [(1e-3, 1e-4, 0.15), (1e-4, 1e-3, 1.0)])
-def test_without_overlap_the_best_ratio_is_a_bound(compute, transfer, ratio) -> None:
-    calibration, _ = calibrate(sequential(compute, transfer, 0.3))
+@pytest.mark.parametrize(("compute_s", "load_s", "ratio"), [(1e-3, 1e-4, 0.15), (1e-4, 1e-3, 1.0)])
+def test_without_overlap_the_best_ratio_is_a_bound(compute_s, load_s, ratio) -> None:
+    calibration, _ = calibrate(sequential(compute_s, load_s, 0.3))
     assert calibration.ratio == pytest.approx(ratio, abs=0.021)
 
 
@@ -78,8 +77,7 @@ def test_the_tier_is_the_source_of_the_reused_kv() -> None:
 
 
 def test_a_prompt_that_is_not_fused_ends_the_calibration_with_the_reason() -> None:
-    prompts = ServedPrompts(
-        lambda *_: (1.0, {"fused": False, "why": "planning failed"}), lambda: None, (0, 9), 1, 2, 5
-    )
+    report = {"fused": False, "why": "planning failed"}
+    prompts = ServedPrompts(lambda *_: (1.0, report), lambda: None, (0, 9), 1, 2, 5)
     with pytest.raises(CanopyError, match="planning failed"):
         calibrate_server(prompts, 0.15)

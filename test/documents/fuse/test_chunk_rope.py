@@ -19,40 +19,41 @@ def rope(scaling=1.0):
 
 @pytest.mark.parametrize("scaling", [1.0, 1.37])
 def test_undoing_the_rotation_restores_the_raw_keys(scaling):
-    x = torch.randn(50, 2, 64)
+    keys = torch.randn(50, 2, 64)
     positions = torch.randint(0, 100_000, (50,))
-    rotated = rope(scaling).apply(x, positions)
-    assert (undo_checked(rotated, rope(scaling), positions) - x).abs().max() < 1e-5
+    rotated = rope(scaling).apply(keys, positions)
+    assert (undo_checked(rotated, rope(scaling), positions) - keys).abs().max() < 1e-5
 
 
 def test_a_moved_key_is_the_key_of_the_new_position():
-    x = torch.randn(9, 1, 64)
+    keys = torch.randn(9, 1, 64)
     old_positions, new_positions = torch.arange(9) + 3, torch.arange(9) + 700
-    moved = rope().apply(rope().undo(rope().apply(x, old_positions), old_positions), new_positions)
-    assert (moved - rope().apply(x, new_positions)).abs().max() < 1e-5
+    old_keys = rope().apply(keys, old_positions)
+    moved = rope().apply(rope().undo(old_keys, old_positions), new_positions)
+    assert (moved - rope().apply(keys, new_positions)).abs().max() < 1e-5
 
 
 def test_a_table_rounded_to_bf16_is_undone_too():
-    x = torch.randn(40, 1, 64)
+    keys = torch.randn(40, 1, 64)
     table = rope().table(torch.arange(40)).bfloat16()
-    assert (unrotate(rotate(x, table.float()), table) - x).abs().max() < 1e-5
+    assert (unrotate(rotate(keys, table.float()), table) - keys).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotating_into_a_cache_is_rotating(dtype):
-    x, table = torch.randn(30, 2, 64).to(dtype), rope(1.37).table(torch.arange(30) + 11)
+    keys, table = torch.randn(30, 2, 64).to(dtype), rope(1.37).table(torch.arange(30) + 11)
     pool = torch.zeros(50, 1, 2, 64, dtype=dtype)
-    rotate_into(x, rotation_factors(table, 2), pool[10:40, 0])
+    rotate_into(keys, rotation_factors(table, 2), pool[10:40, 0])
     limit = 1e-6 if dtype == torch.float32 else 2e-2  # a last bit
-    assert (pool[10:40, 0].float() - rotate(x, table).float()).abs().max() <= limit
+    assert (pool[10:40, 0].float() - rotate(keys, table).float()).abs().max() <= limit
     assert not pool[:10].any()
     assert not pool[40:].any()
 
 
-def test_turns_are_the_rotation():
-    x, table = torch.randn(30, 3, 64), rope(1.37).table(torch.arange(30) + 5)
-    rotated = rotate_by(x, rotation_factors(table, 3))
-    torch.testing.assert_close(rotated, rotate(x, table), atol=1e-6, rtol=1e-5)
+def test_rotation_factors_rotate():
+    keys, table = torch.randn(30, 3, 64), rope(1.37).table(torch.arange(30) + 5)
+    rotated = rotate_by(keys, rotation_factors(table, 3))
+    torch.testing.assert_close(rotated, rotate(keys, table), atol=1e-6, rtol=1e-5)
 
 
 def test_the_wrong_rotation_is_noticed():
@@ -61,23 +62,22 @@ def test_the_wrong_rotation_is_noticed():
         undo_checked(torch.randn(4, 1, 64), broken, torch.arange(4))
 
 
-def config(**parameters):
-    return SimpleNamespace(
-        rope_parameters=parameters, head_dim=64, hidden_size=128, num_attention_heads=2
-    )
+def config_with(**parameters):
+    sizes = {"head_dim": 64, "hidden_size": 128, "num_attention_heads": 2}
+    return SimpleNamespace(rope_parameters=parameters, **sizes)
 
 
 @pytest.mark.parametrize("variant", ["dynamic", "longrope", "proportional", "something-new"])
 def test_a_variant_that_cannot_move_is_refused_by_name(variant):
     with pytest.raises(CanopyError, match=f"'{variant}' is not supported.*supported are default"):
-        from_config(config(rope_type=variant, rope_theta=1e4))
+        from_config(config_with(rope_type=variant, rope_theta=1e4))
 
 
 def test_partial_and_multimodal_rotations_are_refused():
     with pytest.raises(CanopyError, match="three coordinates"):
-        from_config(config(rope_type="default", mrope_section=[1, 2, 3]))
+        from_config(config_with(rope_type="default", mrope_section=[1, 2, 3]))
     with pytest.raises(CanopyError, match=r"only 0\.5 of each head"):
-        from_config(config(rope_type="default", partial_rotary_factor=0.5))
+        from_config(config_with(rope_type="default", partial_rotary_factor=0.5))
 
 
 def test_older_configs_name_theta_on_their_own():

@@ -70,8 +70,8 @@ def test_any_rows_over_exact_kv_give_the_plain_rows(hf_model, ids, count):
     expected, cache = plain_prefill(model, ids)
     rows = torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(count))[:count]
     rows = rows.sort()[0]
-    hidden = run_rows(model, ids[rows], rows, cache)
-    assert (model.logits(hidden) - expected[rows]).abs().max() < TOLERANCE
+    states = run_rows(model, ids[rows], rows, cache)
+    assert (model.logits(states) - expected[rows]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))
@@ -86,14 +86,15 @@ def test_every_selector_over_exact_chunks_is_plain_prefill(llama, ids, name, rat
         assert (fused_cache.k[layer] - cache.k[layer]).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize(("page", "layout"), [(1, "NHD"), (16, "NHD"), (16, "HND"), (64, "HND")])
-def test_pages_and_layouts_do_not_matter(llama, ids, page, layout):
+@pytest.mark.parametrize(
+    ("page_tokens", "layout"), [(1, "NHD"), (16, "NHD"), (16, "HND"), (64, "HND")]
+)
+def test_pages_and_layouts_do_not_matter(llama, ids, page_tokens, layout):
     prompt = prompt_of(llama, ids)
-    expected = fused_prefill(
-        llama, prompt, caches.dense_cache(llama, len(prompt)), make_selector("question"), 0.2
-    )
-    paged = fill_with_garbage(paged_cache(llama, len(prompt), page, layout))
-    fused = fused_prefill(llama, prompt, paged, make_selector("question"), 0.2)
+    cache = caches.dense_cache(llama, len(prompt))
+    expected = fused_prefill(llama, prompt, cache, make_selector("question"), 0.2)
+    paged_kv = fill_with_garbage(paged_cache(llama, len(prompt), page_tokens, layout))
+    fused = fused_prefill(llama, prompt, paged_kv, make_selector("question"), 0.2)
     assert torch.equal(fused.rows, expected.rows)
     assert (fused.logits - expected.logits).abs().max() < TOLERANCE
 
@@ -104,9 +105,8 @@ def test_triton_and_torch_agree_through_a_whole_model(llama, ids, monkeypatch):
 
     pytest.importorskip("triton")
     attend = attention.sparse_prefill
-    prompt = FusedPrompt(
-        ids[:70], (PlacedChunk(encode(llama, ids[20:60].tolist(), ids[:20].tolist()), 20),)
-    )
+    chunk = encode(llama, ids[20:60].tolist(), ids[:20].tolist())
+    prompt = FusedPrompt(ids[:70], (PlacedChunk(chunk, 20),))
     results = []
     for backend in ("triton", "blocked", "reference"):
         cache = paged_cache(llama, len(prompt), 16)
@@ -120,24 +120,24 @@ def test_triton_and_torch_agree_through_a_whole_model(llama, ids, monkeypatch):
 def test_one_encoder_makes_the_chunks_that_single_calls_make(llama, ids):
     prefix = ids[:30].tolist()
     encoder = Encoder(llama, prefix)
-    for part in (ids[50:90].tolist(), [], ids[90:93].tolist(), ids[50:90].tolist()):
-        tokens = torch.tensor([*prefix, *part])
+    for document_ids in (ids[50:90].tolist(), [], ids[90:93].tolist(), ids[50:90].tolist()):
+        tokens = torch.tensor([*prefix, *document_ids])
         cache = caches.dense_cache(llama, len(tokens))
         prefill(llama, tokens, cache)
-        chunk = encoder.encode(part)
-        expected = capture(llama, cache, part, len(prefix), prefix)
+        chunk = encoder.encode(document_ids)
+        expected = capture(llama, cache, document_ids, len(prefix), prefix)
         assert chunk.ids == expected.ids
         assert chunk.prefix == tuple(prefix)
-        if part:
+        if document_ids:
             assert (chunk.raw_k - expected.raw_k).abs().max() < 1e-4
             assert (chunk.v - expected.v).abs().max() < 1e-4
 
 
 def test_in_bf16_fusion_is_within_the_rounding_of_plain_prefill(ids):
-    from support.document_models import build
+    from support.document_models import build_model
 
-    expected, _ = plain_prefill(from_transformers(build("llama")), ids)
-    bf16_model = from_transformers(build("llama", torch.bfloat16))
+    expected, _ = plain_prefill(from_transformers(build_model("llama")), ids)
+    bf16_model = from_transformers(build_model("llama", torch.bfloat16))
     rounded, cache = plain_prefill(bf16_model, ids)
 
     def relative_difference(x, y):
@@ -168,9 +168,9 @@ def test_the_last_token_is_computed_even_inside_a_chunk(llama, ids):
 def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
     import dataclasses
 
-    from support.document_models import build
+    from support.document_models import build_model
 
-    model = from_transformers(build("llama"))
+    model = from_transformers(build_model("llama"))
     windowed = dataclasses.replace(model, window=100)
     with pytest.raises(CanopyError, match="sliding window of 100"):
         plain_prefill(windowed, ids)

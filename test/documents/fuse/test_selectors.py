@@ -9,7 +9,7 @@ from canopy_documents.fuse.selectors import SELECTORS, SelectorInput, make_selec
 from canopy_documents.fuse.selectors.frequency import layer_scores
 from canopy_documents.store.chunk import Chunk, FusedPrompt, PlacedChunk
 from sglang_canopy.errors import CanopyError
-from support.fused_prompts import encode, flat_chunk, prompt
+from support.fused_prompts import encode, flat_chunk, prompt_of_two
 
 
 def test_low_frequency_energy_follows_the_slow_bump_and_not_the_spike():
@@ -41,11 +41,12 @@ def test_the_cutoff_of_frequency_is_half_of_the_spectrum(llama, ids):
 
 
 def test_the_default_spends_nothing_on_a_chunk_that_is_exact(llama, ids):
-    def rows(p):
-        cache = caches.dense_cache(llama, len(p))
-        return fused_prefill(llama, p, cache, make_selector("question"), 0.15).rows
+    def computed_rows(prompt):
+        cache = caches.dense_cache(llama, len(prompt))
+        return fused_prefill(llama, prompt, cache, make_selector("question"), 0.15).rows
 
-    exact, inexact = rows(prompt(llama, ids)), rows(prompt(llama, ids, with_prefix=False))
+    exact = computed_rows(prompt_of_two(llama, ids))
+    inexact = computed_rows(prompt_of_two(llama, ids, with_prefix=False))
     assert not ((exact >= 20) & (exact < 80)).any()
     assert ((exact >= 80) & (exact < 140)).sum() == 18
     assert ((inexact >= 20) & (inexact < 80)).any()
@@ -56,18 +57,17 @@ def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
     from canopy_documents.fuse.placement import place_chunks
     from canopy_documents.fuse.selectors.question import question_scores
 
-    p = prompt(llama, ids)
-    cache = caches.dense_cache(llama, len(p))
-    place_chunks(llama, p.placed, cache, p.in_chunk())
-    scores = question_scores(SelectorInput(llama, p, cache, 0.2))
-    engine.prefill(llama, p.ids[:20], cache)
-    cached_scores = question_scores(SelectorInput(llama, p, cache, 0.2, exact_prefix_tokens=20))
+    prompt = prompt_of_two(llama, ids)
+    cache = caches.dense_cache(llama, len(prompt))
+    place_chunks(llama, prompt.placed, cache, prompt.in_chunk())
+    scores = question_scores(SelectorInput(llama, prompt, cache, 0.2))
+    engine.prefill(llama, prompt.ids[:20], cache)
+    cached_scores = question_scores(SelectorInput(llama, prompt, cache, 0.2, exact_prefix_tokens=20))
     assert torch.allclose(scores, cached_scores, atol=1e-5)
     for layer in range(llama.shape.layers):
         cache.k[layer][:20] = 0  # the probe reads them and does not recompute them
-    assert not torch.allclose(
-        scores, question_scores(SelectorInput(llama, p, cache, 0.2, 20)), atol=1e-5
-    )
+    other_scores = question_scores(SelectorInput(llama, prompt, cache, 0.2, 20))
+    assert not torch.allclose(scores, other_scores, atol=1e-5)
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
@@ -83,8 +83,8 @@ def test_a_probe_weighs_keys_by_the_attention_it_computes(weights):
     assert torch.allclose(out, attention.reference(q, k[:, None], v[:, None], rows, 0.3), atol=1e-5)
     assert float(mass.sum()) == pytest.approx(4 * float(weights.sum()), rel=1e-5)
     first = torch.softmax(torch.einsum("hd,nhd->hn", q[0], k[:5].repeat_interleave(2, 1)) * 0.3, -1)
-    rest = _attend_and_score(q[1:], k, v, positions[1:], 17, weights[1:], 0.3)[1]
-    assert torch.allclose(mass[:5], weights[0] * first.sum(0) + rest[:5], atol=1e-5)
+    other_mass = _attend_and_score(q[1:], k, v, positions[1:], 17, weights[1:], 0.3)[1]
+    assert torch.allclose(mass[:5], weights[0] * first.sum(0) + other_mass[:5], atol=1e-5)
 
 
 def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
@@ -93,22 +93,22 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
 
     shape, n = llama.shape, 96
     rows = torch.zeros(shape.layers, n, shape.kv_heads, shape.head_dim)
-    p = FusedPrompt(ids, (PlacedChunk(Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows), 20),))
+    chunk = Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows)
+    prompt = FusedPrompt(ids, (PlacedChunk(chunk, 20),))
     distinct = torch.randn(2, shape.layers, n // 8, 1, shape.kv_heads, shape.head_dim)
     scores = []
     for stride in (1, 8):
         monkeypatch.setattr(question, "STRIDE", stride)
         monkeypatch.setattr(question, "MIN_SAMPLES", 1)
-        cache = caches.dense_cache(llama, len(p))
+        cache = caches.dense_cache(llama, len(prompt))
         for layer in range(shape.layers):
             for pool, layers in ((cache.k, distinct[0]), (cache.v, distinct[1])):
                 pool[layer][20 : 20 + n] = layers[layer].repeat_interleave(8, 0)
-        scores.append(
-            question.question_scores(SelectorInput(llama, p, cache, 0.15), last_weight=0.5)
-        )
+        selector_input = SelectorInput(llama, prompt, cache, 0.15)
+        scores.append(question.question_scores(selector_input, last_weight=0.5))
         assert (
-            question._sample_keys(p, torch.tensor([len(p) - 1]), 1)[0].numel()
-            == len(p) - n + n // stride
+            question._sample_keys(prompt, torch.tensor([len(prompt) - 1]), 1)[0].numel()
+            == len(prompt) - n + n // stride
         )
     assert torch.allclose(scores[0], scores[1], atol=1e-5)
     assert float(scores[0].sum()) > 1
@@ -117,11 +117,11 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
 def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
     from canopy_documents.fuse import fusion
 
-    p, prefills = prompt(llama, ids), []
+    prompt, prefills = prompt_of_two(llama, ids), []
     for head_tokens in (1, 1000):
         monkeypatch.setattr(fusion, "MIN_HEAD_TOKENS", head_tokens)
-        cache = caches.dense_cache(llama, len(p))
-        prefills.append(fused_prefill(llama, p, cache, make_selector("question"), 0.15))
+        cache = caches.dense_cache(llama, len(prompt))
+        prefills.append(fused_prefill(llama, prompt, cache, make_selector("question"), 0.15))
     assert torch.equal(prefills[0].rows, prefills[1].rows)
     assert torch.allclose(prefills[0].logits, prefills[1].logits, atol=1e-4)
 
@@ -132,9 +132,8 @@ def test_an_unknown_selector_is_named_with_those_allowed():
 
 
 def test_a_prompt_without_chunks_is_plain(llama, ids):
-    p = FusedPrompt(ids, ())
+    prompt = FusedPrompt(ids, ())
     for name in SELECTORS:
-        fused = fused_prefill(
-            llama, p, caches.dense_cache(llama, len(p)), make_selector(name), 0.15
-        )
-        assert fused.rows.numel() == len(p), name
+        cache = caches.dense_cache(llama, len(prompt))
+        fused = fused_prefill(llama, prompt, cache, make_selector(name), 0.15)
+        assert fused.rows.numel() == len(prompt), name

@@ -12,7 +12,7 @@ from quality import main
 from canopy_documents.quality import tasks
 from canopy_documents.quality.answers import contains_answer, tokenise
 from sglang_canopy.errors import CanopyError
-from support.document_models import build
+from support.document_models import build_model
 
 FIELDS = "selector encode ratio n kl kl_se top1 retained ttft_s ttft_full_s"
 
@@ -24,7 +24,7 @@ def model_dir(tmp_path_factory):
     from transformers import PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("model")
-    build("llama").save_pretrained(folder)
+    build_model("llama").save_pretrained(folder)
     words = (
         "<unk> </s> the old river was seen in Oslo by Alice answer question what is secret password"
     )
@@ -60,13 +60,13 @@ def test_rows_have_the_documented_fields(model_dir, musique, tmp_path, capsys):
         if row["ratio"] == 1.0:
             assert row["kl"] < 1e-6
             assert row["top1"] == 1.0
-    assert any(r["kl"] > 1e-4 for r in rows if r["ratio"] == 0.0)
-    question_rows = [r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15]
-    assert all("kl_minus_random" in r for r in question_rows)
-    encoded = {r["encode"]: r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15}
-    assert "kl_minus_encode" not in encoded["alone"]
-    expected = encoded["standin"]["kl"] - encoded["alone"]["kl"]
-    assert encoded["standin"]["kl_minus_encode"] == pytest.approx(expected)
+    assert any(row["kl"] > 1e-4 for row in rows if row["ratio"] == 0.0)
+    question_rows = [row for row in rows if row["selector"] == "question" and row["ratio"] == 0.15]
+    assert all("kl_minus_random" in row for row in question_rows)
+    row_by_encoding = {row["encode"]: row for row in question_rows}
+    assert "kl_minus_encode" not in row_by_encoding["alone"]
+    expected = row_by_encoding["standin"]["kl"] - row_by_encoding["alone"]["kl"]
+    assert row_by_encoding["standin"]["kl_minus_encode"] == pytest.approx(expected)
     assert " ".join(capsys.readouterr().out.split()).startswith(FIELDS)
 
 
@@ -128,7 +128,7 @@ def test_real_files_are_read(data_dir):
     for name in ("musique_100.json", "hotpotqa_100.json"):
         examples = questions.read_examples(data_dir / "rag" / name, 5)
         assert len(examples) == 5
-        assert all(len(e.documents) >= 2 and e.answers for e in examples)
+        assert all(len(example.documents) >= 2 and example.answers for example in examples)
 
 
 def test_a_split_fact_is_in_two_documents():

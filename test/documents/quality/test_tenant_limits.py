@@ -17,7 +17,7 @@ from canopy_documents.quality.tenant_limits import (
 )
 
 CHECK_INTERVAL, ALLOWED_SHARE = 100, 0.4
-RAISED_WITHIN, STOPPED_WITHIN = 160, 300
+RAISED_WITHIN_PROMPTS, STOPPED_WITHIN_PROMPTS = 160, 300
 """Prompts within which faults in every answer change a tenant's level, after right answers."""
 
 
@@ -32,15 +32,15 @@ def serve(limits: QualityLimits, prompts: int, differs, tenant: str | None = Non
     return levels
 
 
-def healthy_limits() -> QualityLimits:
+def settled_limits() -> QualityLimits:
     limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
     assert set(serve(limits, 2000, lambda level: False)) == {SERVED}
     return limits
 
 
 def test_a_fault_raises_the_ratio_and_then_stops_reuse_in_time() -> None:
-    levels = serve(healthy_limits(), STOPPED_WITHIN, lambda level: True)
-    assert RAISED in levels[:RAISED_WITHIN]
+    levels = serve(settled_limits(), STOPPED_WITHIN_PROMPTS, lambda level: True)
+    assert RAISED in levels[:RAISED_WITHIN_PROMPTS]
     assert STOPPED in levels
     assert levels == sorted(levels)
 
@@ -49,25 +49,25 @@ def test_a_fault_raises_the_ratio_and_then_stops_reuse_in_time() -> None:
 def test_reuse_resumes_after_the_fault_is_fixed(allowed, prompts) -> None:
     limits = QualityLimits(CHECK_INTERVAL, allowed)
     serve(limits, 2000, lambda level: False)
-    assert serve(limits, STOPPED_WITHIN, lambda level: True)[-1] == STOPPED
+    assert serve(limits, STOPPED_WITHIN_PROMPTS, lambda level: True)[-1] == STOPPED
     levels = serve(limits, prompts, lambda level: False)
     assert RAISED in levels
     assert levels[-1] == SERVED
 
 
 def test_a_ratio_that_is_too_low_is_raised_for_good() -> None:
-    levels = serve(healthy_limits(), 3000, lambda level: level == SERVED)
+    levels = serve(settled_limits(), 3000, lambda level: level == SERVED)
     assert STOPPED not in levels
-    assert set(levels[RAISED_WITHIN:]) == {RAISED}
+    assert set(levels[RAISED_WITHIN_PROMPTS:]) == {RAISED}
 
 
 def test_answers_that_differ_as_seldom_as_is_allowed_change_nothing() -> None:
-    draw = random.Random(1)
-    assert set(serve(healthy_limits(), 50_000, lambda level: draw.random() < 0.2)) == {SERVED}
+    rng = random.Random(1)
+    assert set(serve(settled_limits(), 50_000, lambda level: rng.random() < 0.2)) == {SERVED}
 
 
 def test_few_prompts_are_checked_of_a_tenant_that_is_served_well() -> None:
-    limits = healthy_limits()
+    limits = settled_limits()
     checked_before = limits.checked
     serve(limits, 10_000, lambda level: False)
     assert limits.checked - checked_before == 100
@@ -79,11 +79,11 @@ def test_a_new_tenant_is_checked_more_often() -> None:
 
 
 def test_a_tenant_cannot_stop_anothers_reuse() -> None:
-    limits = healthy_limits()
+    limits = settled_limits()
     for i in range(3 * MAX_TENANTS):
         serve(limits, 20, lambda level: True, f"tenant {i}")
         serve(limits, 1, lambda level: False)
-    serve(limits, STOPPED_WITHIN, lambda level: True, "another")
+    serve(limits, STOPPED_WITHIN_PROMPTS, lambda level: True, "another")
     assert limits.quality_level("another") == STOPPED
     assert limits.quality_level(None) == SERVED
     assert len(limits.tenants) == MAX_TENANTS
@@ -91,15 +91,17 @@ def test_a_tenant_cannot_stop_anothers_reuse() -> None:
 
 def test_a_stopped_tenant_is_not_forgotten_for_new_ones() -> None:
     limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
-    serve(limits, STOPPED_WITHIN, lambda level: True, "faulty")
+    serve(limits, STOPPED_WITHIN_PROMPTS, lambda level: True, "faulty")
     for i in range(2 * MAX_TENANTS):
         limits.count_prompt(f"tenant {i}")
     assert limits.quality_level("faulty") == STOPPED
 
 
-@pytest.mark.parametrize(("ratio", "new"), [(0.0, 0.3), (0.1, 0.3), (0.2, 0.4), (0.6, 1.0), (1, 1)])
-def test_a_raised_ratio_is_twice_the_servers_or_three_tenths(ratio, new) -> None:
-    assert raised_ratio(ratio) == new
+@pytest.mark.parametrize(
+    ("ratio", "raised"), [(0.0, 0.3), (0.1, 0.3), (0.2, 0.4), (0.6, 1.0), (1, 1)]
+)
+def test_a_raised_ratio_is_twice_the_servers_or_three_tenths(ratio, raised) -> None:
+    assert raised_ratio(ratio) == raised
 
 
 @pytest.mark.parametrize(

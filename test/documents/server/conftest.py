@@ -5,7 +5,7 @@ import pytest
 from canopy_documents.server import engine as engines
 from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.options import ReuseOptions
-from support.document_engine import LENGTH, SYSTEM, Tokenizer, bare_runner
+from support.document_engine import DOCUMENT_TOKENS, SYSTEM_TOKENS, Tokenizer, bare_runner
 from support.fused_prompts import encode
 
 
@@ -24,5 +24,6 @@ def make_engine(llama, monkeypatch):
 
 @pytest.fixture
 def chunks(llama, ids):
-    starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
-    return [encode(llama, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]
+    starts = range(SYSTEM_TOKENS, SYSTEM_TOKENS + 3 * DOCUMENT_TOKENS, DOCUMENT_TOKENS)
+    system = ids[:SYSTEM_TOKENS].tolist()
+    return [encode(llama, ids[a : a + DOCUMENT_TOKENS].tolist(), system) for a in starts]

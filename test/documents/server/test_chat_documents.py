@@ -39,7 +39,7 @@ def message(content, role="user"):
     return Message(role=role, content=content)
 
 
-def join(content) -> str:
+def join_parts(content) -> str:
     """SGLang's joining of a message's parts."""
     if isinstance(content, str):
         return content
@@ -47,15 +47,15 @@ def join(content) -> str:
 
 
 def plain(message) -> str:
-    return f"<{message.role}>{join(message.content)}<end>"
+    return f"<{message.role}>{join_parts(message.content)}<end>"
 
 
 def without_thoughts(message) -> str:
     """Qwen3's template shows an assistant's text from its last thought on."""
-    return f"<{message.role}>{join(message.content).split('</think>')[-1]}<end>"
+    return f"<{message.role}>{join_parts(message.content).split('</think>')[-1]}<end>"
 
 
-class Chats:
+class ChatServer:
     """A server's chats under a template."""
 
     def __init__(self, options=None, template=plain, chat=None) -> None:
@@ -65,34 +65,33 @@ class Chats:
 
     def render(self, _serving, request, _raw):
         text = self.chat(request.messages)
-        custom = dict(request.custom_params) if request.custom_params else None
+        params = dict(request.custom_params) if request.custom_params else None
         return SimpleNamespace(
             text=None, input_ids=self.manager.tokenizer.encode(text), extra_key=None,
-            cache_salt=None, sampling_params={"custom_params": custom},
+            cache_salt=None, sampling_params={"custom_params": params},
         ), 0  # fmt: skip
 
-    def convert(self, messages, custom=None):
+    def convert(self, messages, params=None):
         """The converted request, and the plain server's ids."""
         if not isinstance(messages, list) or not isinstance(messages[0], Message):
             messages = [message(messages)]
         request = SimpleNamespace(
-            messages=messages, custom_params=custom, input_ids=None, extra_key=None, cache_salt=None
+            messages=messages, custom_params=params, input_ids=None, extra_key=None, cache_salt=None
         )
         ids = self.render(None, request, None)[0].input_ids
         serving, raw = SimpleNamespace(tokenizer_manager=self.manager), SimpleNamespace(_json=None)
         return conversion.convert_chat(self.render, serving, request, self.options, raw)[0], ids
 
-    def documents(self, messages, custom=None) -> list[str]:
+    def documents(self, messages, params=None) -> list[str]:
         """The words that are bounded; the prompt is the plain server's."""
-        request, ids = self.convert(messages, custom)
-        if "canopy_order" not in (custom or {}):
+        request, ids = self.convert(messages, params)
+        if "canopy_order" not in (params or {}):
             assert request.input_ids == ids
         return self.bounded_texts(request)
 
     def bounded_texts(self, request) -> list[str]:
-        bounds = (request.sampling_params.get("custom_params") or {}).get(
-            "canopy_document_bounds", []
-        )
+        custom_params = request.sampling_params.get("custom_params") or {}
+        bounds = custom_params.get("canopy_document_bounds", [])
         bounds = [] if bounds == "off" else bounds
         return [self.text(request.input_ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
 
@@ -114,8 +113,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_documents_of_a_chat(case) -> None:
-    content, custom, expected = CASES[case]
-    assert Chats(SEPARATED).documents(content, custom) == expected
+    content, params, expected = CASES[case]
+    assert ChatServer(SEPARATED).documents(content, params) == expected
 
 
 def test_a_document_ends_at_its_message_and_is_no_answer() -> None:
@@ -124,27 +123,24 @@ def test_a_document_ends_at_its_message_and_is_no_answer() -> None:
         message(f"it is##{THREE}##so", "assistant"),
         message(f"and with##{TWO}##how is it?"),
     ]
-    assert Chats(SEPARATED).documents(chat) == [" one fact", " two facts"]
+    assert ChatServer(SEPARATED).documents(chat) == [" one fact", " two facts"]
 
 
 def renderer_of(family: str):
     template = jinja2.Template(TEMPLATES[family])
 
     def render(messages) -> str:
-        plain = [{"role": m.role, "content": join(m.content)} for m in messages]
-        return template.render(messages=plain, add_generation_prompt=True)
+        messages_sent = [{"role": m.role, "content": join_parts(m.content)} for m in messages]
+        return template.render(messages=messages_sent, add_generation_prompt=True)
 
     return render
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_the_prompt_is_the_plain_servers_under_the_templates_of_eight_families(family) -> None:
-    chats = Chats(chat=renderer_of(family))
-    chat = [
-        message(parts(ONE, TWO, "why?")),
-        message("so", "assistant"),
-        message(parts(THREE, "now?")),
-    ]
+    chats = ChatServer(chat=renderer_of(family))
+    question = message(parts(ONE, TWO, "why?"))
+    chat = [question, message("so", "assistant"), message(parts(THREE, "now?"))]
     bounded = chats.documents(chat, PARTS)
     assert [text.split()[-2:] for text in bounded] == [
         ["one", "fact"],
@@ -154,38 +150,38 @@ def test_the_prompt_is_the_plain_servers_under_the_templates_of_eight_families(f
     assert chats.documents(chat, {**PARTS, "canopy_document_bounds": "off"}) == []
 
 
-@pytest.mark.parametrize("custom", [PARTS, {**PARTS, "canopy_document_bounds": "off"}, None])
-def test_no_field_changes_the_prompt(custom) -> None:
+@pytest.mark.parametrize("params", [PARTS, {**PARTS, "canopy_document_bounds": "off"}, None])
+def test_no_field_changes_the_prompt(params) -> None:
     """A template that drops a part of an answer, special words in a document, and very many."""
     chat = [
         message(parts(ONE, "ends in <end> a text", "why?")),
         message("<think>hm, hm</think>It is a lamp.", "assistant"),
         message(parts(*[f"{ONE} {i} of many" for i in range(MAX_DOCUMENTS + 44)], "sure?")),
     ]
-    request, ids = Chats(template=without_thoughts).convert(chat, custom)
+    request, ids = ChatServer(template=without_thoughts).convert(chat, params)
     assert request.input_ids == ids
     assert request.text is None
     bounds = (request.sampling_params["custom_params"] or {}).get("canopy_document_bounds")
     assert (
-        bounds == (custom or {}).get("canopy_document_bounds")
-        if custom != PARTS
+        bounds == (params or {}).get("canopy_document_bounds")
+        if params != PARTS
         else len(bounds) > 600
     )
 
 
 def test_a_part_that_a_template_drops_is_no_document() -> None:
-    chats = Chats(template=lambda m: f"<{m.role}>{join(m.content).replace(ONE, '')}<end>")
+    chats = ChatServer(template=lambda m: f"<{m.role}>{join_parts(m.content).replace(ONE, '')}")
     assert chats.documents(parts(ONE, TWO, "why?"), PARTS) == [" two facts"]
 
 
 def test_parts_of_a_text_are_refused() -> None:
     with pytest.raises(CanopyError, match="of chat messages"):
-        prepare_request(text="why?", custom=PARTS)
+        prepare_request(text="why?", params=PARTS)
 
 
 def test_bounds_of_a_text_are_refused() -> None:
     with pytest.raises(CanopyError, match="input_ids"):
-        Chats().convert("why is it?", {"canopy_document_bounds": [0, 1]})
+        ChatServer().convert("why is it?", {"canopy_document_bounds": [0, 1]})
 
 
 @pytest.fixture
@@ -194,37 +190,38 @@ def no_orders(monkeypatch) -> None:
     monkeypatch.setattr("canopy_documents.text.order.orders", conversion.orders)
 
 
-def prepare_request(text=None, ids=None, custom=None, path="", body=None, manager=None, **fields):
-    manager = manager or Chats().manager
+def prepare_request(text=None, ids=None, params=None, path="", body=None, manager=None, **fields):
+    manager = manager or ChatServer().manager
     obj = SimpleNamespace(
         text=text, input_ids=ids, extra_key=None, cache_salt=None,
-        sampling_params={"custom_params": custom} if custom else None, **fields,
+        sampling_params={"custom_params": params} if params else None, **fields,
     )  # fmt: skip
     conversion.prepare(manager, obj, SEPARATED, path, body)
     return obj
 
 
 def test_documents_of_texts_alone_and_in_batches() -> None:
-    chats, text = Chats(SEPARATED), f"s##{ONE}##{TWO}##why?"
+    chats, text = ChatServer(SEPARATED), f"s##{ONE}##{TWO}##why?"
     for prompts in (text, [text, "none of them"]):
         request = prepare_request(prompts, manager=chats.manager)
         assert request.text is None
-        params = request.sampling_params if isinstance(prompts, list) else [request.sampling_params]
-        ids = request.input_ids if isinstance(prompts, list) else [request.input_ids]
-        first_request = SimpleNamespace(input_ids=ids[0], sampling_params=params[0])
+        sampling, ids = request.sampling_params, request.input_ids
+        if isinstance(prompts, str):
+            sampling, ids = [sampling], [ids]
+        first_request = SimpleNamespace(input_ids=ids[0], sampling_params=sampling[0])
         assert chats.bounded_texts(first_request) == [" one fact", " two facts"]
         assert [chats.text(i) for i in ids] == ([prompts] if isinstance(prompts, str) else prompts)
-    many = [{}, {}, {}]  # SGLang does not read the third
-    fields = {"input_ids": None, "extra_key": None, "cache_salt": None, "sampling_params": many}
+    samples = [{}, {}, {}]  # SGLang does not read the third
+    fields = {"input_ids": None, "extra_key": None, "cache_salt": None, "sampling_params": samples}
     conversion.prepare(chats.manager, SimpleNamespace(text=[text, text], **fields), SEPARATED)
-    assert [bool(params) for params in many] == [True, True, False]
+    assert [bool(params) for params in samples] == [True, True, False]
     unchanged = prepare_request("none of them", manager=chats.manager)
     assert (unchanged.text, unchanged.input_ids) == ("none of them", None)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/api/chat"])
 def test_documents_of_a_chat_that_is_rendered_already(path: str) -> None:
-    chats, text = Chats(SEPARATED), f"sys##{ONE}##{TWO}##why?"
+    chats, text = ChatServer(SEPARATED), f"sys##{ONE}##{TWO}##why?"
     answer = {"role": "assistant", "content": [{"type": "output_text", "text": f"a##{THREE}##b"}]}
     items = [answer, {"role": "user", "content": [{"type": "input_text", "text": text}]}]
     tool = {"type": "function_call_output", "output": f"x##{THREE}##y"}
@@ -238,16 +235,15 @@ def test_documents_of_a_chat_that_is_rendered_already(path: str) -> None:
         ),
         ({"input": "why?"}, []),
     ):
-        ids = chats.manager.tokenizer.encode(
-            f"<assistant>a##{THREE}##b<user>{text}<tool>x##{THREE}##y"
-        )
+        rendered = f"<assistant>a##{THREE}##b<user>{text}<tool>x##{THREE}##y"
+        ids = chats.manager.tokenizer.encode(rendered)
         request = prepare_request(ids=ids, path=path, body=body, manager=chats.manager)
         assert request.input_ids is ids
         assert chats.bounded_texts(request) == expected
 
 
 def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -> None:
-    chats = Chats()
+    chats = ChatServer()
 
     def chat(*texts, **fields):
         return chats.documents(parts(*texts, "why?"), {**PARTS, **fields})
@@ -255,35 +251,33 @@ def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -
     chat(ONE, TWO, **ANY)
     assert chat(THREE, TWO, ONE, **ANY) == [" one fact", " two facts", " three facts"]
     assert chat(TWO, ONE) == [" two facts", " one fact"]
-    request, ids = chats.convert(
-        parts(TWO, ONE, "why?"), {**PARTS, **ANY, "canopy_document_bounds": "off"}
-    )
+    fields = {**PARTS, **ANY, "canopy_document_bounds": "off"}
+    request, ids = chats.convert(parts(TWO, ONE, "why?"), fields)
     assert request.input_ids == ids
 
 
 def test_text_and_token_ids_have_their_documents_ordered_too(no_orders) -> None:
-    chats = Chats(SEPARATED)
+    chats = ChatServer(SEPARATED)
     encode = chats.manager.tokenizer.encode
     first, reordered = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
     for prompts in (first, reordered, [reordered, first]):
-        request = prepare_request(prompts, custom=ANY, manager=chats.manager)
+        request = prepare_request(prompts, params=ANY, manager=chats.manager)
         ids = request.input_ids if isinstance(prompts, list) else [request.input_ids]
         assert all(prompt_ids == encode(first) for prompt_ids in ids)
     ids = [1, 2, 2, 9, 3, 3, 4]
     for prompts, bounds in ((ids, [1, 3, 4, 6]), ([1, 3, 3, 9, 2, 2, 4], [1, 3, 4, 6])):
-        request = prepare_request(
-            ids=prompts, custom={"canopy_document_bounds": bounds, **ANY}, manager=chats.manager
-        )
+        params = {"canopy_document_bounds": bounds, **ANY}
+        request = prepare_request(ids=prompts, params=params, manager=chats.manager)
         assert (request.input_ids, request.sampling_params["custom_params"]["canopy_document_bounds"]) == (
             ids, [1, 3, 4, 6],
         )  # fmt: skip
     invalid = [*ids[:-1], [1]]  # SGLang refuses it
-    custom = {"canopy_document_bounds": [1, 3, 4, 6], **ANY}
-    assert prepare_request(ids=invalid, custom=custom, manager=chats.manager).input_ids == invalid
+    params = {"canopy_document_bounds": [1, 3, 4, 6], **ANY}
+    assert prepare_request(ids=invalid, params=params, manager=chats.manager).input_ids == invalid
 
 
 def test_documents_in_any_order_never_change_turns(no_orders) -> None:
-    chats = Chats()
+    chats = ChatServer()
 
     def chat(*texts):
         turns = [(message(parts(text, "why?")), message("so", "assistant")) for text in texts]
@@ -305,10 +299,10 @@ def test_documents_in_any_order_never_change_turns(no_orders) -> None:
     ],
 )
 def test_documents_stay_if_other_fields_belong_to_their_positions(no_orders, fields) -> None:
-    chats = Chats()
+    chats = ChatServer()
 
     def text(prompts, **fields):
-        request = prepare_request(prompts, custom=ANY, manager=chats.manager, **fields)
+        request = prepare_request(prompts, params=ANY, manager=chats.manager, **fields)
         return chats.text(request.input_ids)
 
     first, reordered = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
@@ -317,17 +311,17 @@ def test_documents_stay_if_other_fields_belong_to_their_positions(no_orders, fie
 
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = "".join((DOCS / part / "documents.md").read_text() for part in ("guide", "reference"))
-BLOCKS = [textwrap.dedent(b).strip() for b in re.findall(r"(?:^    .*\n)+", PAGES, re.M)]
+PAGES_TEXT = "".join((DOCS / part / "documents.md").read_text() for part in ("guide", "reference"))
+CODE_BLOCKS = [textwrap.dedent(b).strip() for b in re.findall(r"(?:^    .*\n)+", PAGES_TEXT, re.M)]
 
 
 def test_the_pages_prompts_have_two_documents() -> None:
-    (body,) = [json.loads(b) for b in BLOCKS if b.startswith('{"model"')]
+    (body,) = [json.loads(b) for b in CODE_BLOCKS if b.startswith('{"model"')]
     (message_shown,) = body["messages"]
     content = [SimpleNamespace(**part) for part in message_shown["content"]]
-    assert len(Chats().documents(content, body["custom_params"])) == 2
-    (separated,) = [b for b in BLOCKS if b.startswith("You answer")]
-    assert len(Chats(ReuseOptions(separator="\n###\n")).documents(separated)) == 2
+    assert len(ChatServer().documents(content, body["custom_params"])) == 2
+    (separated,) = [b for b in CODE_BLOCKS if b.startswith("You answer")]
+    assert len(ChatServer(ReuseOptions(separator="\n###\n")).documents(separated)) == 2
 
 
 def test_a_chats_documents_are_of_the_tenant_that_its_metadata_name(monkeypatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from support import forked
 
-ENTRY = ["canopy_documents", "canopy_documents.plugin", "canopy_documents.plugin.entry"]
-START = """
+ENTRY_MODULES = ["canopy_documents", "canopy_documents.plugin", "canopy_documents.plugin.entry"]
+START_PROGRAM = """
 import json, os, sys
 from sglang.srt.plugins import load_plugins
 load_plugins()
@@ -44,8 +44,8 @@ print(json.dumps({
 """
 
 
-def facts(*arguments: str, **environment: str) -> dict:
-    command = [sys.executable, "-c", START, *arguments]
+def start_facts(*arguments: str, **environment: str) -> dict:
+    command = [sys.executable, "-c", START_PROGRAM, *arguments]
     process = forked.run(command, env={**os.environ, **environment})
     assert process.returncode == 0, process.stdout + process.stderr
     return json.loads(process.stdout.splitlines()[-1])
@@ -55,8 +55,8 @@ def facts(*arguments: str, **environment: str) -> dict:
     "arguments", [(), pytest.param(("--canopy-documents", "off"), marks=pytest.mark.long)]
 )
 def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, arguments) -> None:
-    state = facts(str(tiny_model), *arguments)
-    assert state["modules"] == ENTRY
+    state = start_facts(str(tiny_model), *arguments)
+    assert state["modules"] == ENTRY_MODULES
     assert (state["in_place"], state["callbacks"], state["child"]) == (None, 0, None)
     assert state["flag"]
     assert not any(state["forced"])
@@ -64,9 +64,9 @@ def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, argume
 
 def test_the_launching_process_and_its_children_have_every_hook(tiny_model: Path) -> None:
     flags = ("--canopy-documents", "on", "--canopy-enable-forced-output")
-    state = facts(str(tiny_model), *flags)
+    state = start_facts(str(tiny_model), *flags)
     assert (state["in_place"], state["callbacks"], state["child"]) == (True, 2, "1")
     assert all(state["forced"])
-    child = facts(CANOPY_INSTALL_DOCUMENTS="1")
+    child = start_facts(CANOPY_INSTALL_DOCUMENTS="1")
     assert (child["in_place"], child["callbacks"]) == (True, 2)
     assert not any(child["forced"])

@@ -23,9 +23,7 @@ def run_until_idle(encoder: BackgroundEncoder) -> int:
     return tokens
 
 
-def test_pieces_give_the_chunk_of_one_encoding_and_their_prefix_is_encoded_once(
-    llama, store, ids
-) -> None:
+def test_pieces_give_the_chunk_of_one_encoding_and_their_prefix_is_encoded_once(llama, store, ids):
     encoder = BackgroundEncoder(llama, store)
     prefix, document = ids[:10].tolist(), ids[10:170].tolist()
     encoder.enqueue(document, prefix, "")
@@ -51,9 +49,8 @@ def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, 
 
 
 def test_the_queue_is_bounded_and_counts_dropped_chunks(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(
-        background_encoder, "MAX_WAITING_TOKENS", 2 * background_encoder.MIN_QUEUED_TOKENS - 1
-    )
+    limit = 2 * background_encoder.MIN_QUEUED_TOKENS - 1
+    monkeypatch.setattr(background_encoder, "MAX_WAITING_TOKENS", limit)
     encoder = BackgroundEncoder(llama, store)
     encoder.enqueue(ids[:60].tolist(), (), "")
     encoder.enqueue(ids[60:120].tolist(), (), "")

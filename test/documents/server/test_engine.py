@@ -19,8 +19,9 @@ from canopy_documents.server.options import LEARN_PREFIX_TOKENS
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.text.variants import Heads
 from support.document_engine import (
-    LENGTH,
-    SYSTEM,
+    DOCUMENT_END,
+    DOCUMENT_TOKENS,
+    SYSTEM_TOKENS,
     chunk_tiers,
     learn,
     prompt,
@@ -35,9 +36,10 @@ from support.fused_prompts import encode
 def test_only_a_first_document_is_stored_from_a_plain_prefill(make_engine, llama, ids, monkeypatch):
     engine = make_engine()
     stand_in = len(engine.stand_ins[0])
-    prompt_ids = ids[:SYSTEM].tolist() + [7] * stand_in + ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    start = SYSTEM + stand_in  # as many tokens as the prefix that it is encoded behind
-    req = request([*prompt_ids, 1], [SYSTEM, start, start, start + LENGTH])
+    system, document = ids[:SYSTEM_TOKENS].tolist(), ids[SYSTEM_TOKENS:DOCUMENT_END].tolist()
+    prompt_ids = system + [7] * stand_in + document
+    start = SYSTEM_TOKENS + stand_in  # as many tokens as the prefix that it is encoded behind
+    req = request([*prompt_ids, 1], [SYSTEM_TOKENS, start, start, start + DOCUMENT_TOKENS])
     state = engine.new_request(req)
     register_head(engine, state)
     captured = []
@@ -49,7 +51,7 @@ def test_only_a_first_document_is_stored_from_a_plain_prefill(make_engine, llama
     monkeypatch.setattr(library, "capture", capture)
     monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
     engine.encode_missing(req, state, torch.arange(len(prompt_ids)))
-    assert captured == [SYSTEM]
+    assert captured == [SYSTEM_TOKENS]
     assert len(engine.library.encoder.queue) == 1
     assert chunk_tiers(engine, req) == ["host", None]
 
@@ -95,8 +97,8 @@ def test_a_prefill_earns_encoding_that_a_later_forward_runs(make_engine, ids) ->
     assert engine.library.encoder.encoded_tokens == 0
     engine.library.earn_encoding(10)
     engine.work_before_batch(64)
-    assert engine.library.encoder.encoded_tokens == SYSTEM + LENGTH
-    assert engine.library.encode_credit == 64 - (SYSTEM + LENGTH)
+    assert engine.library.encoder.encoded_tokens == DOCUMENT_END
+    assert engine.library.encode_credit == 64 - DOCUMENT_END
     while engine.library.encoder.busy:
         engine.library.encode_piece()
     engine.library.earn_encoding(640)
@@ -201,14 +203,14 @@ def test_a_request_waits_for_a_layer_of_idle_work_whose_piece_is_repeated(make_e
         engine.work_when_idle()
     chunk = engine.library.store.chunks.get(encoder.store.key(range(200), (), ""))
     expected = encode(encoder.model, range(200))
-    for actual, wanted in ((chunk.raw_k, expected.raw_k), (chunk.v, expected.v)):
-        assert torch.allclose(actual, wanted, atol=1e-5)
+    for stored_kv, expected_kv in ((chunk.raw_k, expected.raw_k), (chunk.v, expected.v)):
+        assert torch.allclose(stored_kv, expected_kv, atol=1e-5)
 
 
 def test_a_chunk_that_fails_to_encode_is_dropped_and_counted(make_engine, ids, monkeypatch) -> None:
     engine = make_engine()
     req = request(*prompt(ids))
-    engine.library.encoder.enqueue(req.origin_input_ids[:LENGTH], (), "")
+    engine.library.encoder.enqueue(req.origin_input_ids[:DOCUMENT_TOKENS], (), "")
     monkeypatch.setattr(background_encoder, "attempt", lambda *_, **__: 1 / 0)
     assert engine.library.encode_piece() == 0
     assert engine.stats()["fallbacks"] == 1
@@ -237,7 +239,7 @@ def prefixes_of(engine: DocumentEngine, req) -> list[tuple[int, ...] | None]:
 
 def test_the_position_in_the_prompt_decides_a_documents_head(make_engine, ids) -> None:
     engine = make_engine()
-    head = tuple(ids[:SYSTEM].tolist())
+    head = tuple(ids[:SYSTEM_TOKENS].tolist())
     later = head + engine.stand_ins[0]
     learn(engine, request(*prompt(ids)))
     assert prefixes_of(engine, request(*prompt(ids))) == [head, later, later]
@@ -286,20 +288,19 @@ def test_the_turns_of_a_conversation_do_not_make_its_head_return(make_engine, id
 
 def test_a_document_that_nothing_precedes_is_encoded_for_every_position(make_engine, ids) -> None:
     engine = make_engine()
-    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    learn(engine, request(document + document[-1:], [0, LENGTH]))
-    assert prefixes_of(engine, request(document + document[-1:], [0, LENGTH])) == [()]
+    document = ids[SYSTEM_TOKENS:DOCUMENT_END].tolist()
+    learn(engine, request(document + document[-1:], [0, DOCUMENT_TOKENS]))
+    assert prefixes_of(engine, request(document + document[-1:], [0, DOCUMENT_TOKENS])) == [()]
     assert prefixes_of(engine, request(*prompt(ids, (1, 0)))) == [None, engine.stand_ins[0]]
 
 
 def test_no_document_is_exact_behind_a_text_that_is_too_long_to_encode(make_engine, ids) -> None:
     engine = make_engine()
     text = [3] * (LEARN_PREFIX_TOKENS + 1)
-    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    learn(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH]))
-    assert prefixes_of(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH])) == [
-        engine.stand_ins[0]
-    ]
+    document = ids[SYSTEM_TOKENS:DOCUMENT_END].tolist()
+    ids_and_bounds = [*text, *document, 1], [len(text), len(text) + DOCUMENT_TOKENS]
+    learn(engine, request(*ids_and_bounds))
+    assert prefixes_of(engine, request(*ids_and_bounds)) == [engine.stand_ins[0]]
 
 
 @pytest.mark.parametrize("stand_ins", [False, True])
@@ -312,11 +313,10 @@ def test_one_document_after_system_text_is_plain_serving(make_engine, llama, ids
     documents = engine.library.load(engine.new_request(req), req.origin_input_ids)
     prompt_ids = torch.tensor(req.origin_input_ids)
     fused_prompt = FusedPrompt(prompt_ids, tuple(document.placed_from(0) for document in documents))
-    fused = fused_prefill(
-        llama, fused_prompt, dense_cache(llama, len(prompt_ids)), make_selector("question"), ratio
-    )
+    cache = dense_cache(llama, len(prompt_ids))
+    fused = fused_prefill(llama, fused_prompt, cache, make_selector("question"), ratio)
     expected = llama.logits(prefill(llama, prompt_ids, dense_cache(llama, len(prompt_ids))))[-1]
-    assert fused.rows.tolist() == [*range(SYSTEM), *range(SYSTEM + LENGTH, len(prompt_ids))]
+    assert fused.rows.tolist() == [*range(SYSTEM_TOKENS), *range(DOCUMENT_END, len(prompt_ids))]
     assert (fused.logits - expected).abs().max() < 1e-4
 
 
@@ -343,11 +343,11 @@ def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
 
 
 def test_many_readings_collect_the_counters_a_bounded_number_of_times(make_engine, monkeypatch):
-    engine, times = make_engine(), []
+    engine, read_times_s = make_engine(), []
     stats = engine.stats
-    monkeypatch.setattr(engine, "stats", lambda: times.append(time.monotonic()) or stats())
+    monkeypatch.setattr(engine, "stats", lambda: read_times_s.append(time.monotonic()) or stats())
     result = SimpleNamespace(internal_state={})
     for _ in range(500):
         scheduler.internal_state(result, scheduler_of(engine))
         assert result.internal_state["canopy_documents"]["fused_requests"] == 0
-    assert len(times) <= READING_BURST + 2 + READINGS_PER_S * (times[-1] - times[0])
+    assert len(read_times_s) <= READING_BURST + 2 + READINGS_PER_S * (read_times_s[-1] - read_times_s[0])

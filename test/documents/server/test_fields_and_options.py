@@ -1,4 +1,4 @@
-"""Fields of requests and options about chunks. Every other value is refused with the reason."""
+"""Fields of requests and options about documents. Every other value is refused with the reason."""
 
 import argparse
 import re
@@ -14,15 +14,14 @@ from sglang_canopy.config.setups import DOCUMENTS
 from sglang_canopy.errors import CanopyError
 
 
-def test_a_request_without_chunk_fields_has_no_options() -> None:
+def test_a_request_without_document_fields_has_no_options() -> None:
     assert fields.parse_fields(None) == fields.DocumentFields()
     assert fields.parse_fields({"canopy_turn": 3}) == fields.DocumentFields()
 
 
 def test_bounds_are_read_as_pairs() -> None:
-    parsed_fields = fields.parse_fields(
-        {"canopy_document_bounds": [3, 7, 7, 12], "canopy_recompute_ratio": 0}
-    )
+    params = {"canopy_document_bounds": [3, 7, 7, 12], "canopy_recompute_ratio": 0}
+    parsed_fields = fields.parse_fields(params)
     assert parsed_fields.bounds == ((3, 7), (7, 12))
     assert parsed_fields.ratio == 0.0
     assert fields.parse_fields({"canopy_document_bounds": "off"}).off
@@ -56,7 +55,7 @@ def test_a_wrong_field_is_refused_with_the_reason(field: str, value: object, rea
     assert len(str(refusal.value)) < 400
 
 
-def test_a_chunk_past_the_end_of_the_prompt_is_refused() -> None:
+def test_a_document_past_the_end_of_the_prompt_is_refused() -> None:
     fields.check_inside(((0, 5), (6, 10)), 10)
     with pytest.raises(CanopyError, match="the prompt has 9 tokens"):
         fields.check_inside(((0, 5), (6, 10)), 9)

@@ -12,10 +12,10 @@ from canopy_documents.server import kept, library, scheduler
 from canopy_documents.server.request import DIFFERED
 from sglang_canopy import tenant as tenants
 from sglang_canopy.errors import CanopyError
-from support.document_engine import SYSTEM, learn, prompt, queue_req, request, scheduler_of
+from support.document_engine import SYSTEM_TOKENS, learn, prompt, queue_req, request, scheduler_of
 
 
-def with_params(ids, params=None, **fields):
+def request_with(ids, params=None, **fields):
     req = request(*prompt(ids), rid="r", **fields)
     req.sampling_params.custom_params.update(params or {})
     return req
@@ -28,14 +28,14 @@ def make_engine(make_engine, ids):
     def new_engine(**options):
         engine = make_engine(**options)
         for salt in (None, "other", "secret"):
-            learn(engine, with_params(ids, salt=salt))
+            learn(engine, request_with(ids, salt=salt))
         return engine
 
     return new_engine
 
 
 def key_of(engine, ids, params=None, **fields) -> str | None:
-    req = with_params(ids, params, **fields)
+    req = request_with(ids, params, **fields)
     queue_req(engine, req)
     return req.extra_key
 
@@ -75,7 +75,7 @@ def test_other_weights_have_other_names(engine, ids, monkeypatch) -> None:
 
 
 def test_a_request_in_the_tree_of_documents_is_still_its_tenants(engine, ids) -> None:
-    tenant_req = with_params(ids, salt="secret")
+    tenant_req = request_with(ids, salt="secret")
     tenant_req.extra_key = "mine"
     engine.count_matched_tokens = lambda req, key: int(tenants.is_documents_key(key))
     tenant_before = tenants.tenant_of_req(tenant_req)
@@ -99,32 +99,31 @@ def test_a_request_that_runs_normally_keeps_its_clients_key(make_engine, ids, fi
 
 
 @pytest.mark.parametrize(
-    ("exact_tokens", "kept_tokens", "enters"),
+    ("exact_tokens", "kept_tokens", "enters_tree"),
     [(0, 0, True), (101, 0, True), (103, 0, False), (138, 137, False), (120, 128, True)],
 )
 def test_a_request_changes_its_key_only_if_that_saves_more_than_its_exact_prefix(
-    engine, ids, exact_tokens, kept_tokens, enters
+    engine, ids, exact_tokens, kept_tokens, enters_tree
 ) -> None:
     """Three documents of 40 tokens save 102 at ratio 0.15."""
     engine.count_matched_tokens = lambda req, key: (
         kept_tokens if tenants.is_documents_key(key) else exact_tokens
     )
-    assert (key_of(engine, ids) is not None) == enters
+    assert (key_of(engine, ids) is not None) == enters_tree
 
 
 def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make_engine, ids) -> None:
     engine = make_engine(prompt_tokens=100)
-    for tokens, enters in ((0, False), (60, True)):
+    for tokens, enters_tree in ((0, False), (60, True)):
         engine.count_matched_tokens = lambda req, key, n=tokens: n * tenants.is_documents_key(key)
-        long_req = with_params(ids)
+        long_req = request_with(ids)
         state = queue_req(engine, long_req)
-        assert (long_req.extra_key is not None) == enters
+        assert (long_req.extra_key is not None) == enters_tree
         assert not engine.may_fuse(long_req, state)
         state.begin_window(long_req, tokens, len(long_req.origin_input_ids))
         report = engine.report_prompt(long_req, state)
-        assert (report["fused"], report.get("why")) == (
-            (True, None) if enters else (False, "more than 100 tokens")
-        )
+        expected = (True, None) if enters_tree else (False, "more than 100 tokens")
+        assert (report["fused"], report.get("why")) == (expected)
 
 
 def test_very_many_documents_are_computed(make_engine, ids) -> None:
@@ -138,7 +137,7 @@ def test_very_many_documents_are_computed(make_engine, ids) -> None:
 def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make_engine, ids) -> None:
     for engine_at_ratio in (engine, make_engine(ratio=1.0)):
         params = {"canopy_recompute_ratio": 1} if engine_at_ratio is engine else {}
-        req = with_params(ids, params)
+        req = request_with(ids, params)
         state = queue_req(engine_at_ratio, req)
         assert req.extra_key is None
         assert engine_at_ratio.may_fuse(req, state)
@@ -147,7 +146,7 @@ def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make_engine, ids) ->
 def test_a_step_to_ratio_1_holds_for_the_whole_request(make_engine, ids) -> None:
     engine = make_engine(ratio=0.6)
     set_level(engine, RAISED)
-    req = with_params(ids)
+    req = request_with(ids)
     state = queue_req(engine, req)
     assert req.extra_key is None
     set_level(engine, 0)  # while it waits
@@ -155,7 +154,7 @@ def test_a_step_to_ratio_1_holds_for_the_whole_request(make_engine, ids) -> None
 
 
 def test_a_retraction_changes_nothing(engine, ids) -> None:
-    req = with_params(ids)
+    req = request_with(ids)
     state = queue_req(engine, req)
     key_before = req.extra_key
     set_level(engine, RAISED)
@@ -165,7 +164,7 @@ def test_a_retraction_changes_nothing(engine, ids) -> None:
 
 def test_a_request_whose_namespace_cannot_be_named_runs_normally(engine, ids, monkeypatch) -> None:
     monkeypatch.setattr(kept, "_namespace_digest", lambda *_: 1 / 0)
-    req = with_params(ids)
+    req = request_with(ids)
     state = queue_req(engine, req)
     assert req.extra_key is None
     assert not engine.may_fuse(req, state)
@@ -182,7 +181,7 @@ def report_differences_until_stopped(engine, tenant) -> None:
 def test_kv_from_before_a_stop_is_not_used_again(engine, ids) -> None:
     stopped_key, other_key = key_of(engine, ids), key_of(engine, ids, salt="other")
     report_differences_until_stopped(engine, None)
-    stopped = with_params(ids)
+    stopped = request_with(ids)
     assert queue_req(engine, stopped).reason == DIFFERED
     assert stopped.extra_key is None
     set_level(engine, 0)
@@ -195,11 +194,11 @@ def test_kv_on_a_storage_is_not_used_again_after_a_restart(make_engine, ids, mon
     monkeypatch.setattr(engines.model_view, "weight_files", lambda _: "the same files")
     engine = make_engine()
     engine.runner.server_args = SimpleNamespace(hicache_storage_backend="canopy")
-    first, second = make_engine(), make_engine()
-    assert first.runner is engine.runner
-    keys = {key_of(restarted, ids) for restarted in (engine, first, second)}
+    restarted, restarted_again = make_engine(), make_engine()
+    assert restarted.runner is engine.runner
+    keys = {key_of(e, ids) for e in (engine, restarted, restarted_again)}
     assert len(keys) == 3
-    assert key_of(first, ids) in keys
+    assert key_of(restarted, ids) in keys
 
 
 def test_stops_of_many_tenants_are_bounded_and_not_forgotten(make_engine, ids, monkeypatch) -> None:
@@ -215,11 +214,11 @@ def test_stops_of_many_tenants_are_bounded_and_not_forgotten(make_engine, ids, m
 
 def test_a_document_behind_kept_kv_is_never_stored_as_exact(make_engine, ids, monkeypatch) -> None:
     engine = make_engine(stand_ins=False)
-    req = with_params(ids)
+    req = request_with(ids)
     state = queue_req(engine, req)
     for key in list(engine.library.store.chunks):
         engine.library.store.delete(key)
-    state.begin_window(req, SYSTEM, len(req.origin_input_ids))
+    state.begin_window(req, SYSTEM_TOKENS, len(req.origin_input_ids))
     assert state.kept_tokens == 0  # the system text is exact in every namespace
     captures = []
     monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
@@ -228,7 +227,7 @@ def test_a_document_behind_kept_kv_is_never_stored_as_exact(make_engine, ids, mo
     row = torch.arange(len(req.origin_input_ids))
     with pytest.raises(ZeroDivisionError):
         engine.encode_missing(req, state, row)
-    state.begin_window(req, SYSTEM + 1, len(req.origin_input_ids))  # after a restart
+    state.begin_window(req, SYSTEM_TOKENS + 1, len(req.origin_input_ids))  # after a restart
     assert state.kept_tokens == 1
     captures.clear()
     engine.encode_missing(req, state, row)
@@ -236,17 +235,17 @@ def test_a_document_behind_kept_kv_is_never_stored_as_exact(make_engine, ids, mo
 
 
 def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
-    req = with_params(ids)
+    req = request_with(ids)
     state = queue_req(engine, req)
-    for first, end in ((0, 40), (40, 80), (80, 138)):
-        state.begin_window(req, first, end)
+    for start, end in ((0, 40), (40, 80), (80, 138)):
+        state.begin_window(req, start, end)
     assert (state.kept_tokens, state.fused) == (0, False)
 
 
 def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
     engine.checker.limits.interval = 1
-    req = with_params(ids)
-    learn(engine, with_params(ids))
+    req = request_with(ids)
+    learn(engine, request_with(ids))
     state = queue_req(engine, req)
     end = state.bounds[-1][1]
     req.full_untruncated_fill_ids = req.origin_input_ids
@@ -254,7 +253,7 @@ def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
     assert engine.plan(req, state, end, torch.arange(len(req.origin_input_ids))) is None
     assert state.reason is None
     report = engine.report_prompt(req, state)
-    assert (report["fused"], report["kept"], report["reused"]) == (True, end - SYSTEM, 0)
+    assert (report["fused"], report["kept"], report["reused"]) == (True, end - SYSTEM_TOKENS, 0)
     assert engine.counts["kept_requests"] == 1
     engine.offer_check(req, state)
     assert len(engine.checker.waiting) == 1
@@ -278,10 +277,10 @@ def test_kv_events_are_of_exact_kv_alone(core) -> None:
     kept.omit_approximate_events(tree.cache)
     tree.cache.take_events()
     for key in (tenants.documents_key(None, "a"), tenants.documents_key("b", "a")):
-        tree.insert([1, 2, 3], extra=key)
+        tree.insert([1, 2, 3], extra_key=key)
     if core is None:
         assert sum(row.tiers[0].entered_tokens for row in tree.core.live.counters.rows()) == 6
     tree.evict(64)
     assert tree.cache.take_events() == []
-    tree.insert([1, 2, 3], extra="b")
+    tree.insert([1, 2, 3], extra_key="b")
     assert len(tree.cache.take_events()) == 1

@@ -27,21 +27,21 @@ def engine_and_req(make_engine, ids, tmp_path):
 
 
 @pytest.fixture
-def change(llama, monkeypatch):
-    def change_weights(engine, name: str) -> None:
+def change_weights(llama, monkeypatch):
+    def change(engine, name: str) -> None:
         new_model = dataclasses.replace(llama, identity=name * 16)
         monkeypatch.setattr(engines.model_view, "served_model", lambda *_: new_model)
         replace_stale_store(True, scheduler_of(engine))
 
-    return change_weights
+    return change
 
 
-def test_files_of_earlier_weights_are_deleted(engine_and_req, change, tmp_path) -> None:
+def test_files_of_earlier_weights_are_deleted(engine_and_req, change_weights, tmp_path) -> None:
     """A server whose weights change at every step would fill the disk."""
     engine, req = engine_and_req
     block_counts: list[int] = []
     for name in "abcdef":
-        change(engine, name)
+        change_weights(engine, name)
         assert chunk_tiers(engine, req) == [None] * 3
         learn(engine, req)
         engine.library.store.disk.finish()
@@ -49,16 +49,16 @@ def test_files_of_earlier_weights_are_deleted(engine_and_req, change, tmp_path) 
     assert block_counts[-1] < 1.5 * block_counts[0]
 
 
-def test_a_server_continues_without_its_directory(engine_and_req, change, tmp_path) -> None:
+def test_a_server_continues_without_its_directory(engine_and_req, change_weights, tmp_path) -> None:
     engine, req = engine_and_req
     shutil.rmtree(tmp_path / "chunks")
     (tmp_path / "chunks").write_text("")
-    change(engine, "a")
+    change_weights(engine, "a")
     learn(engine, req)
     assert chunk_tiers(engine, req) == ["host"] * 3
 
 
-class Inner(torch.nn.Module):
+class EmbeddingModel(torch.nn.Module):
     """Two tensors with more elements than a sample reads."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Inner(torch.nn.Module):
         self.embed_tokens = torch.nn.Embedding(4000, 64)
 
 
-CONFIG = SimpleNamespace(to_json_string=lambda: "{}")
+MODEL_CONFIG = SimpleNamespace(to_json_string=lambda: "{}")
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def weights(monkeypatch):
 
 def test_every_weight_update_gets_a_new_identity(weights) -> None:
     """A fine-tune of added tokens changes only a few embedding rows."""
-    causal_lm, identities = Inner(), set()
+    causal_lm, identities = EmbeddingModel(), set()
     for _ in range(3):
-        identities.add(model_view.weights_digest(causal_lm, CONFIG, weights.id))
+        identities.add(model_view.weights_digest(causal_lm, MODEL_CONFIG, weights.id))
         weights.record_load()
     assert len(identities) == 3
 
@@ -101,14 +101,14 @@ def test_files_that_differ_in_some_rows_are_other_weights(tmp_path) -> None:
     assert model_view.weight_files(missing) == ""
 
 
-@pytest.mark.parametrize("flush", [True, False])
+@pytest.mark.parametrize("flushes", [True, False])
 def test_documents_from_before_an_update_are_not_reused(
-    make_engine, llama, ids, monkeypatch, weights, flush
+    make_engine, llama, ids, monkeypatch, weights, flushes
 ) -> None:
-    engine, causal_lm = make_engine(), Inner()
+    engine, causal_lm = make_engine(), EmbeddingModel()
 
     def served_model(_runner, _files=""):
-        name = model_view.weights_digest(causal_lm, CONFIG, weights.id)
+        name = model_view.weights_digest(causal_lm, MODEL_CONFIG, weights.id)
         return dataclasses.replace(llama, identity=name)
 
     monkeypatch.setattr(engines.model_view, "served_model", served_model)
@@ -119,7 +119,7 @@ def test_documents_from_before_an_update_are_not_reused(
     engine.work_when_idle()
     assert chunk_tiers(engine, req) == ["host"] * 3
     weights.record_load()
-    if flush:
+    if flushes:
         replace_stale_store(True, scheduler_of(engine))
     assert chunk_tiers(engine, req) == [None] * 3
     assert not engine.library.encoder.busy

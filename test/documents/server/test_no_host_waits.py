@@ -42,11 +42,11 @@ def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector) -> None:
     by piece, scored and stored."""
     prompt_ids, bounds = prompt(ids)
 
-    def encode_documents(engine: DocumentEngine, put) -> list[tuple[str, ...]]:
+    def encode_documents(engine: DocumentEngine, to_device) -> list[tuple[str, ...]]:
         req = request(prompt_ids, bounds)
         state = engine.new_request(req)
         register_head(engine, state)
-        engine.encode_missing(req, state, put(torch.arange(5, 5 + len(prompt_ids))))
+        engine.encode_missing(req, state, to_device(torch.arange(5, 5 + len(prompt_ids))))
         while engine.has_idle_work:
             engine.work_when_idle()
         assert engine.library.failures == 0
@@ -90,18 +90,18 @@ def test_the_emulated_device_raises_when_the_host_waits() -> None:
                 wait()
         assert unwrap(x + 1).tolist() == [1, 2, 3, 4]
         torch.ones(2).to(DEVICE, non_blocking=True)
-    assert device.copied == {"to device": 8}
+    assert device.copied_bytes == {"to device": 8}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_detects_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch) -> None:
-    def put(x):
+    def to_device(x):
         return x.cuda() if isinstance(x, torch.Tensor) else x
 
-    cuda = SimpleNamespace(put=put)
-    engine = pool_engine(move_model(llama, cuda), monkeypatch, put)
+    cuda = SimpleNamespace(put=to_device)
+    engine = pool_engine(move_model(llama, cuda), monkeypatch, to_device)
     for mode in ("default", "error"):  # the first step compiles kernels, which waits
-        req, batch, _ = step_of(engine, ids, chunks, put)
+        req, batch, _ = step_of(engine, ids, chunks, to_device)
         torch.cuda.set_sync_debug_mode(mode)
         try:
             run_step(engine, batch, monkeypatch)

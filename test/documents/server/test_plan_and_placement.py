@@ -18,9 +18,10 @@ from canopy_documents.store.chunk import ChunkSuffix, PlacedChunk
 from canopy_kernel import attention
 from sglang_canopy.errors import CanopyError
 from support.document_engine import pool_runner
-from support.split_model import CHUNK, PREFIX, TAIL, prompt_of_three
+from support.split_model import DOCUMENT_TOKENS, PREFIX_TOKENS, QUESTION_TOKENS, prompt_of_three
 
 SLOTS = 400
+SECOND_START = PREFIX_TOKENS + DOCUMENT_TOKENS
 
 
 @pytest.fixture
@@ -36,8 +37,8 @@ def prompt(llama):
     return prompt_of_three(llama)
 
 
-def row_of(n: int) -> torch.Tensor:
-    return torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[:n]
+def row_of(tokens: int) -> torch.Tensor:
+    return torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[:tokens]
 
 
 def write_exact_prefix(llama, runner, prompt, row, count: int) -> None:
@@ -68,15 +69,14 @@ def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt)
     chosen, in_place = choose(llama, runner, prompt, row)
     assert in_place
     rows = chosen.rows()
-    hidden = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
-    logits = llama.logits(hidden[-1:])[0]
-    expected = fused_prefill(
-        llama, prompt, dense_cache(llama, len(prompt)), make_selector("question"), 0.2
-    ).logits
+    states = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
+    logits = llama.logits(states[-1:])[0]
+    cache = dense_cache(llama, len(prompt))
+    expected = fused_prefill(llama, prompt, cache, make_selector("question"), 0.2).logits
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("prefix", [0, PREFIX, PREFIX + 20, PREFIX + CHUNK + 5])
+@pytest.mark.parametrize("prefix", [0, PREFIX_TOKENS, PREFIX_TOKENS + 20, SECOND_START + 5])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, prefix, selector):
     row = row_of(len(prompt))
@@ -91,14 +91,14 @@ def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, 
     chosen, _ = choose(llama, runner, prompt, row, selector, 0.2, prefix, placed)
     computed = chosen.mask()
     assert not computed[:prefix].any()
-    assert computed[-TAIL:].all()
-    for old, now in zip(kv_before, (*keys, *values)):
-        assert torch.equal(old, now[row[:prefix]])
+    assert computed[-QUESTION_TOKENS:].all()
+    for kv, new_kv in zip(kv_before, (*keys, *values)):
+        assert torch.equal(kv, new_kv[row[:prefix]])
     budget = int(0.2 * sum(len(p.chunk) for p in placed))
-    chosen = int((computed & prompt.in_chunk()).sum())
-    assert chosen <= budget
+    chosen_count = int((computed & prompt.in_chunk()).sum())
+    assert chosen_count <= budget
     if selector == "question":
-        assert chosen >= budget - 1
+        assert chosen_count >= budget - 1
 
 
 def test_at_ratio_one_all_tokens_are_computed_and_at_zero_only_those_outside_chunks(
@@ -112,20 +112,20 @@ def test_at_ratio_one_all_tokens_are_computed_and_at_zero_only_those_outside_chu
 
 
 def test_a_restarted_request_computes_the_same_tokens(prompt) -> None:
-    n = len(prompt)
-    chosen = torch.zeros(n, dtype=torch.bool)
-    chosen[:PREFIX] = True  # from the exact tree
-    chosen[[PREFIX + 3, PREFIX + CHUNK + 7]] = True
-    chosen[-TAIL:] = True
-    answer_tokens = 5  # tokens it had made when it was retracted
-    replanned = replan(chosen, PREFIX, prompt.placed, n + answer_tokens)
-    assert not replanned[:PREFIX].any()
-    assert torch.equal(replanned[PREFIX:n], chosen[PREFIX:])
-    assert replanned[n:].all()
-    # The prefix and a chunk were evicted.
-    after_eviction = replan(chosen, 0, prompt.placed[1:], n + answer_tokens)
-    assert after_eviction[: PREFIX + CHUNK].all()
-    assert torch.equal(after_eviction[PREFIX + CHUNK : n], chosen[PREFIX + CHUNK :])
+    tokens = len(prompt)
+    chosen = torch.zeros(tokens, dtype=torch.bool)
+    chosen[:PREFIX_TOKENS] = True  # from the exact tree
+    chosen[[PREFIX_TOKENS + 3, SECOND_START + 7]] = True
+    chosen[-QUESTION_TOKENS:] = True
+    answer_tokens = 5  # generated before the retraction
+    replanned = replan(chosen, PREFIX_TOKENS, prompt.placed, tokens + answer_tokens)
+    assert not replanned[:PREFIX_TOKENS].any()
+    assert torch.equal(replanned[PREFIX_TOKENS:tokens], chosen[PREFIX_TOKENS:])
+    assert replanned[tokens:].all()
+    # The prefix and a document were evicted.
+    after_eviction = replan(chosen, 0, prompt.placed[1:], tokens + answer_tokens)
+    assert after_eviction[:SECOND_START].all()
+    assert torch.equal(after_eviction[SECOND_START:tokens], chosen[SECOND_START:])
 
 
 def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:
@@ -153,7 +153,7 @@ def test_a_similar_layout_is_refused_by_sglangs_name_of_it(llama, runner, layout
 def test_a_suffix_is_the_rest_of_its_chunk(llama, prompt) -> None:
     chunk = prompt.placed[0].chunk
     suffix = ChunkSuffix(chunk, 20)
-    assert len(suffix) == CHUNK - 20
+    assert len(suffix) == DOCUMENT_TOKENS - 20
     assert suffix.ids == chunk.ids[20:]
     assert suffix.prefix == chunk.prefix + chunk.ids[:20]
     positions = torch.tensor([0, 5])

@@ -11,22 +11,22 @@ from sglang_canopy.server.scheduler.admission import refuse_second_chunk
 from support.bare_adder import bare_adder
 
 
-class Stock:
+class StockAdder:
     """The part of SGLang's adder that the budget uses: one window of ``rem_chunk_tokens``."""
 
-    def __init__(self, window: int) -> None:
-        self.rem_input_tokens = self.rem_chunk_tokens = window
+    def __init__(self, window_tokens: int) -> None:
+        self.rem_input_tokens = self.rem_chunk_tokens = window_tokens
         self.can_run_list: list = []
 
     def add_one_req(self, req, full=False):
         length = len(req.full_untruncated_fill_ids) - req.prefix_len
-        take = min(length, self.rem_chunk_tokens)
-        if full or take <= 0:
+        taken_tokens = min(length, self.rem_chunk_tokens)
+        if full or taken_tokens <= 0:
             return "no"
-        req.extend_end = req.prefix_len + take
+        req.extend_end = req.prefix_len + taken_tokens
         self.can_run_list.append(req)
-        self.rem_chunk_tokens -= take
-        self.rem_input_tokens -= take
+        self.rem_chunk_tokens -= taken_tokens
+        self.rem_input_tokens -= taken_tokens
         return "yes"
 
 
@@ -43,11 +43,11 @@ def request(length: int, prefix: int = 0):
 def make_adder(monkeypatch):
     """``make_adder(window, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
 
-    def new_adder(window: int | None, *spans: tuple[int, int]):
+    def new_adder(window_tokens: int | None, *spans: tuple[int, int]):
         reuse = admission.ExpectedReuse(spans, 0.2)
         monkeypatch.setattr(admission, "expected_reuse", lambda engine, req: reuse)
-        adder_class = admission._make_adder_class(Stock, object())
-        return adder_class(window)
+        adder_class = admission._make_adder_class(StockAdder, object())
+        return adder_class(window_tokens)
 
     return new_adder
 
@@ -80,18 +80,18 @@ def test_a_long_prompt_is_cut_after_a_window_of_computed_tokens(make_adder) -> N
 
 def test_tokens_cut_by_another_limit_return_their_savings(make_adder) -> None:
     adder = make_adder(100, (0, 400))
-    stock = Stock.add_one_req
+    stock = StockAdder.add_one_req
 
     def add_50_tokens(self, req, *_):  # the pool has room for 50 tokens
-        cut = request(50, 0)
-        stock(self, cut)
+        cut_reqs = request(50, 0)
+        stock(self, cut_reqs)
         req.extend_end = 50
         return "yes"
 
-    class Short(Stock):
+    class ShortStockAdder(StockAdder):
         add_one_req = add_50_tokens
 
-    adder_class = admission._make_adder_class(Short, object())
+    adder_class = admission._make_adder_class(ShortStockAdder, object())
     adder = adder_class(100)
     adder.add_one_req(request(400))
     assert adder.rem_chunk_tokens == 100 - 50 + 40
@@ -121,39 +121,39 @@ class Request(SimpleNamespace):
         return False
 
 
-def hooked_adder(window: int, page: int):
+def hooked_adder(window_tokens: int, page_tokens: int):
     """SGLang's own adder, as it is hooked in a server, over an empty pool."""
-    stock, policy = bare_adder(page)
+    stock, policy = bare_adder(page_tokens)
 
-    class Hooked(stock):
+    class HookedAdder(stock):
         def __init__(self) -> None:
-            super().__init__(1 << 20, window)
+            super().__init__(1 << 20, window_tokens)
             self.tree_cache.lock = lambda node: None
 
         def _select_prefill_admission(self, req, **options):
             original = policy.PrefillAdder._select_prefill_admission
             return refuse_second_chunk(original, self, req, **options)
 
-    return Hooked, policy.AddReqResult
+    return HookedAdder, policy.AddReqResult
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    window=st.integers(16, 300),
-    page=st.sampled_from([1, 16, 64]),
+    window_tokens=st.integers(16, 300),
+    page_tokens=st.sampled_from([1, 16, 64]),
     prompts=st.lists(
         st.tuples(st.integers(1, 600), st.integers(0, 300), st.integers(0, 300)),
         min_size=2, max_size=8,
     ),
     ratio=st.sampled_from([0.0, 0.05, 0.15, 1.0]),
-    resumed=st.booleans(),
+    is_resumed=st.booleans(),
 )  # fmt: skip
 def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
-    window, page, prompts, ratio, resumed
+    window_tokens, page_tokens, prompts, ratio, is_resumed
 ) -> None:
-    stock, result = hooked_adder(window, page)
+    stock, result = hooked_adder(window_tokens, page_tokens)
     adder_class = admission._make_adder_class(stock, object())
-    spans = [((min(a, n), min(a + m, n)),) for n, a, m in prompts]
+    spans = [((min(start, length), min(start + size, length)),) for length, start, size in prompts]
 
     def expected_reuse(engine, req):
         return admission.ExpectedReuse(spans[req.number], ratio)
@@ -167,8 +167,8 @@ def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
             if adder.budget_state() is result.OTHER:
                 break
             req = Request(number, length)
-            verdict = adder.add_one_req(req, has_chunked_req=resumed, truncation_align_size=None)
+            verdict = adder.add_one_req(req, has_chunked_req=is_resumed, truncation_align_size=None)
             if verdict is not result.CONTINUE:
                 break
-    cut = [r for r in adder.can_run_list if r.extend_end < len(r.full_untruncated_fill_ids)]
-    assert cut == ([] if resumed else [adder.new_chunked_req] if adder.new_chunked_req else [])
+    cut_reqs = [r for r in adder.can_run_list if r.extend_end < len(r.full_untruncated_fill_ids)]
+    assert cut_reqs == [r for r in [adder.new_chunked_req] if r and not is_resumed]

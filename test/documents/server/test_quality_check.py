@@ -1,4 +1,4 @@
-"""A server with a floor starts only where every ratio that it may serve keeps the right answers."""
+"""A server with a minimum of kept answers starts only if every ratio that it may serve keeps them."""
 
 from types import SimpleNamespace
 
@@ -28,21 +28,19 @@ def kept_by_ratio(monkeypatch):
     return results
 
 
-def test_without_a_floor_nothing_is_measured(monkeypatch) -> None:
-    monkeypatch.setattr(
-        start_check, "measure_kept", lambda *_: pytest.fail("answers were measured")
-    )
+def test_without_a_minimum_nothing_is_measured(monkeypatch) -> None:
+    monkeypatch.setattr(start_check, "measure_kept", lambda *_: pytest.fail("answers are measured"))
     assert check_quality(None, None, SELECTOR, [0.15], None) == {}
 
 
-def test_one_ratio_below_the_floor_refuses_the_start_and_is_named(kept_by_ratio) -> None:
+def test_one_ratio_below_the_minimum_refuses_the_start_and_is_named(kept_by_ratio) -> None:
     kept_by_ratio[0.06] = KeptAnswers(10, 7)
     assert check_quality(None, object(), SELECTOR, [0.1, 0.2], 0.8)[0.1].share == 1.0
     with pytest.raises(CanopyError, match=r"at ratio 0\.06: 7 of 10 right answers are kept"):
         check_quality(None, object(), SELECTOR, [0.2, 0.06], 0.8)
 
 
-def test_a_model_that_answers_nothing_misses_every_floor(kept_by_ratio) -> None:
+def test_a_model_that_answers_nothing_misses_every_minimum(kept_by_ratio) -> None:
     kept_by_ratio[0.15] = KeptAnswers(0, 0)
     with pytest.raises(CanopyError, match="no answer is right even without reuse"):
         check_quality(None, object(), SELECTOR, [0.15], 0.0)
@@ -56,23 +54,21 @@ def test_a_quality_check_needs_a_tokenizer() -> None:
 def check_arguments(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **options) -> dict:
     """Return the ratios and the selector that a starting server passes to ``check_quality``."""
     arguments: dict = {}
-    setting = Setting(
-        llama.identity, f"cpu-{torch.get_num_threads()}", "float32", 1, "torch_native"
-    )
+    device = f"cpu-{torch.get_num_threads()}"
+    setting = Setting(llama.identity, device, "float32", 1, "torch_native")
     path = tmp_path / "c.json"
     for tier, ratio in calibrated.items():
         Calibrations(path).put(setting, tier, Calibration(ratio, 0.0, CostProfile(1.0, 1.0)))
     monkeypatch.setattr(
         start,
         "check_quality",
-        lambda model, tokenizer, selector, ratios, floor: arguments.update(
+        lambda model, tokenizer, selector, ratios, min_share: arguments.update(
             selector=selector, ratios=ratios
         ),
     )
     settings = ReuseOptions(**options, **({"calibration": str(path)} if calibrated else {}))
-    runner = SimpleNamespace(
-        attn_backend=SimpleNamespace(canopy=SimpleNamespace(name="torch_native"))
-    )
+    canopy = SimpleNamespace(name="torch_native")
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy=canopy))
     engine = SimpleNamespace(options=settings, model=llama, runner=runner)
     start._calibrate_and_check(engine, None, 1)
     return arguments
@@ -102,18 +98,17 @@ def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeyp
     """Answers are decoded freely, not forced; at ratio 1 all agree."""
     monkeypatch.setattr(start_check, "DOCUMENT_TOKENS", 24)
     monkeypatch.setattr(start_check, "contains_answer", lambda text, answers: bool(text))
-    kept_by_ratio = start_check.measure_kept(llama, Words(), SELECTOR, [0.2, 1.0], 2)
+    kept_by_ratio = start_check.measure_kept(llama, LetterSums(), SELECTOR, [0.2, 1.0], 2)
     assert kept_by_ratio[1.0] == KeptAnswers(2, 2)
     monkeypatch.undo()
-    case = start_check.tokenise(
-        Words(), next(iter(start_check.make_examples(["single"], 1, ["a b c d e f g h"]))), 6, 24
-    )
+    example = next(iter(start_check.make_examples(["single"], 1, ["a b c d e f g h"])))
+    case = start_check.tokenise(LetterSums(), example, 6, 24)
     chunks = start_check.encode_case(llama, case)
-    exact = start_check.fused_answer(llama, Words(), case, chunks, SELECTOR, 1.0)
-    assert exact == start_check.full_answer(llama, Words(), case)
+    exact = start_check.fused_answer(llama, LetterSums(), case, chunks, SELECTOR, 1.0)
+    assert exact == start_check.full_answer(llama, LetterSums(), case)
 
 
-class Words:
+class LetterSums:
     """A token a word, by its letters."""
 
     eos_token_id = None

@@ -24,7 +24,9 @@ from canopy_documents.server.request import DIFFERED
 from sglang_canopy.wire.stamp import STAMP_KEY
 from support.document_engine import bare_runner, learn, queue_req, request
 
-SYSTEM, LENGTH, TAIL = 40, 120, 8
+SYSTEM_TOKENS, DOCUMENT_TOKENS, QUESTION_TOKENS = 40, 120, 8
+PROMPT_TOKENS = SYSTEM_TOKENS + DOCUMENT_TOKENS + QUESTION_TOKENS
+BOUNDS = [SYSTEM_TOKENS, SYSTEM_TOKENS + DOCUMENT_TOKENS]
 
 
 @pytest.fixture
@@ -36,15 +38,15 @@ def engine(make_engine):
 
 
 def prompt(ids, params=None, salt=None, **_):
-    req = request(ids[: SYSTEM + LENGTH + TAIL].tolist(), [SYSTEM, SYSTEM + LENGTH], salt, rid="r")
+    req = request(ids[:PROMPT_TOKENS].tolist(), BOUNDS, salt, rid="r")
     req.sampling_params.custom_params.update(params or {})
     return req
 
 
-def serve(engine: DocumentEngine, req, seconds: float = 0.0):
+def serve(engine: DocumentEngine, req, time_s: float = 0.0):
     """Complete a fused prompt, or a prompt whose tenant's reuse is stopped."""
     state = queue_req(engine, copy(req))
-    state.time_s = seconds
+    state.time_s = time_s
     state.fused = state.kept_key is not None
     engine.offer_check(req, state)
     return state
@@ -61,7 +63,7 @@ def shuffle_values(engine: DocumentEngine) -> None:
         chunk.v[:] = chunk.v.flip(1)
 
 
-def quality(engine: DocumentEngine):
+def quality_counters(engine: DocumentEngine):
     return engine.counters()["quality"]
 
 
@@ -71,7 +73,7 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
     for _ in range(4):
         serve(engine, req)
         run_idle_work(engine)
-    assert (quality(engine)["checked"], quality(engine)["differed"]) == (4, 0)
+    assert (quality_counters(engine)["checked"], quality_counters(engine)["differed"]) == (4, 0)
     shuffle_values(engine)
     for _ in range(7):
         serve(engine, req)
@@ -122,7 +124,7 @@ def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engin
         engine.work_when_idle()
         engine.checker.interrupt(engine.time_s)
     run_idle_work(engine)
-    assert quality(engine)["checked"] == 1
+    assert quality_counters(engine)["checked"] == 1
 
 
 def test_a_check_that_is_interrupted_repeatedly_is_dropped(engine, ids) -> None:
@@ -134,9 +136,9 @@ def test_a_check_that_is_interrupted_repeatedly_is_dropped(engine, ids) -> None:
             engine.work_when_idle()
             pieces += 1
         engine.checker.interrupt(engine.time_s)
-    check_pieces = max_pieces(SYSTEM + LENGTH + TAIL, engine.checker.piece_tokens)
+    check_pieces = max_pieces(PROMPT_TOKENS, engine.checker.piece_tokens)
     assert MAX_WORK_CHECKS * check_pieces <= pieces < MAX_WORK_CHECKS * check_pieces + 10
-    assert quality(engine)["dropped"] == {"interrupted": 1}
+    assert quality_counters(engine)["dropped"] == {"interrupted": 1}
     engine.checker.interrupt(engine.time_s)  # no check is running
 
 
@@ -149,14 +151,14 @@ def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
     engine.time_s = MAX_WAIT_S + 1
     engine.work_when_idle()
     assert not engine.checker.waiting
-    assert quality(engine)["dropped"] == {"too old": 1}
-    assert quality(engine)["checked"] == 1
+    assert quality_counters(engine)["dropped"] == {"too old": 1}
+    assert quality_counters(engine)["checked"] == 1
 
 
 def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> None:
     learn(engine, prompt(ids))
-    rows = pieces = 0
-    step, run_piece = 500, engine.checker.run_piece
+    served_rows = pieces = 0
+    batch_rows, run_piece = 500, engine.checker.run_piece
 
     def count_and_run(*args) -> None:
         nonlocal pieces
@@ -164,39 +166,39 @@ def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> No
         run_piece(*args)
 
     engine.checker.run_piece = count_and_run
-    while quality(engine)["checked"] < 3:
-        engine.work_before_batch(step)
+    while quality_counters(engine)["checked"] < 3:
+        engine.work_before_batch(batch_rows)
         serve(engine, prompt(ids))
-        engine.checker.add_budget(step)
-        rows += step
-        assert rows < 2_000_000
-    assert pieces * engine.checker.piece_tokens <= LOAD_SHARE * rows
-    assert not quality(engine)["dropped"].get("interrupted")
+        engine.checker.add_budget(batch_rows)
+        served_rows += batch_rows
+        assert served_rows < 2_000_000
+    assert pieces * engine.checker.piece_tokens <= LOAD_SHARE * served_rows
+    assert not quality_counters(engine)["dropped"].get("interrupted")
 
 
-@pytest.mark.parametrize("during", [False, True])
-def test_an_evicted_document_is_no_difference(engine, ids, during) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_evicted_document_is_no_difference(engine, ids, has_begun) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
-    if during:
+    if has_begun:
         engine.work_when_idle()
     for keys in engine.checker.waiting[0].request.keys:
         engine.library.store.delete(keys[0])
     run_idle_work(engine)
-    assert quality(engine)["dropped"] == {"no longer stored": 1}
-    assert quality(engine)["checked"] == 0
+    assert quality_counters(engine)["dropped"] == {"no longer stored": 1}
+    assert quality_counters(engine)["checked"] == 0
 
 
 def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
     """It has no idle time in which a check could find that its prompt is too old."""
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
-    later = prompt(ids)
-    later.sampling_params.custom_params = {STAMP_KEY: {"time": MAX_WAIT_S + 1}}
-    assert engine.new_request(later) is None, "nothing of it concerns documents"
+    later_req = prompt(ids)
+    later_req.sampling_params.custom_params = {STAMP_KEY: {"time": MAX_WAIT_S + 1}}
+    assert engine.new_request(later_req) is None, "nothing of it concerns documents"
     engine.checker.interrupt(engine.time_s)
     assert not engine.checker.waiting
-    assert quality(engine)["dropped"] == {"too old": 1}
+    assert quality_counters(engine)["dropped"] == {"too old": 1}
 
 
 def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_tenant() -> None:
@@ -211,15 +213,15 @@ def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_t
 
     for salt in range(MAX_CHECKS):
         offer(f"salt {salt}", 10)
-    offer("honest", 30)
-    assert is_waiting("honest")
-    offer("suspect", 9)
-    checker.limits.record_check("suspect", SERVED, True)
-    offer("suspect", 1)
-    assert is_waiting("suspect")
+    offer("busy", 30)
+    assert is_waiting("busy")
+    offer("differing", 9)
+    checker.limits.record_check("differing", SERVED, True)
+    offer("differing", 1)
+    assert is_waiting("differing")
     for salt in range(2 * MAX_CHECKS):  # with many prompts each
         offer(f"more {salt}", 60)
-    assert is_waiting("suspect")
+    assert is_waiting("differing")
     waiting_tenants = {entry.request.tenant for entry in checker.waiting}
     assert len(checker.waiting) == len(waiting_tenants) == MAX_CHECKS
 
@@ -254,24 +256,24 @@ def test_no_step_of_a_check_computes_more_than_a_piece(engine, ids, monkeypatch)
         return run_rows(model, ids, *args, **kwargs)
 
     monkeypatch.setattr(rows, "run_rows", count_and_run)
-    while quality(engine)["checked"] == 0:
+    while quality_counters(engine)["checked"] == 0:
         rows_before = sum(computed)
         engine.work_when_idle()
         assert sum(computed) - rows_before <= 8
-    assert sum(computed) >= 2 * (SYSTEM + TAIL) + LENGTH
-    assert quality(engine)["differed"] == 0
+    assert sum(computed) >= 2 * (SYSTEM_TOKENS + QUESTION_TOKENS) + DOCUMENT_TOKENS
+    assert quality_counters(engine)["differed"] == 0
 
 
 def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkeypatch) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
-    with monkeypatch.context() as broken:
-        broken.setattr("canopy_documents.quality.checker.answers_differ", None)
+    with monkeypatch.context() as patch:
+        patch.setattr("canopy_documents.quality.checker.answers_differ", None)
         run_idle_work(engine)
     serve(engine, prompt(ids))
     run_idle_work(engine)
-    assert quality(engine)["dropped"] == {"failed": 1}
-    assert quality(engine)["checked"] == 1
+    assert quality_counters(engine)["dropped"] == {"failed": 1}
+    assert quality_counters(engine)["checked"] == 1
 
 
 @pytest.mark.long
@@ -288,7 +290,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     engine = DocumentEngine(bare_runner(), ReuseOptions(memory_mb=512))
-    draw, examples = random.Random(5), read_examples(data, 8)
+    rng, examples = random.Random(5), read_examples(data, 8)
     tokens = [tokenizer.encode(e.documents[i])[:70] for e in examples for i in range(2)]
     system = tokenizer.encode("Answer from the documents that follow.\n\n")
 
@@ -297,7 +299,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
         for i in numbers:
             bounds += [len(ids), len(ids) + len(tokens[i])]
             ids += tokens[i]
-        question = tokenizer.encode(f"\n\nQuestion: {draw.choice(examples).question}\nAnswer:")
+        question = tokenizer.encode(f"\n\nQuestion: {rng.choice(examples).question}\nAnswer:")
         prompt_ids = torch.tensor([*ids, *question])
         req = prompt(prompt_ids, params={"canopy_document_bounds": bounds})
         req.origin_input_ids = prompt_ids.tolist()
@@ -308,17 +310,15 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
 
     def prompts_until(level: int, max_prompts: int) -> int:
         for count in range(1, max_prompts + 1):
-            serve(engine, prompt_of(draw.sample(range(len(tokens)), 3)))
+            serve(engine, prompt_of(rng.sample(range(len(tokens)), 3)))
             run_idle_work(engine)
             if engine.checker.limits.quality_level(None) == level:
                 return count
         return max_prompts + 1
 
     assert prompts_until(RAISED, 20) == 21
-    print("clean:", quality(engine))
     shuffle_values(engine)
-    raised = prompts_until(RAISED, 160)
-    stopped = raised + prompts_until(STOPPED, 300 - raised)
-    print("raised and stopped after", raised, stopped, quality(engine))
-    assert raised <= 160
-    assert stopped <= 300
+    raised_after = prompts_until(RAISED, 160)
+    stopped_after = raised_after + prompts_until(STOPPED, 300 - raised_after)
+    assert raised_after <= 160
+    assert stopped_after <= 300

@@ -7,7 +7,7 @@ import torch
 
 from canopy_documents.server.options import ReuseOptions, check_server
 from sglang_canopy.errors import CanopyError
-from support.split_model import check, fuse
+from support.split_model import check_answers, fuse
 
 on_ranks = pytest.mark.xdist_group("ranks")
 
@@ -16,7 +16,7 @@ on_ranks = pytest.mark.xdist_group("ranks")
 @on_ranks
 def test_two_ranks_compare_the_same_answers_in_the_same_steps(on_two_ranks, llama, tmp_path):
     first, second = on_two_ranks("split_model:check_two_ratios", tmp_path)
-    assert first == second == [list(check(llama, ratio)) for ratio in (0.0, 1.0)]
+    assert first == second == [list(check_answers(llama, ratio)) for ratio in (0.0, 1.0)]
     assert [differs for differs, _ in first] == [True, False]
 
 

@@ -10,7 +10,7 @@ import transformers
 
 from canopy_documents.server import model_view
 from sglang_canopy.errors import CanopyError
-from support.document_models import FAMILIES, build
+from support.document_models import FAMILIES, build_model
 from support.worker import run_in_scheduler_process
 
 FLAGS = ("--canopy-documents", "memory_mb=16,prompt_tokens=512")
@@ -23,7 +23,7 @@ def compare_rows(function: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_sglangs_layers_equal_a_plain_model(family, tmp_path) -> None:
-    model = build(family)
+    model = build_model(family)
     for name, weights in model.named_parameters():
         if ".mlp." in name and name.endswith("bias"):  # SGLang's Llama has none there
             torch.nn.init.zeros_(weights)
@@ -52,9 +52,8 @@ def test_an_untested_model_is_refused_by_name() -> None:
     class GemmaForCausalLM:
         pass
 
-    runner = SimpleNamespace(
-        model=GemmaForCausalLM(), model_config=SimpleNamespace(hf_config=SimpleNamespace())
-    )
+    config = SimpleNamespace(hf_config=SimpleNamespace())
+    runner = SimpleNamespace(model=GemmaForCausalLM(), model_config=config)
     with pytest.raises(CanopyError, match="not GemmaForCausalLM"):
         model_view.served_model(runner)
     llama = type("LlamaForCausalLM", (), {})()

@@ -13,7 +13,7 @@ from canopy_documents.store.chunk import Chunk, Shape
 from canopy_documents.store.host_memory import HostMemory
 from canopy_documents.store.store import ChunkStore
 from canopy_kernel import rope_scatter
-from support.document_engine import LENGTH
+from support.document_engine import DOCUMENT_TOKENS
 from support.document_steps import check_kv, move_model, pool_engine, run_step, step_of, use_torch
 from support.separate_device import SeparateDevice, unwrap
 
@@ -51,34 +51,34 @@ def test_bytes_copied_from_host_memory_are_counted(
     with device:
         _, batch, row = step_of(engine, ids, scored_chunks, device.put)
         engine.library.store.check()
-        copied_before = device.copied["to device"]
+        copied_before = device.copied_bytes["to device"]
         (rows,) = run_step(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[unwrap(rows)] = False
-    tokens = int(reused.sum()) if selector == "frequency" else 3 * LENGTH
+    tokens = int(reused.sum()) if selector == "frequency" else 3 * DOCUMENT_TOKENS
     assert sum(transferred) == tokens * token_bytes(llama)
-    assert device.copied["to device"] - copied_before < token_bytes(llama) * LENGTH  # indices alone
+    assert device.copied_bytes["to device"] - copied_before < token_bytes(llama) * DOCUMENT_TOKENS
     cpu_engine = pool_engine(llama, monkeypatch, lambda x: x, ratio=0.0)
     _, batch, _ = step_of(cpu_engine, ids, scored_chunks, lambda x: x)
     run_step(cpu_engine, batch, monkeypatch)  # the chunks' own KV, all of it
     check_kv(engine, cpu_engine, row[reused])
 
 
-def chunk_of(n: int, tokens: int) -> Chunk:
+def chunk_of(value: int, tokens: int) -> Chunk:
     size = (SHAPE.layers, tokens, SHAPE.kv_heads, SHAPE.head_dim)
-    return Chunk((n,) * tokens, torch.full(size, float(n)), torch.full(size, -n * 1.0))
+    return Chunk((value,) * tokens, torch.full(size, float(value)), torch.full(size, -value * 1.0))
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=30))
 @settings(deadline=None, max_examples=50)
 def test_slots_of_the_hosts_memory_are_never_shared(steps) -> None:
     memory, chunks = HostMemory(SHAPE, torch.float32, 20 * TOKEN_BYTES), {}
-    for number, (tokens, drop) in enumerate(steps):
-        chunks.pop(drop, None)
-        used = sum(map(len, chunks.values()))
+    for number, (tokens, dropped_number) in enumerate(steps):
+        chunks.pop(dropped_number, None)
+        used_tokens = sum(map(len, chunks.values()))
         slots = memory.copy_in(chunk_of(number, tokens))
-        assert (slots is not None) == (used + tokens <= 20)
+        assert (slots is not None) == (used_tokens + tokens <= 20)
         if slots is not None:
             chunks[number] = slots
         del slots
@@ -107,14 +107,14 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
 def test_a_chunk_freed_during_allocation_blocks_no_request() -> None:
     """The garbage collector runs wherever memory is taken, and returns slots in the same thread."""
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
-    freed, allocations = [memory.copy_in(chunk_of(1, 5))], []
+    freed_chunks, allocations = [memory.copy_in(chunk_of(1, 5))], []
 
-    class Free(list):
+    class FreeingList(list):
         def __iter__(self):
-            freed.clear()
+            freed_chunks.clear()
             return list.__iter__(self)
 
-    memory._free = Free(memory._free)
+    memory._free = FreeingList(memory._free)
     thread = threading.Thread(
         target=lambda: allocations.append(memory.copy_in(chunk_of(2, 3))), daemon=True
     )

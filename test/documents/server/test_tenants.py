@@ -11,8 +11,8 @@ from canopy_documents.server.scheduler import delete_documents, delete_kv
 from sglang_canopy.tenant import documents_key, tenants_of_key
 from support.disk_tree import DiskTree
 from support.document_engine import (
-    LENGTH,
-    SYSTEM,
+    DOCUMENT_END,
+    SYSTEM_TOKENS,
     chunk_tiers,
     learn,
     prompt,
@@ -51,7 +51,7 @@ def test_an_extra_key_a_salt_and_an_adapter_separate_kv(make_engine, ids) -> Non
 def test_a_deletion_reaches_all_versions_the_queue_and_checks(make_engine, ids, tmp_path) -> None:
     engine = make_engine(disk_mb=64, directory=str(tmp_path))
     engine.checker.limits.interval = 1
-    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    document = ids[SYSTEM_TOKENS:DOCUMENT_END].tolist()
     for tenant in ("a", "b"):
         for system in (2, 3, 4):
             learn(engine, request_after(system, document, tenant))
@@ -78,7 +78,7 @@ def test_a_deletion_reaches_all_versions_the_queue_and_checks(make_engine, ids, 
 
 
 def test_a_running_request_does_not_restore_a_deleted_document(make_engine, ids) -> None:
-    engine, document = make_engine(), ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    engine, document = make_engine(), ids[SYSTEM_TOKENS:DOCUMENT_END].tolist()
     running = request_after(2, document)
     state = engine.new_request(running)
     engine.library.delete(None)
@@ -95,9 +95,9 @@ def test_a_running_request_does_not_restore_a_deleted_document(make_engine, ids)
 PATH_A, PATH_B = list(range(40)), [*range(20), *range(100, 130)]
 
 
-def cached_tokens(tree, tokens, extra, salt=None) -> int:
+def cached_tokens(tree, tokens, extra_key, salt=None) -> int:
     """Tokens of a path on device and host."""
-    match = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(tokens, salt, extra)))
+    match = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(tokens, salt, extra_key)))
     return match.device_prefix_len + match.host_hit_length
 
 
@@ -105,12 +105,12 @@ def cached_tokens(tree, tokens, extra, salt=None) -> int:
 @pytest.mark.parametrize("host_tokens", [0, 600])
 def test_a_tenants_kv_is_deleted(core, host_tokens) -> None:
     tree = LiveTree(600, "lru" if core else "canopy-lru", core=core, host_tokens=host_tokens)
-    free = tree.allocator.available_size()
+    free_tokens = tree.allocator.available_size()
     keys = ["a", documents_key("a", "0" * 24), "b", None]
     for key in keys:
         for tokens in (PATH_A, PATH_B):
-            tree.insert(tokens, extra=key)
-    tree.insert(PATH_A, salt="s", extra="a")
+            tree.insert(tokens, extra_key=key)
+    tree.insert(PATH_A, salt="s", extra_key="a")
     assert delete_kv(tree.cache, "a/")
     for key in keys[:2]:
         assert cached_tokens(tree, PATH_A, key) == cached_tokens(tree, PATH_B, key) == 0
@@ -120,7 +120,7 @@ def test_a_tenants_kv_is_deleted(core, host_tokens) -> None:
     assert not delete_kv(tree.cache, "a/")
     for tenant in (None, "b/", "a/s"):
         assert delete_kv(tree.cache, tenant)
-    assert tree.allocator.available_size() == free
+    assert tree.allocator.available_size() == free_tokens
 
 
 def test_pages_that_only_the_disk_holds_count_as_deleted(tmp_path) -> None:
@@ -139,7 +139,7 @@ def test_pages_that_only_the_disk_holds_count_as_deleted(tmp_path) -> None:
 def test_kv_that_a_request_uses_stays_until_it_ends() -> None:
     tree = LiveTree(600)
     for tokens in (PATH_A, PATH_B):
-        tree.insert(tokens, extra="a")
+        tree.insert(tokens, extra_key="a")
     match = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(PATH_A, None, "a")))
     lock = tree.cache.lock(match.last_device_node)
     assert delete_kv(tree.cache, "a/")

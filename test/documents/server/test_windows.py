@@ -51,8 +51,8 @@ def window_batch(req, prefix: int, end: int):
 
 
 @pytest.fixture
-def start(make_engine, ids, monkeypatch):
-    """``start()``: an engine with windows of 32 tokens, its worker, and a request whose chunks are stored."""
+def set_up(make_engine, ids, monkeypatch):
+    """``set_up()``: an engine with windows of 32 tokens, its worker, and a request whose chunks are stored."""
 
     def begin():
         engine = make_engine()
@@ -72,16 +72,16 @@ def start(make_engine, ids, monkeypatch):
     return begin
 
 
-def reuse_all_chunks(engine, monkeypatch, failing_start: int = -1) -> None:
-    """Replace planning: reuse all stored chunks, and fail in the window that begins at ``failing``."""
+def reuse_all_documents(engine, monkeypatch, failing_start: int = -1) -> None:
+    """Replace planning: reuse all stored chunks, and fail in the window that begins at ``failing_start``."""
 
     def plan(req, request, prefix, row):
         if prefix == failing_start:
             raise CanopyError("damaged")
         placed = tuple(
             p
-            for k in engine.library.load(request, req.origin_input_ids)
-            if (p := k.placed_from(prefix))
+            for document in engine.library.load(request, req.origin_input_ids)
+            if (p := document.placed_from(prefix))
         )
         computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)
         for p in placed:
@@ -98,14 +98,14 @@ def reuse_all_chunks(engine, monkeypatch, failing_start: int = -1) -> None:
 
 @pytest.mark.parametrize("fault", ["planning", "another rank's planning", "packing", "eviction"])
 def test_a_prompt_that_cannot_be_fused_is_computed_in_windows_and_stays_exact(
-    start, monkeypatch, fault
+    set_up, monkeypatch, fault
 ) -> None:
-    engine, worker, req = start()
+    engine, worker, req = set_up()
     if fault == "eviction":
         for key in list(engine.library.store.chunks):
             engine.library.store.delete(key)
     else:
-        reuse_all_chunks(engine, monkeypatch, failing_start=0 if fault == "planning" else -1)
+        reuse_all_documents(engine, monkeypatch, failing_start=0 if fault == "planning" else -1)
     if fault == "another rank's planning":
         monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks=object()))
         monkeypatch.setattr(forwards, "on_any_rank", lambda failed, _most: sorted({*failed, 0}))
@@ -118,9 +118,9 @@ def test_a_prompt_that_cannot_be_fused_is_computed_in_windows_and_stays_exact(
 
     monkeypatch.setattr(forwards, "pack_rows", pack_rows)
     worker.forward(window_batch(req, 0, 98))
-    assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
-    assert [sampled for _, sampled in worker.ran] == [False, False, False, True]
-    assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
+    assert [len(rows) for rows, _ in worker.forwards] == [32, 32, 2, 32]
+    assert [sampled for _, sampled in worker.forwards] == [False, False, False, True]
+    assert [p for rows, _ in worker.forwards for p in rows] == list(range(98))
     assert not req.canopy.documents.fused
     (report,) = req.customized_info["canopy_documents"]
     assert not report["fused"]
@@ -132,17 +132,17 @@ def test_a_prompt_that_cannot_be_fused_is_computed_in_windows_and_stays_exact(
         assert report["why"] == "too few of its documents are stored"
 
 
-def test_without_chunked_prefill_a_single_prompt_runs_in_one_batch(start, monkeypatch) -> None:
-    engine, worker, req = start()
+def test_without_chunked_prefill_a_single_prompt_runs_in_one_batch(set_up, monkeypatch) -> None:
+    engine, worker, req = set_up()
     engine.window_tokens = None
-    reuse_all_chunks(engine, monkeypatch, failing_start=0)
+    reuse_all_documents(engine, monkeypatch, failing_start=0)
     worker.forward(window_batch(req, 0, 98))
-    assert [len(rows) for rows, _ in worker.ran] == [98]
+    assert [len(rows) for rows, _ in worker.forwards] == [98]
 
 
-def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(start, monkeypatch):
-    engine, worker, req = start()
-    reuse_all_chunks(engine, monkeypatch, failing_start=60)
+def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(set_up, monkeypatch):
+    engine, worker, req = set_up()
+    reuse_all_documents(engine, monkeypatch, failing_start=60)
     for prefix, end in ((0, 60), (60, 80), (80, 98)):
         worker.forward(window_batch(req, prefix, end))
     state = req.canopy.documents
@@ -151,22 +151,22 @@ def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(start, m
     req.extra_key = None  # as if the request were matched with exact ones
     with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
         check_insert(state, req)
-    assert worker.ran[-2][0] == list(range(20))  # SGLang's own forward: every row of the window
+    assert worker.forwards[-2][0] == list(range(20))  # SGLang's own forward
     assert engine.counts["fallbacks"] == 1
 
 
-def test_reused_chunks_are_marked_before_the_forward(start, monkeypatch) -> None:
-    engine, worker, req = start()
-    reuse_all_chunks(engine, monkeypatch)
+def test_reused_chunks_are_marked_before_the_forward(set_up, monkeypatch) -> None:
+    engine, worker, req = set_up()
+    reuse_all_documents(engine, monkeypatch)
     worker.forward(window_batch(req, 0, 98))
-    ((rows, _),) = worker.ran
+    ((rows, _),) = worker.forwards
     assert len(rows) == 98 - 80
     assert req.canopy.documents.fused
     assert req.canopy.documents.is_apart(req)
 
 
-def test_the_next_request_is_reported_although_a_chunk_could_not_be_encoded(start, monkeypatch):
-    engine, _, first = start()
+def test_the_next_request_is_reported_although_a_chunk_could_not_be_encoded(set_up, monkeypatch):
+    engine, _, first = set_up()
     second = request(first.origin_input_ids, [0, 40], rid="s", customized_info=None)
     queue_req(engine, second)
 

@@ -1,4 +1,4 @@
-"""Chunk reuse states its memory before the KV pool is sized. A prompt that would need more runs
+"""Reuse of documents reserves its memory before the KV pool is sized. A prompt that would need more runs
 normally."""
 
 import weakref
@@ -21,44 +21,44 @@ from canopy_documents.store.store import ChunkStore
 from support import document_engine
 from support.worker import run_in_scheduler_process
 
-PROMPT_TOKENS, WINDOW_TOKENS, CHUNK_TOKENS, TAIL_TOKENS = 6000, 1000, 500, 100
+PROMPT_TOKENS, WINDOW_TOKENS, DOCUMENT_TOKENS, TAIL_TOKENS = 6000, 1000, 500, 100
 
 
 class PeakMemory(TorchDispatchMode):
-    """While entered, tracks the bytes of new tensors; ``peak``: the most that were alive at once."""
+    """While entered, tracks the bytes of new tensors; ``peak_bytes``: the most that were alive at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.current = self.peak = 0
-        self.counted: set[int] = set()
-        self.earlier: set[int] = set()  # storages from before
+        self.current_bytes = self.peak_bytes = 0
+        self.storages: set[int] = set()
+        self.old_storages: set[int] = set()  # storages from before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         for arg in tree_leaves((args, kwargs)):
-            if isinstance(arg, torch.Tensor) and arg.untyped_storage()._cdata not in self.counted:
-                self.earlier.add(arg.untyped_storage()._cdata)
-        out = func(*args, **(kwargs or {}))
-        for output in tree_leaves(out):
+            if isinstance(arg, torch.Tensor) and arg.untyped_storage()._cdata not in self.storages:
+                self.old_storages.add(arg.untyped_storage()._cdata)
+        result = func(*args, **(kwargs or {}))
+        for output in tree_leaves(result):
             if isinstance(output, torch.Tensor):
                 self._count(output.untyped_storage())
-        return out
+        return result
 
     def _count(self, storage) -> None:
-        if storage._cdata in self.counted | self.earlier:
+        if storage._cdata in self.storages | self.old_storages:
             return
-        self.counted.add(storage._cdata)
-        self.current += storage.nbytes()
-        self.peak = max(self.peak, self.current)
+        self.storages.add(storage._cdata)
+        self.current_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         weakref.finalize(storage, self._subtract, storage._cdata, storage.nbytes())
 
-    def _subtract(self, name: int, size: int) -> None:
-        self.counted.discard(name)
-        self.current -= size
+    def _subtract(self, storage_id: int, size: int) -> None:
+        self.storages.discard(storage_id)
+        self.current_bytes -= size
 
 
 @pytest.fixture
 def runner(llama):
-    """A pool of ``TOKENS`` slots, as a model runner has it."""
+    """A pool of ``PROMPT_TOKENS + 1`` slots, as a model runner has it."""
     shape = llama.shape
     pools = torch.zeros(2, shape.layers, PROMPT_TOKENS + 1, shape.kv_heads, shape.head_dim)
     return document_engine.pool_runner(shape, *pools)
@@ -66,11 +66,11 @@ def runner(llama):
 
 @pytest.fixture
 def placed(llama):
-    """Documents all through a prompt of ``TOKENS``, of any KV."""
+    """Documents with random KV throughout a prompt of ``PROMPT_TOKENS``."""
     shape = llama.shape
-    size = (shape.layers, CHUNK_TOKENS, shape.kv_heads, shape.head_dim)
-    starts = range(TAIL_TOKENS, PROMPT_TOKENS - TAIL_TOKENS - CHUNK_TOKENS, CHUNK_TOKENS)
-    chunks = [Chunk((1,) * CHUNK_TOKENS, torch.randn(size), torch.randn(size)) for _ in starts]
+    size = (shape.layers, DOCUMENT_TOKENS, shape.kv_heads, shape.head_dim)
+    starts = range(TAIL_TOKENS, PROMPT_TOKENS - TAIL_TOKENS - DOCUMENT_TOKENS, DOCUMENT_TOKENS)
+    chunks = [Chunk((1,) * DOCUMENT_TOKENS, torch.randn(size), torch.randn(size)) for _ in starts]
     return tuple(PlacedChunk(chunk, start) for chunk, start in zip(chunks, starts))
 
 
@@ -81,10 +81,10 @@ def test_planning_takes_no_more_than_the_reserved_memory(llama, runner, placed, 
         slots = PromptSlots(ids, row[:window], 0, placed)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
     reserved = reserved_memory(llama.shape, 4, PROMPT_TOKENS, 0)
-    assert memory.peak > reserved.total_bytes / 20, "nothing was measured"
-    assert memory.peak <= reserved.total_bytes
+    assert memory.peak_bytes > reserved.total_bytes / 20, "nothing was measured"
+    assert memory.peak_bytes <= reserved.total_bytes
     if window < PROMPT_TOKENS:  # a cache of the whole prompt, in addition to the pool
-        assert memory.peak > PROMPT_TOKENS * llama.shape.kv_elements_per_token * 4
+        assert memory.peak_bytes > PROMPT_TOKENS * llama.shape.kv_elements_per_token * 4
 
 
 def test_the_reserved_memory_covers_an_encoding_during_planning(llama, runner, placed):
@@ -96,7 +96,7 @@ def test_the_reserved_memory_covers_an_encoding_during_planning(llama, runner, p
         encoder.step()
         slots = PromptSlots(ids, row[:WINDOW_TOKENS], 0, placed)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
-    assert memory.peak <= reserved_memory(llama.shape, 4, PROMPT_TOKENS, 0).total_bytes
+    assert memory.peak_bytes <= reserved_memory(llama.shape, 4, PROMPT_TOKENS, 0).total_bytes
 
 
 def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
@@ -122,7 +122,7 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
     )
     assert choose_rows() == expected
     assert row_counts[:-1] == [700] * 4
-    assert max(row_counts) <= 700 + TAIL_TOKENS + CHUNK_TOKENS
+    assert max(row_counts) <= 700 + TAIL_TOKENS + DOCUMENT_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def budget(llama, monkeypatch):
     """``budget(bytes, **options)``: the bytes of ``bytes`` that remain for SGLang, with a small model."""
     monkeypatch.setattr(start, "served_shape", lambda causal_lm, config: llama.shape)
 
-    def remaining_bytes(free: int, device: str = "cuda", **options) -> int:
+    def remaining_bytes(free_bytes: int, device: str = "cuda", **options) -> int:
         configurator = SimpleNamespace(
             model=None,
             model_config=SimpleNamespace(hf_config=None, context_len=4096),
@@ -147,23 +147,21 @@ def budget(llama, monkeypatch):
             device=device,
             server_args=SimpleNamespace(**{ATTRIBUTE: ReuseOptions(**options)}),
         )
-        return start.pool_budget(lambda _, size: size, configurator, free)
+        return start.pool_budget(lambda _, size: size, configurator, free_bytes)
 
     return remaining_bytes
 
 
 def test_tiers_count_if_they_share_the_pools_memory(budget) -> None:
-    free = 4 << 30
-    reserved = free - budget(free)
-    assert free - budget(free, "cpu", memory_mb=1124) == reserved + (1124 << 20)
-    assert free - budget(free, memory_mb=3000) == reserved, "the host's memory is not the device's"
-    assert free - budget(free, prompt_tokens=2048) < reserved
+    free_bytes = 4 << 30
+    reserved = free_bytes - budget(free_bytes)
+    assert free_bytes - budget(free_bytes, "cpu", memory_mb=1124) == reserved + (1124 << 20)
+    assert free_bytes - budget(free_bytes, memory_mb=3000) == reserved
+    assert free_bytes - budget(free_bytes, prompt_tokens=2048) < reserved
 
 
 def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:
-    with pytest.raises(
-        SystemExit, match=r"800 for documents.*only 700 MiB are free.*prompt_tokens"
-    ):
+    with pytest.raises(SystemExit, match=r"800 for documents.*only 700 MiB are.*prompt_tokens"):
         budget(700 << 20, "cpu", memory_mb=800)
 
 

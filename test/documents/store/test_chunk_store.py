@@ -14,9 +14,9 @@ from canopy_documents.store.store import ChunkStore
 SHAPE = Shape(layers=2, heads=1, kv_heads=1, head_dim=8, hidden=8, vocab=9, eps=0.1)
 
 
-def make_chunk(first, tokens=4, dtype=torch.float32, prefix=(), tenant=None):
+def make_chunk(first_id, tokens=4, dtype=torch.float32, prefix=(), tenant=None):
     size = (2, tokens, 1, 8)
-    ids = tuple(range(first, first + tokens))
+    ids = tuple(range(first_id, first_id + tokens))
     k, v = torch.randn(size).to(dtype), torch.randn(size).to(dtype)
     return Chunk(ids, k, v, prefix, tenant=tenant)
 
@@ -25,7 +25,7 @@ CHUNK_BYTES = make_chunk(0).nbytes
 PAGE_BYTES = 2 * PAGE_TOKENS * 2 * 8 * 4
 
 
-def disk(folder, pages=1000, dtype=torch.float32, identity="m") -> ChunkDisk:
+def open_disk(folder, pages=1000, dtype=torch.float32, identity="m") -> ChunkDisk:
     return ChunkDisk(folder, pages * PAGE_BYTES, SHAPE, dtype, identity)
 
 
@@ -61,7 +61,7 @@ def test_the_least_recent_chunk_is_dropped_and_a_large_one_evicts_nothing():
 @pytest.mark.parametrize("tokens", [1, PAGE_TOKENS - 1, PAGE_TOKENS, 2 * PAGE_TOKENS + 7])
 def test_disk_returns_the_written_chunk(tmp_path, dtype, tokens):
     chunk = make_chunk(3, tokens, dtype, prefix=(9, 8))
-    store = ChunkStore("m", 0, disk=disk(tmp_path, dtype=dtype))
+    store = ChunkStore("m", 0, disk=open_disk(tmp_path, dtype=dtype))
     store.put(chunk)
     store.disk.finish()
     for reads_ahead in (False, True):
@@ -75,7 +75,7 @@ def test_disk_returns_the_written_chunk(tmp_path, dtype, tokens):
 
 
 def test_a_chunk_evicted_to_disk_is_read_back(tmp_path):
-    store = ChunkStore("m", CHUNK_BYTES, disk=disk(tmp_path))
+    store = ChunkStore("m", CHUNK_BYTES, disk=open_disk(tmp_path))
     first, second = make_chunk(0), make_chunk(10)
     for chunk in (first, second):
         store.put(chunk)
@@ -88,7 +88,7 @@ def test_a_chunk_evicted_to_disk_is_read_back(tmp_path):
 
 
 def test_a_full_disk_holds_the_latest_chunks_whole(tmp_path):
-    store = ChunkStore("m", 0, disk=disk(tmp_path, pages=9))
+    store = ChunkStore("m", 0, disk=open_disk(tmp_path, pages=9))
     chunks = [make_chunk(1000 * i, 3 * PAGE_TOKENS) for i in range(6)]
     for i, chunk in enumerate(chunks):
         store.put(chunk)
@@ -102,7 +102,7 @@ def test_a_full_disk_holds_the_latest_chunks_whole(tmp_path):
 
 
 def test_a_damaged_page_is_never_served(tmp_path):
-    store, chunk = ChunkStore("m", 0, disk=disk(tmp_path)), make_chunk(3, 2 * PAGE_TOKENS)
+    store, chunk = ChunkStore("m", 0, disk=open_disk(tmp_path)), make_chunk(3, 2 * PAGE_TOKENS)
     store.put(chunk)
     store.disk.finish()
     page_bytes = chunk.v[1, -1].numpy().tobytes()
@@ -118,24 +118,24 @@ def test_a_damaged_page_is_never_served(tmp_path):
 
 def test_other_weights_share_no_disk_and_discarded_files_are_deleted(tmp_path):
     chunk = make_chunk(5)
-    store = ChunkStore("m", 0, disk=disk(tmp_path))
+    store = ChunkStore("m", 0, disk=open_disk(tmp_path))
     store.put(chunk)
     store.disk.finish()
-    other_store = ChunkStore("other", 0, disk=disk(tmp_path, identity="other"))
+    other_store = ChunkStore("other", 0, disk=open_disk(tmp_path, identity="other"))
     assert tier_of(other_store, chunk) is None
     bytes_before = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     store.discard()
     bytes_after = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert bytes_after < bytes_before
-    reopened = ChunkStore("m", 0, disk=disk(tmp_path))
+    reopened = ChunkStore("m", 0, disk=open_disk(tmp_path))
     assert tier_of(reopened, chunk) is None
 
 
 def test_a_tenants_chunks_are_deleted_in_memory_and_on_disk(tmp_path):
-    store = ChunkStore("m", 3 * CHUNK_BYTES, disk=disk(tmp_path))
+    store = ChunkStore("m", 3 * CHUNK_BYTES, disk=open_disk(tmp_path))
     for tenant in ("a", "b", None):
-        for first in (0, 10):
-            store.put(make_chunk(first, tenant=tenant), salt=str(tenant))
+        for first_id in (0, 10):
+            store.put(make_chunk(first_id, tenant=tenant), salt=str(tenant))
     assert store.delete_tenant("a")
     assert not store.delete_tenant("a")
     assert not store.delete_tenant("nobody")
@@ -154,20 +154,20 @@ OPERATIONS = st.sampled_from(["put", "put", "get", "delete", "delete tenant", "r
 @given(st.lists(st.tuples(OPERATIONS, st.sampled_from(TENANTS), st.integers(0, DOCUMENTS - 1))))
 def test_two_small_tiers_separate_tenants_and_contents_through_restarts(steps):
     """A read returns the tenant's own value or nothing; after a restart, that on disk."""
-    stored = {}
+    stored_chunks = {}
     with tempfile.TemporaryDirectory() as folder:
-        store = ChunkStore("m", 2 * CHUNK_BYTES, disk=disk(folder, 3))
+        store = ChunkStore("m", 2 * CHUNK_BYTES, disk=open_disk(folder, 3))
         for operation, tenant, number in steps:
             content_key = tenant, number
             if operation == "put":
                 chunk = make_chunk(10 * number, tenant=tenant)
                 if tier_of(store, chunk, tenant) is None:
-                    stored[content_key] = chunk
-                store.put(stored[content_key], tenant)
+                    stored_chunks[content_key] = chunk
+                store.put(stored_chunks[content_key], tenant)
             elif operation == "get":
                 read = get(store, make_chunk(10 * number), tenant)
                 if read is not None:
-                    assert torch.equal(read.v, stored[content_key].v)
+                    assert torch.equal(read.v, stored_chunks[content_key].v)
             elif operation == "delete":
                 store.delete(store.key(make_chunk(10 * number).ids, (), tenant))
             elif operation == "delete tenant":
@@ -178,19 +178,19 @@ def test_two_small_tiers_separate_tenants_and_contents_through_restarts(steps):
             else:
                 store.disk.finish()
                 store.disk.store.close()
-                store = ChunkStore("m", 2 * CHUNK_BYTES, disk=disk(folder, 3))
+                store = ChunkStore("m", 2 * CHUNK_BYTES, disk=open_disk(folder, 3))
             store.disk.finish()
             store.check()
         store.disk.store.close()
 
 
 def test_a_disk_that_could_not_be_used_at_start_is_used_later(tmp_path):
-    first, chunk = disk(tmp_path), make_chunk(1, 40)
-    later = disk(tmp_path)
-    later.write("0" * 64, chunk)
-    later.finish()
-    assert not later.holds("0" * 64, 40)
-    first.store.close()
-    later.write("0" * 64, chunk)
-    later.finish()
-    assert torch.equal(later.read("0" * 64, chunk.ids, ()).v, chunk.v)
+    first_disk, chunk = open_disk(tmp_path), make_chunk(1, 40)
+    later_disk = open_disk(tmp_path)
+    later_disk.write("0" * 64, chunk)
+    later_disk.finish()
+    assert not later_disk.holds("0" * 64, 40)
+    first_disk.store.close()
+    later_disk.write("0" * 64, chunk)
+    later_disk.finish()
+    assert torch.equal(later_disk.read("0" * 64, chunk.ids, ()).v, chunk.v)

@@ -31,7 +31,7 @@ class Streams:
     """Replaces ``torch.cuda`` where streams are used: ``Stream, Event, stream, current_stream``."""
 
     def __init__(self, order: str) -> None:
-        self.early = order == "early"
+        self.runs_early = order == "early"
         self.compute = self.current = Stream(self)
 
     def Stream(self) -> Stream:
@@ -61,12 +61,14 @@ class Streams:
 
 
 class Stream:
+    """A queue of operations, which run when the host waits for them."""
+
     def __init__(self, streams: Streams) -> None:
-        self.streams, self.queue, self.done = streams, [], 0
+        self.streams, self.queue, self.finished_count = streams, [], 0
 
     def add(self, operation: Callable[[], Any]) -> None:
         self.queue.append(operation)
-        if self.streams.early and self is not self.streams.compute:
+        if self.streams.runs_early and self is not self.streams.compute:
             self.synchronize()
 
     def wait_event(self, event: Event) -> None:
@@ -81,9 +83,9 @@ class Stream:
         self.run(len(self.queue))
 
     def run(self, end: int) -> None:
-        while self.done < end:
-            self.done += 1
-            self.queue[self.done - 1]()
+        while self.finished_count < end:
+            self.finished_count += 1
+            self.queue[self.finished_count - 1]()
 
 
 class Event:
@@ -104,7 +106,7 @@ class Event:
 
 LAYERS, TOKENS, HEADS, DIM = 3, 5, 2, 4
 SHAPE = Shape(LAYERS, 4, HEADS, DIM, 8, 10, 1e-6)
-CAPACITY = TOKENS * SHAPE.kv_elements_per_token * 4
+CAPACITY_BYTES = TOKENS * SHAPE.kv_elements_per_token * 4
 
 
 @pytest.fixture(params=ORDERS)
@@ -120,13 +122,12 @@ def machine(request, monkeypatch):
 
     def enqueue_scatter(scatter, first=0, end=LAYERS):
         assert scatter.max_programs, "the transfer would occupy the device"
-        numbers = {
-            f.name: tree_map(unwrap, getattr(scatter, f.name)) for f in dataclasses.fields(scatter)
-        }
+        names = [field.name for field in dataclasses.fields(scatter)]
+        numbers = {name: tree_map(unwrap, getattr(scatter, name)) for name in names}
         streams.enqueue(lambda: LayersScatter(**numbers).reference(first, end))
 
     monkeypatch.setattr(LayersScatter, "run", enqueue_scatter)
-    memory = HostMemory(SHAPE, torch.float32, CAPACITY, pin=True)
+    memory = HostMemory(SHAPE, torch.float32, CAPACITY_BYTES, pin=True)
     with device:
         yield SimpleNamespace(streams=streams, device=device, memory=memory)
 
@@ -145,7 +146,7 @@ def host_chunk(number: float) -> Chunk:
 
 
 def send_chunk(machine, chunk):
-    """Return a transfer of all of ``held`` into a device pool, and the pool."""
+    """Return a transfer of ``chunk`` into a device pool, and the pool."""
     put = machine.device.put
     pools = [[put(torch.zeros(TOKENS, 1, HEADS, DIM)) for _ in range(LAYERS)] for _ in range(2)]
     cache = KVCache(*pools, put(torch.arange(TOKENS)))
@@ -205,7 +206,7 @@ def test_unfinished_writes_are_not_read(machine, name) -> None:
     CHECKS[name](machine)
 
 
-WAITS = {
+MISSING_WAITS = {
     "the host for its copy": (host_memory.HostChunk, "_wait", "a copy to the host", "late"),
     "a layer for its rows": (transfer.RowTransfer, "order_after", "a transfer", "late"),
     "a copy for the compute": (Stream, "wait_stream", "a copy to the host", "early"),
@@ -216,10 +217,10 @@ WAITS = {
 """Each wait: its place, the check that fails without it, and the order of events that shows it."""
 
 
-@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("name", MISSING_WAITS)
 def test_a_missing_wait_is_detected(machine, name, monkeypatch) -> None:
-    owner, method, check, order = WAITS[name]
-    if machine.streams.early != (order == "early"):
+    owner, method, check, order = MISSING_WAITS[name]
+    if machine.streams.runs_early != (order == "early"):
         pytest.skip("shows in the other order")
     monkeypatch.setattr(owner, method, lambda *_: None)
     with pytest.raises(AssertionError):

@@ -25,13 +25,13 @@ def tokenizer(request):
 
 def test_a_document_has_the_same_tokens_between_any_texts(tokenizer) -> None:
     spaceless = ["北京是中国的首都。上海不是首都。"] if not isinstance(tokenizer, Words) else []
-    draw, frames = random.Random(0), ["{}", "x {} y", "a\n{}\nb", "({})", "<user>{}\n\n", '"{}".']
+    rng, frames = random.Random(0), ["{}", "x {} y", "a\n{}\nb", "({})", "<user>{}\n\n", '"{}".']
     for text in (*TEXTS, *spaceless):
         tokens = stable_tokens(tokenizer, text)
         for frame in frames:
-            surrounding = draw.sample(TEXTS, 2)
+            surrounding = rng.sample(TEXTS, 2)
             parts = [surrounding[0], frame.format(text), surrounding[1]]
-            ids = list(tokenizer.encode(draw.choice([" ", "\n", "\n###\n", "\n\n"]).join(parts)))
+            ids = list(tokenizer.encode(rng.choice([" ", "\n", "\n###\n", "\n\n"]).join(parts)))
             bounds = find_documents(tokenizer, [text], ids)
             assert bounds, (text, frame)
             assert ids[bounds[0] : bounds[1]] == tokens

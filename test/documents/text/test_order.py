@@ -42,12 +42,12 @@ def test_a_prompt_continues_the_earlier_order_with_most_shared_documents() -> No
 
 
 def test_the_same_documents_keep_their_order_after_other_prompts() -> None:
-    orders, draw = Orders(), random.Random(0)
+    orders, rng = Orders(), random.Random(0)
     first = arrange(orders, [6, 2, 5, 1])
     for _ in range(200):
-        arrange(orders, draw.sample(range(1, 12), 4))
+        arrange(orders, rng.sample(range(1, 12), 4))
     for _ in range(5):
-        assert arrange(orders, draw.sample([1, 2, 5, 6], 4)) == first
+        assert arrange(orders, rng.sample([1, 2, 5, 6], 4)) == first
     next_turn = prompt(first, question=[*QUESTION, 8, 8])[0]  # with its tool's documents
     for new_documents in ([3, 4], [4, 3]):
         ids, bounds = prompt(new_documents, head=next_turn)
@@ -76,30 +76,30 @@ def test_tenants_learn_nothing_of_each_others_orders() -> None:
 
 
 def test_memory_is_bounded_and_the_largest_tenant_loses_first() -> None:
-    orders, draw = Orders(limit=40, tenant_limit=30), random.Random(1)
-    small = arrange(orders, [3, 1, 2], tenant="small")
+    orders, rng = Orders(limit=40, tenant_limit=30), random.Random(1)
+    small_order = arrange(orders, [3, 1, 2], tenant="small")
     for i in range(500):
-        arrange(orders, draw.sample(range(100), 5), tenant=draw.choice("ab"))
+        arrange(orders, rng.sample(range(100), 5), tenant=rng.choice("ab"))
         if i % 100 == 0:
             arrange(orders, [1, 2], tenant=f"once {i}")
     order_counts = {name: len(entry.orders) for name, entry in orders.by_tenant.items()}
     assert orders.size == MIN_ORDER_SIZE * sum(order_counts.values()) <= MIN_ORDER_SIZE * 40
     assert max(order_counts.values()) <= 30
-    assert arrange(orders, [1, 2, 3], tenant="small") == small
+    assert arrange(orders, [1, 2, 3], tenant="small") == small_order
     for entry in orders.by_tenant.values():
         assert +entry.uses == Counter(name for _, names in entry.orders for name in names)
 
 
 @pytest.mark.parametrize("prompts", [1, 2])
 def test_invented_tenants_do_not_displace_orders_that_were_used(prompts) -> None:
-    orders, draw = Orders(limit=40, tenant_limit=30), random.Random(1)
-    used = [arrange(orders, [n, n + 1, n + 2]) for n in range(1, 60, 3)]
+    orders, rng = Orders(limit=40, tenant_limit=30), random.Random(1)
+    used_orders = [arrange(orders, [n, n + 1, n + 2]) for n in range(1, 60, 3)]
     for _ in range(3):
-        assert [arrange(orders, draw.sample(order, 3)) for order in used] == used
+        assert [arrange(orders, rng.sample(order, 3)) for order in used_orders] == used_orders
     for i in range(200):
         for _ in range(prompts):
             arrange(orders, [1, 2], tenant=f"invented {i}")
-    assert [arrange(orders, draw.sample(order, 3)) for order in used] == used
+    assert [arrange(orders, rng.sample(order, 3)) for order in used_orders] == used_orders
     assert orders.size <= MIN_ORDER_SIZE * 40
 
 
@@ -108,19 +108,19 @@ def test_memory_is_bounded_for_any_number_of_documents() -> None:
     for i in range(40):
         numbers = range(1000 * i + 1, 1000 * i + 2 + 4 * MIN_ORDER_SIZE * (i % 2))
         arrange(orders, [*numbers, 7], tenant="ab"[i // 20])
-    stored = [names for entry in orders.by_tenant.values() for _, names in entry.orders]
-    assert sum(map(len, stored)) <= orders.size <= 8 * MIN_ORDER_SIZE
+    stored_names = [names for entry in orders.by_tenant.values() for _, names in entry.orders]
+    assert sum(map(len, stored_names)) <= orders.size <= 8 * MIN_ORDER_SIZE
     assert orders.size == sum(entry.size for entry in orders.by_tenant.values())
 
 
 def test_a_template_separates_turns_and_stays_where_it_is() -> None:
-    orders, turn = Orders(), 50
-    arrange(orders, [1, 2], gap=[turn])
-    unchanged = prompt([2, 1], gap=[turn])
-    assert orders.arrange(*unchanged, None, frozenset([turn])) == unchanged
+    orders, separator = Orders(), 50
+    arrange(orders, [1, 2], gap=[separator])
+    unchanged = prompt([2, 1], gap=[separator])
+    assert orders.arrange(*unchanged, None, frozenset([separator])) == unchanged
     ids, bounds = prompt([2, 1])
-    ids[bounds[1][0] + 1] = turn  # a separator at either side of the turn
-    assert orders.arrange(ids, bounds, None, frozenset([turn])) == (ids, bounds)
+    ids[bounds[1][0] + 1] = separator  # a separator at either side of the turn
+    assert orders.arrange(ids, bounds, None, frozenset([separator])) == (ids, bounds)
 
 
 def common_prefix(first, second):
@@ -129,16 +129,16 @@ def common_prefix(first, second):
 
 
 def test_popular_documents_are_shared_by_more_prompts() -> None:
-    draw, orders = random.Random(2), Orders()
+    rng, orders = random.Random(2), Orders()
     weights = [1 / (i + 1) for i in range(40)]
-    earlier: list[list[list[int]]] = [[], []]
-    shared = [0, 0]
+    earlier_prompts: list[list[list[int]]] = [[], []]
+    hits = [0, 0]
     for _ in range(300):
         numbers: list[int] = []
         while len(numbers) < 5:
-            numbers += {draw.choices(range(40), weights)[0]}.difference(numbers)
-        draw.shuffle(numbers)
+            numbers += {rng.choices(range(40), weights)[0]}.difference(numbers)
+        rng.shuffle(numbers)
         for arm, ids in enumerate((prompt(numbers)[0], prompt(arrange(orders, numbers))[0])):
-            shared[arm] += max((common_prefix(ids, past) for past in earlier[arm]), default=0)
-            earlier[arm].append(ids)
-    assert shared[1] > 1.3 * shared[0]
+            hits[arm] += max((common_prefix(ids, past) for past in earlier_prompts[arm]), default=0)
+            earlier_prompts[arm].append(ids)
+    assert hits[1] > 1.3 * hits[0]

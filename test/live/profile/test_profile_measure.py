@@ -16,24 +16,27 @@ class KnownServer:
     pool_tokens, page_tokens, token_range = 100_000, 1, (0, 1 << 30)
 
     def __init__(self, caches: bool = True) -> None:
-        self._known: set[tuple[int, ...]] = set()
+        self._cached_prompts: set[tuple[int, ...]] = set()
         self._caches = caches
 
     def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, int]:
-        total = attention = cached = context = 0.0
+        new_tokens = attention_s = hit_tokens = context_tokens = 0.0
         for prompt in prompts:
-            cached_tokens = self._longest(prompt) if self._caches else 0
-            new = len(prompt) - cached_tokens
-            total, cached, context = total + new, cached + cached_tokens, context + len(prompt)
-            attention += PAIR_S * (new * cached_tokens + new * (new + 1) / 2)
-            self._known.add(tuple(prompt))
-        seconds = ARRIVAL_S + STEP_S + TOKEN_S * total + attention + REQUEST_S * (len(prompts) - 1)
-        step = STEP_S + TOKEN_S + DECODE_S * (len(prompts) - 1) + PAIR_S * context
-        return seconds + (tokens - 1) * step, int(cached)
+            cached_tokens = self._cached_tokens(prompt) if self._caches else 0
+            missed = len(prompt) - cached_tokens
+            new_tokens += missed
+            hit_tokens += cached_tokens
+            context_tokens += len(prompt)
+            attention_s += PAIR_S * (missed * cached_tokens + missed * (missed + 1) / 2)
+            self._cached_prompts.add(tuple(prompt))
+        prefill_s = ARRIVAL_S + STEP_S + TOKEN_S * new_tokens + attention_s
+        prefill_s += REQUEST_S * (len(prompts) - 1)
+        step_s = STEP_S + TOKEN_S + DECODE_S * (len(prompts) - 1) + PAIR_S * context_tokens
+        return prefill_s + (tokens - 1) * step_s, int(hit_tokens)
 
-    def _longest(self, prompt: list[int]) -> int:
-        fits = [len(k) for k in self._known if tuple(prompt[: len(k)]) == k]
-        return min(max(fits, default=0), len(prompt) - 1)
+    def _cached_tokens(self, prompt: list[int]) -> int:
+        cached_lengths = [len(k) for k in self._cached_prompts if tuple(prompt[: len(k)]) == k]
+        return min(max(cached_lengths, default=0), len(prompt) - 1)
 
 
 def measure_costs(server, **limits):
@@ -68,9 +71,9 @@ def test_a_batch_that_does_not_fit_is_extrapolated():
 
 
 def test_an_unreachable_address_is_reported_in_one_line():
-    with pytest.raises(CanopyError, match="is the server up") as caught:
+    with pytest.raises(CanopyError, match="is the server up") as error_info:
         ProfiledServer("http://127.0.0.1:9")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error_info.value)
     with pytest.raises(CanopyError, match="http://HOST:PORT"):
         ProfiledServer("ftp://somewhere")
 

@@ -46,15 +46,15 @@ def reply_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
     return asyncio.run(main())
 
 
-def chunk(tokens: list[int], **meta: Any) -> dict[str, Any]:
+def event_of(tokens: list[int], **meta_info: Any) -> dict[str, Any]:
     return {"text": "t" * len(tokens), "output_ids": tokens,
-            "meta_info": {"completion_tokens": len(tokens), "prompt_tokens": 9, **meta}}  # fmt: skip
+            "meta_info": {"completion_tokens": len(tokens), "prompt_tokens": 9, **meta_info}}  # fmt: skip
 
 
 def test_sglangs_stream_gives_ids_tiers_and_the_servers_queue() -> None:
     details = {"device": 3, "host": 2, "storage": 1, "storage_backend": "file"}
-    last = chunk([4, 5, 6], cached_tokens=6, cached_tokens_details=details, queue_time=0.25)
-    reply = reply_to("sglang", [chunk([4]), chunk([4, 5]), last, "[DONE]"])
+    last = event_of([4, 5, 6], cached_tokens=6, cached_tokens_details=details, queue_time=0.25)
+    reply = reply_to("sglang", [event_of([4]), event_of([4, 5]), last, "[DONE]"])
     assert reply.is_complete
     assert (reply.output_ids, reply.output_tokens, reply.prompt_tokens) == ([4, 5, 6], 3, 9)
     assert (reply.cached_tokens, reply.by_tier) == (6, {"device": 3, "host": 2, "storage": 1})
@@ -65,11 +65,8 @@ def test_sglangs_stream_gives_ids_tiers_and_the_servers_queue() -> None:
 
 
 def test_openais_stream_ends_with_the_usage_and_an_empty_list_of_choices() -> None:
-    usage = {
-        "prompt_tokens": 9,
-        "completion_tokens": 5,
-        "prompt_tokens_details": {"cached_tokens": 4},
-    }
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+    usage["prompt_tokens_details"] = {"cached_tokens": 4}
     events = [
         {"choices": [{"text": "a"}], "usage": None},
         {"choices": [{"text": "b"}]},
@@ -95,7 +92,7 @@ def test_an_unreported_cache_differs_from_no_hits() -> None:
         ([], 503, "503: queue is full"),
         ([{"error": {"message": "too long"}}], 200, "too long"),
         ([], 200, "no token"),
-        ([chunk([1], finish_reason={"type": "abort", "message": "retracted"})], 200, "retracted"),
+        ([event_of([1], finish_reason={"type": "abort", "message": "late"})], 200, "late"),
         (["{"], 200, "JSONDecodeError"),
     ],
 )
@@ -107,9 +104,10 @@ def test_failures_are_replies_with_a_reason(events: list[Any], status: int, reas
 
 def test_bodies_pin_the_output_and_carry_labels_only_where_understood() -> None:
     labels = {"canopy_turn": 2}
-    raw = make_body(DIALECTS["sglang"], "m", [1, 2], 7, labels, {"sampling_params": {"top_p": 0.5}})
-    assert raw["input_ids"] == [1, 2]
-    assert raw["sampling_params"] == {
+    options = {"sampling_params": {"top_p": 0.5}}
+    sglang_body = make_body(DIALECTS["sglang"], "m", [1, 2], 7, labels, options)
+    assert sglang_body["input_ids"] == [1, 2]
+    assert sglang_body["sampling_params"] == {
         "temperature": 0, "max_new_tokens": 7, "ignore_eos": True, "custom_params": labels, "top_p": 0.5,
     }  # fmt: skip
     openai_body = make_body(DIALECTS["sglang-oai"], "m", [1, 2], 7, labels, {"user": "u"})
@@ -123,11 +121,5 @@ def test_bodies_pin_the_output_and_carry_labels_only_where_understood() -> None:
     assert "custom_params" not in vllm_body
     assert (vllm_body["min_tokens"], vllm_body["ignore_eos"]) == (7, True)
     plain_body = make_body(DIALECTS["openai"], "m", [1, 2], 7, labels, {})
-    assert set(plain_body) == {
-        "model",
-        "prompt",
-        "max_tokens",
-        "temperature",
-        "stream",
-        "stream_options",
-    }
+    fields = {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
+    assert set(plain_body) == fields

@@ -21,15 +21,14 @@ from canopy_lab.trace.materialise import PlannedJob
 from sglang_canopy.errors import CanopyError
 
 
-def job(
+def answered_job(
     number: int = 0, due: float = 9.5, sent: float = 10.0, first: float = 10.1, done: float = 11.0,
     *, category: str = "a", prompt: int = 10, cached: int | None = 0, turn: int = 1,
     conversation: str = "c", error: str = "",
 ) -> ReplayRequest:  # fmt: skip
     """A request and its answer, with times in seconds."""
-    request = TraceRequest(
-        float(number), prompt, 2, (), 1, category=category, turn=turn, conversation=conversation
-    )
+    labels = {"category": category, "turn": turn, "conversation": conversation}
+    request = TraceRequest(float(number), prompt, 2, (), 1, **labels)
     reply = Reply(sent, first_s=first, done_s=done, output_tokens=2, cached_tokens=cached)
     reply.by_tier = {} if cached is None else {"device": cached, "host": 0, "storage": 0}
     reply.error = error
@@ -37,8 +36,8 @@ def job(
 
 
 def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:
-    jobs = [job(prompt=100, cached=50), job(category="b", prompt=300)]
-    jobs.append(job(prompt=999, cached=999, error="503: busy"))
+    jobs = [answered_job(prompt=100, cached=50), answered_job(category="b", prompt=300)]
+    jobs.append(answered_job(prompt=999, cached=999, error="503: busy"))
     summary = summarise(jobs, duration_s=2.0)
     assert summary["overall"]["hit_rate"] == 50 / 400
     assert summary["by_category"]["a"]["hit_rate"] == 0.5
@@ -48,13 +47,13 @@ def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:
 
 
 def test_an_endpoint_that_does_not_report_hits_has_no_hit_rate() -> None:
-    overall = summarise([job(cached=None)], 1.0)["overall"]
+    overall = summarise([answered_job(cached=None)], 1.0)["overall"]
     assert overall["hit_rate"] is None
     assert overall["hit_rate_by_tier"] is None
 
 
 def test_the_wait_at_the_client_is_part_of_ttft() -> None:
-    jobs = [job(i, due=0.0, sent=float(i), first=i + 0.5, done=i + 1.0) for i in range(10)]
+    jobs = [answered_job(i, due=0.0, sent=float(i), first=i + 0.5, done=i + 1.0) for i in range(10)]
     summary = summarise(jobs, 10.0, warm_up_share=0.0)
     assert summary["overall"]["ttft_ms"]["mean"] == pytest.approx(500)
     assert summary["overall"]["queued_ttft_ms"]["mean"] == pytest.approx(5000)
@@ -66,7 +65,7 @@ def test_the_wait_at_the_client_is_part_of_ttft() -> None:
 
 def test_a_session_includes_its_sub_agents() -> None:
     jobs = [
-        job(i, 3.0 * i, 3.0 * i, 3.0 * i + 1, 3.0 * i + 2, conversation=name)
+        answered_job(i, 3.0 * i, 3.0 * i, 3.0 * i + 1, 3.0 * i + 2, conversation=name)
         for i, name in enumerate(("a", "a/1", "b"))
     ]
     latency = summarise(jobs, 8.0, warm_up_share=0.0)["latency"]
@@ -76,25 +75,25 @@ def test_a_session_includes_its_sub_agents() -> None:
 
 
 def test_a_run_with_an_error_meets_no_target_and_one_of_errors_alone_has_no_latency() -> None:
-    jobs = [job(i, float(i), float(i), i + 0.5, i + 1.0) for i in range(5)]
+    jobs = [answered_job(i, float(i), float(i), i + 0.5, i + 1.0) for i in range(5)]
     slo = parse_slo("p99_ttft<2s")
     assert summarise(jobs, 5.0, slo=slo)["meets_slo"] is True
     assert summarise(jobs, 5.0)["meets_slo"] is None
     jobs[0].reply.error = "503: busy"
     assert summarise(jobs, 5.0, slo=slo)["meets_slo"] is False
-    failed = summarise([job(error="503: busy")], 5.0, slo=slo)
+    failed = summarise([answered_job(error="503: busy")], 5.0, slo=slo)
     assert (failed["completed"], failed["overall"]["ttft_ms"], failed["latency"]) == (0, None, None)
 
 
-def result(label: str, hits: int) -> dict[str, Any]:
-    jobs = [job(prompt=100, cached=hits), job(category="b", prompt=100, turn=7)]
+def result_of(label: str, hits: int) -> dict[str, Any]:
+    jobs = [answered_job(prompt=100, cached=hits), answered_job(category="b", prompt=100, turn=7)]
     return {"label": label, "outputs_forced": True, "options": {},
             "duration_s": 1.0, **summarise(jobs, 1.0)}  # fmt: skip
 
 
 def test_results_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label, hits in (("lru", 10), ("wa", 30)):
-        (tmp_path / label).write_text(json.dumps(result(label, hits)))
+        (tmp_path / label).write_text(json.dumps(result_of(label, hits)))
     assert report.main([str(tmp_path / "lru"), str(tmp_path / "wa")]) == 0
     rows = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert rows[0][2:4] == ["hit rate, lru", "hit rate, wa"]
@@ -119,12 +118,12 @@ def test_goodput_is_the_highest_rate_below_which_all_meet_the_target() -> None:
 
 
 def test_a_rate_stretches_the_traces_times() -> None:
-    offsets_s = options.due_offsets_s([*map(job, range(11))], 1.0, float("inf"), 0, mean_rate=2.2)
+    offsets_s = options.due_offsets_s([*map(answered_job, range(11))], 1.0, float("inf"), 0, mean_rate=2.2)
     assert offsets_s[-1] == pytest.approx(5.0)
 
 
 def test_sessions_of_a_closed_loop_begin_at_a_rate_and_think_in_scaled_time() -> None:
-    jobs = [job(i, 0.0, 0.0, 1.0, 2.0, conversation=str(i // 2)) for i in range(4000)]
+    jobs = [answered_job(i, 0.0, 0.0, 1.0, 2.0, conversation=str(i // 2)) for i in range(4000)]
     links = options.link_turns(jobs, 0.5, 120.0)
     assert links.think_s[:4] == [0.0, 0.5, 0.0, 0.5]
     offsets = options.session_offsets_s(links, 3600.0, 1)
@@ -132,12 +131,12 @@ def test_sessions_of_a_closed_loop_begin_at_a_rate_and_think_in_scaled_time() ->
     assert offsets[-1] == 0.0
 
 
-def arguments(**flags: Any) -> argparse.Namespace:
+def parsed_arguments(**flags: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     options.add_arguments(parser)
-    typed = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     parser.add_argument("--request-rate", type=float, default=float("inf"))
-    args = options.parse(parser.parse_args(typed))
+    args = options.parse(parser.parse_args(words))
     args.num_prompts, args.dataset_path = 1, "x"
     return args
 
@@ -153,6 +152,6 @@ def arguments(**flags: Any) -> argparse.Namespace:
     ],
 )
 def test_invalid_options_are_refused(flags: dict[str, Any], message: str) -> None:
-    options.check(arguments())
+    options.check(parsed_arguments())
     with pytest.raises(CanopyError, match=message):
-        options.check(arguments(**flags))
+        options.check(parsed_arguments(**flags))

@@ -46,11 +46,11 @@ def make_jobs(previous: list[int | None]) -> list[ReplayRequest]:
 def send(
     previous: list[int | None],
     offsets: list[float],
-    takes_s: list[float],
+    answer_times_s: list[float],
     limit: int | None = None,
     closed_loop: TurnLinks | None = None,
 ) -> list[tuple[int, float, float]]:
-    """Return ``(ordinal, due, sent)`` of a replay where request i is answered after ``takes_s[i]``."""
+    """Return ``(ordinal, due, sent)`` of a replay where request i is answered after ``answer_times_s[i]``."""
 
     async def main() -> list[tuple[int, float, float]]:
         jobs = make_jobs(previous)
@@ -59,7 +59,7 @@ def send(
         sends, running = [], []
 
         async def answer(job: ReplayRequest) -> None:
-            await asyncio.sleep(takes_s[job.planned.ordinal])
+            await asyncio.sleep(answer_times_s[job.planned.ordinal])
             schedule.record_answer(job)
 
         async for job in schedule.arrivals():
@@ -86,20 +86,20 @@ def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think() -> N
 
 def test_a_turn_waits_at_the_client_from_when_it_is_due() -> None:
     sends = send([None, None], [0.0, 1.0], [10.0, 1.0], limit=1)
-    assert [(round(due, 6), round(now, 6)) for _, due, now in sends] == [(0.0, 0.0), (1.0, 10.0)]
+    assert [(round(due, 6), round(sent, 6)) for _, due, sent in sends] == [(0.0, 0.0), (1.0, 10.0)]
 
 
 def test_a_replay_without_pauses_keeps_the_order_of_the_trace() -> None:
     # Turn 2 of the first conversation is third in the trace, and is sent third.
     sends = send([None, None, 0, None, None, 1], [0.0] * 6, [2.0, 3.0, 1.0, 1.0, 1.0, 1.0], limit=1)
     assert [i for i, _, _ in sends] == [0, 1, 2, 3, 4, 5]
-    assert [round(now) for _, _, now in sends] == [0, 2, 5, 6, 7, 8]
+    assert [round(sent_s) for _, _, sent_s in sends] == [0, 2, 5, 6, 7, 8]
     assert [round(due) for _, due, _ in sends] == [0, 0, 2, 0, 0, 5]
 
 
 def test_no_more_requests_than_the_limit_run_at_a_time() -> None:
     sends = send([None] * 6, [0.0] * 6, [3.0] * 6, limit=2)
-    assert [round(now) for _, _, now in sends] == [0, 0, 3, 3, 6, 6]
+    assert [round(sent_s) for _, _, sent_s in sends] == [0, 0, 3, 3, 6, 6]
 
 
 def test_a_previous_request_that_is_not_replayed_is_not_waited_for() -> None:
@@ -118,13 +118,13 @@ def test_every_request_is_sent_once_and_never_too_early(data: st.DataObject) -> 
     previous = [data.draw(st.none() | st.integers(0, i - 1)) if i else None for i in range(n)]
     times = st.floats(0, 100, allow_nan=False)
     offsets = sorted(data.draw(st.lists(times, min_size=n, max_size=n)))
-    takes_s = data.draw(st.lists(times, min_size=n, max_size=n))
-    sends = send(previous, offsets, takes_s)
+    answer_times_s = data.draw(st.lists(times, min_size=n, max_size=n))
+    sends = send(previous, offsets, answer_times_s)
     assert sorted(i for i, _, _ in sends) == list(range(n))
-    sent_s_of = {i: t for i, _, t in sends}
+    sent_s = {i: t for i, _, t in sends}
     for i in range(n):
         earliest = offsets[i]
         if previous[i] is not None:
-            earliest = max(earliest, sent_s_of[previous[i]] + takes_s[previous[i]])
-        assert sent_s_of[i] >= earliest - 2e-6
-        assert sent_s_of[i] <= earliest + 1e-3
+            earliest = max(earliest, sent_s[previous[i]] + answer_times_s[previous[i]])
+        assert sent_s[i] >= earliest - 2e-6
+        assert sent_s[i] <= earliest + 1e-3

@@ -22,7 +22,7 @@ class RecordingManager:
         self.event_loop = asyncio.new_event_loop()
         self.server_args = SimpleNamespace()
         self.model_config = SimpleNamespace(vocab_size=100)
-        self.arrived: list[Any] = []
+        self.requests: list[Any] = []
         hooked = functools.partial(entry.stamp_generation, type(self)._record)
         self.generate_request = functools.partial(hooked, self)
         threading.Thread(target=self.event_loop.run_forever, daemon=True).start()
@@ -31,17 +31,17 @@ class RecordingManager:
         pass
 
     async def _record(self, obj: Any, request: Any = None) -> Any:
-        self.arrived.append(obj)
+        self.requests.append(obj)
         yield {"text": "", "meta_info": {"finish_reason": {"type": "length"}}}
 
 
 def call_generate(**fields: Any) -> tuple[list[Any], list[Any]]:
-    """Return the received request of a gRPC call, and the answers to its client."""
+    """Return the requests that a gRPC call becomes, and the answers to its client."""
     manager, answers, is_finished = RecordingManager(), [], threading.Event()
 
-    def callback(payload: Any, **fields_of_chunk: Any) -> Any:
-        answers.append((payload, fields_of_chunk))
-        if fields_of_chunk.get("finished"):
+    def callback(payload: Any, **chunk_fields: Any) -> Any:
+        answers.append((payload, chunk_fields))
+        if chunk_fields.get("finished"):
             is_finished.set()
         return SimpleNamespace(name="Ok")
 
@@ -49,7 +49,7 @@ def call_generate(**fields: Any) -> tuple[list[Any], list[Any]]:
     handle.submit_request(req_type="generate", req_dict=fields, chunk_callback=callback)
     assert is_finished.wait(TIMEOUT_S), answers
     manager.event_loop.call_soon_threadsafe(manager.event_loop.stop)
-    return manager.arrived, answers
+    return manager.requests, answers
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -70,6 +70,6 @@ def test_without_a_disk_tier_or_time_a_scheduler_that_hangs_is_killed_as_early_a
     assert tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS == 15
 
 
-@pytest.mark.parametrize(("typed", "drain_s"), [(None, 25.0), (0.0, 0.0), (7.5, 7.5)])
-def test_the_flag_is_the_budget(typed, drain_s) -> None:
-    assert tier_options(TierFlags(drain_s=typed)).drain_s == drain_s
+@pytest.mark.parametrize(("flag_value", "drain_s"), [(None, 25.0), (0.0, 0.0), (7.5, 7.5)])
+def test_the_flag_is_the_budget(flag_value, drain_s) -> None:
+    assert tier_options(TierFlags(drain_s=flag_value)).drain_s == drain_s

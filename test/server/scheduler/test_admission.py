@@ -33,20 +33,22 @@ class Req:
     def finished(self) -> bool:
         return self._finished
 
-    def end(self, done: bool = True, cached_share: float = 0.0) -> None:
-        """Answered with a tool call, or not ``done``; ``cached_share``: of its prompt."""
+    def end(self, is_done: bool = True, cached_share: float = 0.0) -> None:
+        """Answer with a tool call, or refuse; ``cached_share`` of the prompt was cached."""
         request = self.canopy.request
         request.stop = "tool"
         request.cached_tokens = round(cached_share * request.prompt_tokens)
-        request.phase = RequestPhase.DONE if done else RequestPhase.REFUSED
+        request.phase = RequestPhase.DONE if is_done else RequestPhase.REFUSED
         self._finished = True
 
 
 class Scheduler:
     """A scheduler's queue and batches; a batch takes all that the gate offers."""
 
-    def __init__(self, capacity: int = 100, always: bool = True, reports: bool = True) -> None:
-        self.gate = SessionGate(GateSettings(always=always), capacity)
+    def __init__(
+        self, capacity_tokens: int = 100, is_always_on: bool = True, reports_aborts: bool = True
+    ) -> None:
+        self.gate = SessionGate(GateSettings(always=is_always_on), capacity_tokens)
         no_order = SimpleNamespace(requests=list)
         order = SimpleNamespace(is_on=False, arranged=no_order, protect=lambda _: None)
         self.admission = Admission(order, self.gate)  # type: ignore[arg-type]
@@ -55,39 +57,43 @@ class Scheduler:
         self.running_batch = SimpleNamespace(reqs=[])
         self.last_batch = None
         self.chunked_req = None
-        if reports:  # as every release since 0.5.23; requests may still leave without this call
+        if reports_aborts:  # as releases since 0.5.23, though not of all requests
             self.send_abort_output = lambda: None
 
     def add(self, req: Req) -> None:
         self.admission.enqueue(self, req)
         self.waiting_queue.append(req)
 
-    def eligible(self) -> list[str]:
+    def offer(self) -> list[str]:
         """Return the requests that the next batch may take, and take none."""
-        return self.step(take=0)
+        return self.step(batch_size=0)
 
-    def step(self, take: int = 1000) -> list[str]:
+    def step(self, batch_size: int = 1000) -> list[str]:
+        """Take up to ``batch_size`` requests; return all that were offered."""
         names: list[str] = []
 
         def choose() -> tuple[Any, None]:
             names.extend(req.rid for req in self.waiting_queue)
-            admitted, self.waiting_queue = self.waiting_queue[:take], self.waiting_queue[take:]
+            admitted, self.waiting_queue = (
+                self.waiting_queue[:batch_size],
+                self.waiting_queue[batch_size:],
+            )
             self.running_batch.reqs += admitted
             return SimpleNamespace(reqs=admitted), None
 
         self.admission.choose(self, self.running_batch, choose)
         return names
 
-    def choose_nothing(self, meanwhile: Any) -> None:
-        """``meanwhile`` acts while SGLang chooses from its queue."""
-        self.admission.choose(self, None, lambda: meanwhile() or (None, None))
+    def choose_nothing(self, action: Any) -> None:
+        """Call ``action`` while SGLang chooses from its queue."""
+        self.admission.choose(self, None, lambda: action() or (None, None))
 
     def end(self, rid: str) -> None:
-        ended = [req for req in self.running_batch.reqs if req.rid == rid]
-        for req in ended:
+        ended_reqs = [req for req in self.running_batch.reqs if req.rid == rid]
+        for req in ended_reqs:
             req.end()
-        self.running_batch.reqs = [r for r in self.running_batch.reqs if r not in ended]
-        self.admission.record_batch(SimpleNamespace(reqs=ended))
+        self.running_batch.reqs = [r for r in self.running_batch.reqs if r not in ended_reqs]
+        self.admission.record_batch(SimpleNamespace(reqs=ended_reqs))
 
     @property
     def queue(self) -> list[str]:
@@ -102,9 +108,9 @@ def scheduler():
 def test_delayed_requests_are_not_offered_and_keep_their_positions(scheduler) -> None:
     for i, tokens in enumerate((90, 90, 10, 90)):
         scheduler.add(Req(f"r{i}", f"s{i}", tokens, float(i)))
-    assert scheduler.eligible() == ["r0", "r2"]
+    assert scheduler.offer() == ["r0", "r2"]
     assert scheduler.queue == ["r0", "r1", "r2", "r3"]
-    assert scheduler.step(take=1) == ["r0", "r2"]
+    assert scheduler.step(batch_size=1) == ["r0", "r2"]
     assert scheduler.queue == ["r1", "r2", "r3"]
 
 
@@ -114,7 +120,7 @@ def test_samples_of_an_admitted_request_are_not_delayed(scheduler) -> None:
     scheduler.add(Req("turn 1", "agent", 60, 0.0))
     scheduler.step()
     scheduler.end("turn 1")
-    learnt = gate.model.samples
+    samples_before = gate.model.samples
     scheduler.add(warm_up := Req("warm-up", "agent", 70, 1.0))
     warm_up.canopy.request.pending_samples = 4
     scheduler.add(Req("other", "other", 60, 1.5))
@@ -127,10 +133,10 @@ def test_samples_of_an_admitted_request_are_not_delayed(scheduler) -> None:
     assert scheduler.step() == [f"sample {number}" for number in range(4)]
     for number in range(4):
         assert scheduler.queue == ["other"]
-        assert scheduler.eligible() == []
+        assert scheduler.offer() == []
         scheduler.end(f"sample {number}")
-    scheduler.eligible()
-    assert gate.model.samples == learnt + 1
+    scheduler.offer()
+    assert gate.model.samples == samples_before + 1
     assert gate.stats()["delayed_sessions"] == 0
 
 
@@ -150,7 +156,7 @@ def test_samples_have_the_seniority_of_their_session(scheduler) -> None:
             req.canopy.request.warm_up = warm_up.canopy.request
         scheduler.add(req)
     scheduler.add(Req("new", "s9", 90, 7.0))
-    assert scheduler.eligible() == ["old", "sample", "young"]
+    assert scheduler.offer() == ["old", "sample", "young"]
 
 
 def test_the_oldest_session_comes_first_while_others_wait(scheduler) -> None:
@@ -161,24 +167,24 @@ def test_the_oldest_session_comes_first_while_others_wait(scheduler) -> None:
         scheduler.end(f"r{i}")
     scheduler.add(Req("young", "s2", 30, 5.0))
     scheduler.add(Req("old", "s0", 30, 6.0))
-    assert scheduler.eligible() == ["young", "old"], "no request waits: the queue is unchanged"
+    assert scheduler.offer() == ["young", "old"], "no request waits: the queue is unchanged"
     scheduler.add(Req("new", "s9", 90, 7.0))
-    assert scheduler.eligible() == ["old", "young"]
+    assert scheduler.offer() == ["old", "young"]
     assert scheduler.queue == ["young", "old", "new"]
 
 
 def test_an_inactive_gate_leaves_the_scheduler_its_own_queue() -> None:
-    scheduler = Scheduler(always=False)
+    scheduler = Scheduler(is_always_on=False)
     for i in range(5):
         scheduler.add(Req(f"r{i}", f"s{i}", 90, float(i)))
-    own_queue = scheduler.waiting_queue
+    sglangs_queue = scheduler.waiting_queue
     offered: list[Any] = []
     scheduler.choose_nothing(lambda: offered.append(scheduler.waiting_queue))
-    assert offered[0] is own_queue
+    assert offered[0] is sglangs_queue
 
 
 def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -> None:
-    scheduler = Scheduler(always=False)
+    scheduler = Scheduler(is_always_on=False)
     for turn in range(8):  # agents that recompute for longer than they pause
         now = 20.0 * turn
         for i in range(3):
@@ -192,10 +198,10 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
     assert scheduler.gate.stats()["pauses"] == 1
     scheduler.add(Req("paused", "s2", 40, now + 20.0))
     scheduler.add(Req("under way", "s0", 40, now + 20.0))
-    assert scheduler.eligible() == ["under way"]
+    assert scheduler.offer() == ["under way"]
     assert scheduler.queue == ["paused", "under way"]
     scheduler.gate.hint_over(None, "s1")
-    assert scheduler.eligible() == ["under way", "paused"]
+    assert scheduler.offer() == ["under way", "paused"]
 
 
 def test_requests_that_left_sglangs_queue_are_dropped(scheduler) -> None:
@@ -203,11 +209,11 @@ def test_requests_that_left_sglangs_queue_are_dropped(scheduler) -> None:
     scheduler.step()
     scheduler.add(Req("r1", "s1", 90, 1.0))
     scheduler.add(Req("r2", "s2", 90, 2.0))
-    assert scheduler.eligible() == []
+    assert scheduler.offer() == []
     scheduler.waiting_queue.pop(0)  # as an abort or a time limit does
-    scheduler.running_batch.reqs[0].end(done=False)
+    scheduler.running_batch.reqs[0].end(is_done=False)
     scheduler.running_batch.reqs = []
-    assert scheduler.eligible() == ["r2"]
+    assert scheduler.offer() == ["r2"]
     assert scheduler.gate.stats()["active_sessions"] == 1
 
 
@@ -216,7 +222,7 @@ def test_a_reused_name_is_another_request(scheduler) -> None:
     scheduler.add(Req("job", "s0", 90, 0.0))
     scheduler.step()
     scheduler.add(Req("job", "s1", 90, 1.0))
-    assert scheduler.eligible() == []
+    assert scheduler.offer() == []
     scheduler.waiting_queue.pop()  # its client disconnects
     take_times(scheduler, ["1.0"])
     assert scheduler.gate.stats()["active_sessions"] == 1
@@ -231,7 +237,7 @@ def test_arrivals_during_a_choice_displace_no_request(scheduler) -> None:
     late = Req("late", "s2", 90, 2.0)
     scheduler.choose_nothing(lambda: scheduler.add(late))
     assert scheduler.queue == ["waiting", "late"]
-    assert scheduler.eligible() == []
+    assert scheduler.offer() == []
 
 
 def test_errors_and_health_checks_are_never_delayed(scheduler) -> None:
@@ -242,7 +248,7 @@ def test_errors_and_health_checks_are_never_delayed(scheduler) -> None:
     probe = Req("r2", "s2", 100, 2.0)
     probe.canopy.request.is_health_probe = True
     scheduler.add(probe)
-    assert len(scheduler.eligible()) == 3
+    assert len(scheduler.offer()) == 3
 
 
 def test_sessions_expire_by_the_schedulers_time(scheduler) -> None:
@@ -250,48 +256,49 @@ def test_sessions_expire_by_the_schedulers_time(scheduler) -> None:
     scheduler.step()
     scheduler.end("r0")
     scheduler.add(Req("r1", "s1", 90, 1.0))
-    assert scheduler.eligible() == []
+    assert scheduler.offer() == []
     assert take_times(scheduler, ["nan", "not a time", "-5"])
-    assert scheduler.eligible() == []
+    assert scheduler.offer() == []
     assert take_times(scheduler, ["200.0"])
-    assert scheduler.eligible() == ["r1"]
+    assert scheduler.offer() == ["r1"]
 
 
-@pytest.mark.parametrize("always", [True, False])
-def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) -> None:
+EVENTS = ["new", "return", "return", "step", "step", "end", "end", "abort", "time"]
+
+
+@pytest.mark.parametrize("is_always_on", [True, False])
+def test_two_ranks_with_equal_inputs_decide_the_same(is_always_on: bool, monkeypatch) -> None:
     monkeypatch.setattr("sglang_canopy.admission.activation._MIN_GAIN", 0.1)  # it activates
-    ranks = Scheduler(always=always), Scheduler(always=always)
+    ranks = Scheduler(is_always_on=is_always_on), Scheduler(is_always_on=is_always_on)
     logs: list[list[Any]] = [[], []]
     for scheduler, log in zip(ranks, logs, strict=True):
         draw = random.Random(7)
         time, count = 0.0, 0
         for _ in range(1000):
             time += draw.uniform(0.0, 1.0)
-            kind = draw.choice(
-                ["new", "return", "return", "step", "step", "end", "end", "abort", "time"]
-            )
-            if kind in ("new", "return"):
-                number = 100 + count if kind == "new" else draw.randrange(8)
+            event = draw.choice(EVENTS)
+            if event in ("new", "return"):
+                number = 100 + count if event == "new" else draw.randrange(8)
                 session = f"s{number}"
                 count += 1
                 scheduler.add(Req(f"r{count}", session, draw.randrange(10, 60), time))
-            elif kind == "step":
+            elif event == "step":
                 log.append(scheduler.step(draw.randrange(3)))
-            elif kind == "end" and scheduler.running_batch.reqs:
+            elif event == "end" and scheduler.running_batch.reqs:
                 scheduler.end(draw.choice(scheduler.running_batch.reqs).rid)
-            elif kind == "abort" and scheduler.waiting_queue:
+            elif event == "abort" and scheduler.waiting_queue:
                 scheduler.waiting_queue.pop(draw.randrange(len(scheduler.waiting_queue)))
-            elif kind == "time":
+            elif event == "time":
                 take_times(scheduler, [repr(time)])
     assert logs[0] == logs[1]
     assert ranks[0].gate.counts == ranks[1].gate.counts
     assert ranks[0].gate.counts.admitted_sessions > 10
-    assert ranks[0].gate.counts.pauses > 5 or always
+    assert ranks[0].gate.counts.pauses > 5 or is_always_on
 
 
-def scheduler_with_waiting(count: int, always: bool) -> Scheduler:
-    """One session runs, and ``count`` more wait; an active gate admits none of them."""
-    scheduler = Scheduler(always=always, capacity=100)
+def scheduler_with_waiting(count: int, is_always_on: bool) -> Scheduler:
+    """Return a scheduler with one session that runs and ``count`` that wait; no active gate admits them."""
+    scheduler = Scheduler(is_always_on=is_always_on)
     for number in range(count + 1):
         scheduler.add(Req(f"r{number}", f"s{number}", 80, number / 1e3))
     first = scheduler.waiting_queue.pop(0)
@@ -300,31 +307,31 @@ def scheduler_with_waiting(count: int, always: bool) -> Scheduler:
     return scheduler
 
 
-@pytest.mark.parametrize("always", [False, True])
-def test_arrivals_and_steps_do_not_read_the_queue(always, monkeypatch) -> None:
-    scheduler = scheduler_with_waiting(300, always)
+@pytest.mark.parametrize("is_always_on", [False, True])
+def test_arrivals_and_steps_do_not_read_the_queue(is_always_on, monkeypatch) -> None:
+    scheduler = scheduler_with_waiting(300, is_always_on)
     monkeypatch.delattr(Arranged, "requests")  # read to find requests that left
     lengths = []
     for number in range(20):
         scheduler.add(Req(f"late{number}", f"late{number}", 80, 1.0 + number / 1e3))
         scheduler.choose_nothing(lambda: lengths.append(len(scheduler.waiting_queue)))
-    assert set(lengths) == ({0} if always else set(range(301, 321)))
+    assert set(lengths) == ({0} if is_always_on else set(range(301, 321)))
     assert len(scheduler.waiting_queue) == 320
 
 
-@pytest.mark.parametrize("always", [False, True])
-def test_an_abort_in_the_queue_is_noticed_by_its_length(always) -> None:
-    scheduler = scheduler_with_waiting(30, always)
+@pytest.mark.parametrize("is_always_on", [False, True])
+def test_an_abort_in_the_queue_is_noticed_by_its_length(is_always_on) -> None:
+    scheduler = scheduler_with_waiting(30, is_always_on)
     aborted = scheduler.waiting_queue.pop(7)
     retry = Req("again", aborted.canopy.request.conversation, 90, 1.0)
     scheduler.add(retry)
     assert aborted not in scheduler.gate.by_ticket
-    rest = scheduler.waiting_queue[:-1]
-    assert retry.canopy.request.seniority > max(req.canopy.request.seniority for req in rest)
+    others = scheduler.waiting_queue[:-1]
+    assert retry.canopy.request.seniority > max(req.canopy.request.seniority for req in others)
 
 
 def test_a_retracted_request_keeps_its_admission() -> None:
-    scheduler = scheduler_with_waiting(5, always=True)
+    scheduler = scheduler_with_waiting(5, is_always_on=True)
     retracted = scheduler.running_batch.reqs.pop()
     scheduler.add(retracted)
     offered = []
@@ -333,10 +340,10 @@ def test_a_retracted_request_keeps_its_admission() -> None:
     assert scheduler.waiting_queue[-1] is retracted
 
 
-@pytest.mark.parametrize("reports", [True, False])
-def test_a_preempted_and_a_chosen_request_both_keep_their_admission(reports: bool) -> None:
+@pytest.mark.parametrize("reports_aborts", [True, False])
+def test_a_preempted_and_a_chosen_request_both_keep_their_admission(reports_aborts: bool) -> None:
     """Preemption: SGLang takes the urgent request from its queue, then puts the running one back."""
-    scheduler = Scheduler(always=False, reports=reports)
+    scheduler = Scheduler(is_always_on=False, reports_aborts=reports_aborts)
     scheduler.add(running := Req("running", "s0", 40, 0.0))
     scheduler.step()
     running.canopy.request.phase = RequestPhase.ADMITTED
@@ -352,9 +359,9 @@ def test_a_preempted_and_a_chosen_request_both_keep_their_admission(reports: boo
     assert running.canopy.request.phase is RequestPhase.ADMITTED
 
 
-@pytest.mark.parametrize("reports", [True, False])
-def test_requests_retracted_together_keep_their_admission(reports: bool) -> None:
-    scheduler = Scheduler(always=False, reports=reports)
+@pytest.mark.parametrize("reports_aborts", [True, False])
+def test_requests_retracted_together_keep_their_admission(reports_aborts: bool) -> None:
+    scheduler = Scheduler(is_always_on=False, reports_aborts=reports_aborts)
     retracted = [Req(f"r{i}", f"s{i}", 40, float(i)) for i in range(3)]
     for req in retracted:
         scheduler.add(req)
@@ -363,7 +370,7 @@ def test_requests_retracted_together_keep_their_admission(reports: bool) -> None
     for req in retracted:
         req.canopy.request.phase = RequestPhase.ADMITTED
         scheduler.add(req)
-    scheduler.eligible()
+    scheduler.offer()
     assert [*scheduler.gate.by_ticket] == retracted
     assert {req.canopy.request.phase for req in retracted} == {RequestPhase.ADMITTED}
 

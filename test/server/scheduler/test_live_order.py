@@ -15,7 +15,7 @@ from sglang_canopy.server.scheduler.admission import arrange_queue, choose_prefi
 from sglang_canopy.server.scheduler.live_order import PROTECTED_REQUESTS, LiveOrder
 from support.live_tree import LiveTree
 from support.waiting_requests import (
-    PAGE,
+    PAGE_TOKENS,
     add_to_queue,
     admit_first,
     arrange,
@@ -52,8 +52,8 @@ def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> No
 
 def test_requests_not_announced_by_sglang_have_a_record_in_the_queue(tree, monkeypatch) -> None:
     """Requests for embeddings, and before 0.5.23 all. Their documents have named the extra key."""
-    name_key = [lambda _, req: setattr(req, "extra_key", "docs")]
-    monkeypatch.setattr(arrivals, "_on_queued", name_key)
+    listeners = [lambda _, req: setattr(req, "extra_key", "docs")]
+    monkeypatch.setattr(arrivals, "_on_queued", listeners)
     monkeypatch.setattr(arrivals, "_on_created", [])
     announced = req_at(tree, tokens(200, 1), 1.0, extra_key="docs")
     add_to_queue(tree, [], req := Req("r", "", announced.origin_input_ids, SamplingParams()))
@@ -61,47 +61,47 @@ def test_requests_not_announced_by_sglang_have_a_record_in_the_queue(tree, monke
 
 
 def test_cached_tokens_cost_less(tree: LiveTree) -> None:
-    shared = tokens(800, seed=1)
-    tree.serve(shared, 0.5)
-    long, short = req_at(tree, tokens(400, 2), 1.0), req_at(tree, [*shared, *tokens(40, 3)], 1.0)
-    add_to_queue(tree, [long], long, short)
+    shared_prefix = tokens(800, seed=1)
+    tree.serve(shared_prefix, 0.5)
+    uncached_req = req_at(tree, tokens(400, 2), 1.0)
+    cached_req = req_at(tree, [*shared_prefix, *tokens(40, 3)], 1.0)
+    add_to_queue(tree, [uncached_req], uncached_req, cached_req)
     req_at(tree, [7], 2.0)  # time passes with the requests
-    assert arrange(tree, [long, short]) == [short, long]
+    assert arrange(tree, [uncached_req, cached_req]) == [cached_req, uncached_req]
 
 
 def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
-    live = tree.cache.admission.order
+    queue_order = tree.cache.admission.order
     waiting = [req_at(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
     req_at(tree, [7], 5.0)
-    order = arrange(tree, waiting)
-    aborted, admitted = order[3], order[0]
+    in_order = arrange(tree, waiting)
+    aborted, admitted = in_order[3], in_order[0]
     remaining = [req for req in waiting if req not in (aborted, admitted)]
     scheduler = scheduler_with([*remaining, admitted])
     batch = batch_of([admitted], [100], [0], 0.0)
     tree.cache.admission.choose(scheduler, None, lambda: (batch, None))
     next_order = arrange(tree, remaining)
     assert set(next_order) == set(remaining)
-    assert len(live.bounded_queue.in_order()) == len(remaining) == len(live.arranged)
-    assert live.bounded_queue.shares._next_start[None] == pytest.approx(
-        live.cost.seconds(live.prefill(admitted, False))
-    )
+    assert len(queue_order.bounded_queue.in_order()) == len(remaining) == len(queue_order.arranged)
+    cost_s = queue_order.cost.seconds(queue_order.prefill(admitted, False))
+    assert queue_order.bounded_queue.shares._next_start[None] == pytest.approx(cost_s)
     # One that was retracted is back, with its place.
     assert set(arrange(tree, [*remaining, admitted])) == {*remaining, admitted}
-    assert live.bounded_queue.in_order(0)[0].request in (admitted, waiting[0])
+    assert queue_order.bounded_queue.in_order(0)[0].request in (admitted, waiting[0])
     assert arrange(tree, []) == []
-    assert len(live.bounded_queue.in_order()) == 0
+    assert len(queue_order.bounded_queue.in_order()) == 0
 
 
-@pytest.mark.parametrize("low_first", [False, True])
-def test_sglangs_priorities_are_respected(tree: LiveTree, low_first: bool) -> None:
+@pytest.mark.parametrize("is_low_first", [False, True])
+def test_sglangs_priorities_are_respected(tree: LiveTree, is_low_first: bool) -> None:
     waiting = [
         req_at(tree, tokens(400 if n % 2 else 20, n), 1.0 + n / 100, priority=n % 2)
         for n in range(10)
     ]
     req_at(tree, [7], 9.0)
-    order = arrange(tree, waiting, policy_of(tree, priorities=True, low_first=low_first))
-    found_priorities = [req.priority for req in order]
-    assert found_priorities == sorted(found_priorities, reverse=not low_first)
+    in_order = arrange(tree, waiting, policy_of(tree, priorities=True, low_first=is_low_first))
+    priorities = [req.priority for req in in_order]
+    assert priorities == sorted(priorities, reverse=not is_low_first)
 
 
 def test_tenants_alternate(tree: LiveTree) -> None:
@@ -109,12 +109,12 @@ def test_tenants_alternate(tree: LiveTree) -> None:
     waiting += [req_at(tree, tokens(200, 100 + n), 1.1 + n / 1e3, cache_salt="t") for n in range(3)]
     req_at(tree, [7], 9.0)
     assert waiting.index(next(r for r in arrange(tree, waiting) if r.cache_salt)) == 30
-    position = [req.cache_salt for req in arrange(tree, waiting)].index("t")
-    assert position <= 1
+    tenants_position = [req.cache_salt for req in arrange(tree, waiting)].index("t")
+    assert tenants_position <= 1
 
 
 def is_protected(tree: LiveTree, ids: list[int]) -> bool:
-    """Whether the deepest cached node of ``ids`` is protected for a waiting request."""
+    """Return whether the deepest cached node of ``ids`` is protected for a waiting request."""
     return any(
         leaf.awaited_until is not None and leaf.node.key.raw_token_ids()[0] == ids[0]
         for leaf in tree.core.protected.awaited
@@ -173,7 +173,7 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
     max_lookups, matched_rids = 0, set()
     for number in range(300):
         matched.clear()
-        tree.serve([3_000 + number] * PAGE, 2.0)  # every match is of an earlier tree
+        tree.serve([3_000 + number] * PAGE_TOKENS, 2.0)  # every match is of an earlier tree
         waiting = arrange(tree, waiting)
         max_lookups = max(max_lookups, len(matched))
         matched_rids |= {req.rid for req in matched}
@@ -194,20 +194,21 @@ def test_a_request_that_sglang_matched_is_not_matched_again(tree: LiveTree, monk
 
 
 def branching_requests(tree: LiveTree, count: int = 3) -> list[Req]:
-    shared = tokens(400, 1)
-    return [req_at(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
+    shared_prefix = tokens(400, 1)
+    return [req_at(tree, [*shared_prefix, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
 
 
 def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTree) -> None:
     """It joins an empty queue, and is matched: by SGLang's order it would wait for the whole prompt."""
-    shared = tokens(800, 1)
-    tree.serve(shared, 0.5)
-    chunked, young = req_at(tree, tokens(600, 2), 1.0), req_at(tree, [*shared, *tokens(8, 3)], 2.0)
+    shared_prefix = tokens(800, 1)
+    tree.serve(shared_prefix, 0.5)
+    chunked = req_at(tree, tokens(600, 2), 1.0)
+    cached_req = req_at(tree, [*shared_prefix, *tokens(8, 3)], 2.0)
     scheduler, _ = admit_first(tree, [chunked], 1)
     chunked.full_untruncated_fill_ids = chunked.origin_input_ids
     scheduler.enable_lora, scheduler.chunked_req, scheduler.waiting_queue = False, chunked, []
-    arrivals.register_queued(scheduler, young)
-    queue = scheduler.waiting_queue = [young]
+    arrivals.register_queued(scheduler, cached_req)
+    queue = scheduler.waiting_queue = [cached_req]
     limits = []
 
     def choose(*_: Any) -> Any:
@@ -241,28 +242,29 @@ def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> 
 
 def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None:
     """SGLang takes an aborted request out of its queue and marks nothing on it."""
-    live, waiting = tree.cache.admission.order, branching_requests(tree, 2)
+    queue_order, waiting = tree.cache.admission.order, branching_requests(tree, 2)
     arrange(tree, waiting)
     aborted_ref = weakref.ref(waiting.pop(0))
     assert admit_first(tree, waiting, 1)[1] == waiting
     gc.collect()
     assert aborted_ref() is None
-    assert live.bounded_queue.shares._separate.keys() == {None}
+    assert queue_order.bounded_queue.shares._separate.keys() == {None}
     admit_first(tree, [], 0)
-    assert (len(live.arranged), len(live.bounded_queue.in_order())) == (0, 0)
+    assert (len(queue_order.arranged), len(queue_order.bounded_queue.in_order())) == (0, 0)
     arrange(tree, branching_requests(tree, 2))
     scheduler = scheduler_with([], tree_cache=tree.cache)  # both are aborted, and no other arrives
     choose_prefill(lambda *_: (None, None), scheduler, scheduler.running_batch)
-    assert (len(live.arranged), len(live.bounded_queue.in_order())) == (0, 0)
+    assert (len(queue_order.arranged), len(queue_order.bounded_queue.in_order())) == (0, 0)
 
 
 def test_a_request_beyond_a_budget_is_offered_to_no_step_and_stays_in_the_queue(tree):
-    shortest = tree.cache.admission.order.bounded_queue
-    shortest.cost_factor, shortest.base_budget_s = 0.0, 0.0  # nothing may pass the prompt in chunks
-    chunked, young = req_at(tree, tokens(900, 1), 1.0), req_at(tree, tokens(20, 2), 2.0)
-    scheduler, _ = admit_first(tree, [chunked], 1)
-    chunked.full_untruncated_fill_ids = chunked.origin_input_ids
-    scheduler.chunked_req, scheduler.waiting_queue = chunked, [young]
+    bounded_queue = tree.cache.admission.order.bounded_queue
+    # Nothing may pass the prompt in chunks.
+    bounded_queue.cost_factor, bounded_queue.base_budget_s = 0.0, 0.0
+    chunked_req, short_req = req_at(tree, tokens(900, 1), 1.0), req_at(tree, tokens(20, 2), 2.0)
+    scheduler, _ = admit_first(tree, [chunked_req], 1)
+    chunked_req.full_untruncated_fill_ids = chunked_req.origin_input_ids
+    scheduler.chunked_req, scheduler.waiting_queue = chunked_req, [short_req]
     offered: list[Req] = []
 
     def choose(*_: Any) -> tuple[Any, Any]:
@@ -272,7 +274,7 @@ def test_a_request_beyond_a_budget_is_offered_to_no_step_and_stays_in_the_queue(
         return None, None
 
     choose_prefill(choose, scheduler, scheduler.running_batch)
-    assert (offered, scheduler.waiting_queue) == ([], [young])
+    assert (offered, scheduler.waiting_queue) == ([], [short_req])
 
 
 def test_sglangs_own_order_omits_no_request(tree: LiveTree) -> None:
@@ -290,18 +292,19 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks,
     assert len(first["orders"]) > 10
 
 
-@pytest.mark.parametrize("short", [True, False])
-def test_a_request_that_was_admitted_is_not_matched(tree: LiveTree, short: bool) -> None:
+@pytest.mark.parametrize("is_short", [True, False])
+def test_a_request_that_was_admitted_is_not_matched(tree: LiveTree, is_short: bool) -> None:
     """SGLang matches nothing for logprobs from the first token, nor for a prompt of one page. A
     match after the admission would move the lock of the running request to another node."""
     prompt = tokens(40, 1)
     tree.serve(prompt, 0.5)
     arrange(tree, [req_at(tree, tokens(40, 2), 1.0)])  # protects the first one's prefix
     arrange(tree, [])
-    req = req_at(tree, prompt[:PAGE] if short else prompt, 2.0, return_logprob=not short)
-    req.logprob_start_len = -1 if short else 0
+    prompt = prompt[:PAGE_TOKENS] if is_short else prompt
+    req = req_at(tree, prompt, 2.0, return_logprob=not is_short)
+    req.logprob_start_len = -1 if is_short else 0
     arrange(tree, [req])
     req.init_next_round_input(tree.cache)
-    state = req.prefix_len, req.last_node, req.best_match_node
+    match_before = req.prefix_len, req.last_node, req.best_match_node
     tree.cache.admission.order.arranged.admit([req])
-    assert (req.prefix_len, req.last_node, req.best_match_node) == state
+    assert (req.prefix_len, req.last_node, req.best_match_node) == match_before

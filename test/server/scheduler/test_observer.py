@@ -11,7 +11,7 @@ from support.live_tree import FakeReq, fake_req
 
 
 def ended_request(number: int) -> FakeReq:
-    """A request of SGLang's that has ended: each a prompt of its own of four blocks."""
+    """Return an ended request of SGLang's, with a prompt of its own of four blocks."""
     tokens = [1000 * number + i for i in range(4 * BLOCK_TOKENS)]
     return fake_req(tokens, [1], {"time": float(number), "category": "chat"}, finished=lambda: True)
 

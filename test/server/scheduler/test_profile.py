@@ -14,7 +14,7 @@ from sglang_canopy.telemetry.window import TtftHour
 from support.live_tree import LiveTree
 
 
-def learn(tree: LiveTree, count: int) -> None:
+def serve_requests(tree: LiveTree, count: int) -> None:
     for i in range(count):
         tokens = [i % 5] * (20 + i)
         tree.serve(tokens, time=2.0 * i, category="chat", path=list(range(i % 5, 400, 5))[: i + 1])
@@ -22,40 +22,39 @@ def learn(tree: LiveTree, count: int) -> None:
 
 def test_a_saved_profile_gives_the_next_run_its_curves(tmp_path: Path) -> None:
     path = tmp_path / "wa.json"
-    first = LiveTree(4096, "wa")
-    first.core.live.profile = Profile(str(path))
-    learn(first, 60)
-    first.core.live.profile.writer.join()
+    tree = LiveTree(4096, "wa")
+    tree.core.live.profile = Profile(str(path))
+    serve_requests(tree, 60)
+    tree.core.live.profile.writer.join()
     assert path.exists()
-    first.core.live.profile.save(first.core.live.device_policy)
+    tree.core.live.profile.save(tree.core.live.device_policy)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    restored = LiveTree(4096, "wa").core.live.device_policy
-    restored.restore(read_or_set_aside(str(path)))
-    assert (
-        restored.state()["categories"].keys() == json.loads(path.read_text())["categories"].keys()
-    )
-    assert restored.state()["categories"]
+    restored_policy = LiveTree(4096, "wa").core.live.device_policy
+    restored_policy.restore(read_or_set_aside(str(path)))
+    categories = json.loads(path.read_text())["categories"]
+    assert restored_policy.state()["categories"].keys() == categories.keys() != set()
 
 
 def test_a_profile_is_saved_once_per_interval(tmp_path: Path) -> None:
-    saved = []
+    saves = 0
 
     class Policy:
         def state(self) -> dict[str, int]:
-            saved.append(1)
+            nonlocal saves
+            saves += 1
             return {"version": 1}
 
     profile = Profile(str(tmp_path / "p.json"))
     for now in (0.0, 1.0, SAVE_INTERVAL_S - 1, SAVE_INTERVAL_S + 1, SAVE_INTERVAL_S + 2):
         profile.save_if_due(Policy(), now)  # type: ignore[arg-type]
         profile.writer.join()
-    assert len(saved) == 2
+    assert saves == 2
 
 
 def test_a_profile_that_cannot_be_written_does_not_stop_serving(tmp_path: Path, caplog) -> None:
     tree = LiveTree(4096, "wa")
     profile = tree.core.live.profile = Profile(str(tmp_path / "gone" / "p.json"))
-    learn(tree, 40)
+    serve_requests(tree, 40)
     for _ in range(2):
         profile.save(tree.core.live.device_policy)
     assert caplog.text.count("cannot save") == 1
@@ -76,8 +75,8 @@ def test_client_waits_are_counted_from_the_requests_creation(monkeypatch):
     monkeypatch.setattr(entry.current, "ttft_hour", hour)
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
     monkeypatch.setattr(entry.time, "perf_counter", lambda: 14.0)
-    for token_at in (12.0, None):  # the second has no time of its own
-        entry.record_first_token(token_at, state, SimpleNamespace(time_stats=None), 0)
+    for token_time in (12.0, None):  # the second has no time of its own
+        entry.record_first_token(token_time, state, SimpleNamespace(time_stats=None), 0)
     (point,) = hour.points()
     assert (point["requests"], point["p50_s"], point["p99_s"]) == (
         2,

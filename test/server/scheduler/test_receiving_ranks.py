@@ -1,7 +1,7 @@
 """Replicas of data-parallel attention and stages of a pipeline, over SGLang's receiver of requests.
 
-SGLang's groups and its receiver are real, in two processes; no model computes. Why not: the page of
-set-ups in the documentation.
+SGLang's groups and its receiver are real, in two processes; no model computes: the page of set-ups
+in the documentation states why.
 """
 
 from pathlib import Path

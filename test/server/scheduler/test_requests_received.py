@@ -16,10 +16,10 @@ from sglang_canopy.request import client_hints
 from sglang_canopy.server.scheduler.received import stamp_received
 from sglang_canopy.server.start import plugin
 from sglang_canopy.wire.stamp import read_stamp
-from support.receiver import receiver_of, tokenized
+from support.receiver import message_of, receiver_of
 
 RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank")
-FORGED = {"canopy": {"time": 9e9, "category": "forged"}}
+FORGED_STAMP = {"canopy": {"time": 9e9, "category": "forged"}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,22 +28,23 @@ def hooks() -> None:
     HookRegistry.apply_hooks()
 
 
-def receive(*messages: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
+def receive(
+    *messages: Any, attn_dp_rank: int = 0, hints_mode: str = client_hints.ON, **arguments: Any
+) -> list[dict[str, Any]]:
     """Return the ``custom_params`` that the receiving rank forwards for each request."""
-    hints = arguments.pop("client_hints", client_hints.ON)
-    options = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa", **arguments}
-    server_args = ServerArgs(**options)
-    requests = RequestOptions(client_hints=hints)
-    setattr(server_args, ATTRIBUTE, ServerOptions(requests))
+    options = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa"}
+    server_args = ServerArgs(**options | arguments)
+    request_options = RequestOptions(client_hints=hints_mode)
+    setattr(server_args, ATTRIBUTE, ServerOptions(request_options))
     context = zmq.Context()
     try:
         receiver, push = receiver_of(server_args, context)
         for message in messages:
             sock_send(push, message)
         with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"attn_dp_rank": attn_dp_rank}):
-            receive = receiver._pull_raw_reqs()
+            received = receiver._pull_raw_reqs()
         custom_params = []
-        for message in receive:
+        for message in received:
             batch = message if isinstance(message, BatchTokenizedGenerateReqInput) else [message]
             custom_params += [request.sampling_params.custom_params for request in batch]
         return custom_params
@@ -52,55 +53,55 @@ def receive(*messages: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dic
 
 
 def test_a_request_without_a_stamp_gets_one() -> None:
-    (first,), (second,) = receive(tokenized()), receive(tokenized({"canopy_turn": 2}))
+    (first,), (second,) = receive(message_of()), receive(message_of({"canopy_turn": 2}))
     assert read_stamp(first)["category"] == "generate"
     assert read_stamp(second)["turn"] == 2
     assert 0.0 < first["canopy"]["time"] <= second["canopy"]["time"]
 
 
 def test_a_stamp_of_the_http_entry_stays() -> None:
-    (custom,) = receive(tokenized({"canopy": {"time": 5.0, "category": "chat"}}))
-    assert custom == {"canopy": {"time": 5.0, "category": "chat"}}
+    (params,) = receive(message_of({"canopy": {"time": 5.0, "category": "chat"}}))
+    assert params == {"canopy": {"time": 5.0, "category": "chat"}}
 
 
 @pytest.mark.parametrize("mode", ["smg_grpc_mode", "grpc_mode"])
 def test_a_grpc_client_cannot_write_a_stamp(mode: str) -> None:
-    (custom,) = receive(tokenized(FORGED), **{mode: True})
-    stamp = read_stamp(custom)
+    (params,) = receive(message_of(FORGED_STAMP), **{mode: True})
+    stamp = read_stamp(params)
     assert stamp["category"] == "generate"
     assert stamp["time"] < 9e9
 
 
 def test_grpc_carries_numbers_as_floats_and_fields_as_they_are() -> None:
     fields = {"canopy_category": "agent", "canopy_turn": 3.0, "canopy_return_in_s": 1.5}
-    (custom,) = receive(tokenized(fields), smg_grpc_mode=True)
-    stamp = read_stamp(custom)
+    (params,) = receive(message_of(fields), smg_grpc_mode=True)
+    stamp = read_stamp(params)
     assert (stamp["category"], stamp["turn"], stamp["return_in_s"]) == ("agent", 3, 1.5)
 
 
 def test_wrong_fields_are_dropped_and_the_request_continues() -> None:
-    (custom,) = receive(tokenized({"canopy_turn": -1.0, "other": "kept"}), smg_grpc_mode=True)
-    assert custom["other"] == "kept"
-    assert "turn" not in custom["canopy"]
+    (params,) = receive(message_of({"canopy_turn": -1.0, "other": "kept"}), smg_grpc_mode=True)
+    assert params["other"] == "kept"
+    assert "turn" not in params["canopy"]
 
 
 def test_hints_count_only_if_all_clients_are_trusted() -> None:
-    (custom,) = receive(
-        tokenized({"canopy_turn": 2, "canopy_keep_s": 60}),
+    (params,) = receive(
+        message_of({"canopy_turn": 2, "canopy_keep_s": 60}),
         smg_grpc_mode=True,
-        client_hints=client_hints.OFF,
+        hints_mode=client_hints.OFF,
     )
-    assert "keep_s" not in custom["canopy"]
-    assert custom["canopy"]["turn"] == 2
+    assert "keep_s" not in params["canopy"]
+    assert params["canopy"]["turn"] == 2
 
 
 def test_every_request_of_a_batch_is_stamped() -> None:
-    batch = BatchTokenizedGenerateReqInput(batch=[tokenized(), tokenized()])
-    assert all("canopy" in custom for custom in receive(batch, smg_grpc_mode=True))
+    batch = BatchTokenizedGenerateReqInput(batch=[message_of(), message_of()])
+    assert all("canopy" in params for params in receive(batch, smg_grpc_mode=True))
 
 
 def test_under_sglangs_own_policies_no_request_is_stamped() -> None:
-    assert receive(tokenized(), radix_eviction_policy="lru") == [None]
+    assert receive(message_of(), radix_eviction_policy="lru") == [None]
 
 
 @pytest.fixture
@@ -112,16 +113,15 @@ def any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("any_rank")
 def test_each_leader_of_data_parallel_attention_stamps_its_own() -> None:
-    (custom,) = receive(tokenized(), attn_dp_rank=1)
-    assert read_stamp(custom)["category"] == "generate"
+    (params,) = receive(message_of(), attn_dp_rank=1)
+    assert read_stamp(params)["category"] == "generate"
 
 
 @pytest.mark.usefixtures("any_rank")
 def test_a_later_pipeline_stage_keeps_the_first_ones_stamps() -> None:
-    message = tokenized({"canopy": {"time": 5.0}})
-    server_args = ServerArgs(
-        model_path="dummy", device="cpu", radix_eviction_policy="wa", smg_grpc_mode=True
-    )
+    message = message_of({"canopy": {"time": 5.0}})
+    options = {"radix_eviction_policy": "wa", "smg_grpc_mode": True}
+    server_args = ServerArgs(model_path="dummy", device="cpu", **options)
     with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"pp_rank": 1}):
         stamp_received([message], SimpleNamespace(server_args=server_args))
     assert message.sampling_params.custom_params == {"canopy": {"time": 5.0}}

@@ -21,18 +21,18 @@ def run_scenario(
     scenario: str, model: Any, *flags: str, policy: str = "wa", **keywords: Any
 ) -> Any:
     flags = ("--radix-eviction", policy, *flags) if policy else flags
-    return run_in_scheduler_process(
-        f"scenarios:{scenario}", model, *flags, timeout_s=TIMEOUT_S, **keywords
-    )
+    name = f"scenarios:{scenario}"
+    return run_in_scheduler_process(name, model, *flags, timeout_s=TIMEOUT_S, **keywords)
 
 
 def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_model) -> None:
     flags = (*PAGES, *ORDER, *LIMIT, *PRIORITIES, "--disable-priority-preemption")
-    result = run_scenario("ordered", small_model, *flags)
+    result = run_scenario("answer_in_order", small_model, *flags)
     assert result["equal"]
     # Requests that end in the same step are listed by kind: a short one may fill an urgent batch.
     kinds = ("urgent", "short", "long")
-    positions = {kind: [i for i, k in enumerate(result["kinds"]) if k == kind] for kind in kinds}
+    answered = list(enumerate(result["answered_kinds"]))
+    positions = {kind: [i for i, k in answered if k == kind] for kind in kinds}
     assert max(positions["urgent"]) < min(positions["long"])
     assert max(positions["short"]) < max(positions["long"])
     assert sum(positions["short"]) < sum(positions["long"])
@@ -43,30 +43,31 @@ def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_mode
 @pytest.mark.long
 @pytest.mark.parametrize("order", ["hrrn", "lpm"])
 def test_sglangs_own_orders_work_with_our_tree(small_model, order: str) -> None:
-    result = run_scenario("ordered", small_model, *PAGES, "--schedule-policy", order, *LIMIT)
+    flags = ("--schedule-policy", order)
+    result = run_scenario("answer_in_order", small_model, *PAGES, *flags, *LIMIT)
     assert (result["equal"], result["policy"]) == (True, order)
 
 
 @pytest.mark.long
 def test_answers_survive_retraction(small_model) -> None:
     retract = {"SGLANG_TEST_RETRACT": "1"}
-    result = run_scenario("ordered", small_model, *PAGES, *ORDER, environment=retract)
+    result = run_scenario("answer_in_order", small_model, *PAGES, *ORDER, environment=retract)
     assert result["equal"]
     assert result["retracted"] > 0
 
 
-@pytest.mark.parametrize("locks", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_shorter_request_leaves_a_long_prompt_its_step_and_its_memory(small_model, locks) -> None:
+@pytest.mark.parametrize("needs_cache", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_shorter_request_leaves_a_long_prompt_its_step_and_memory(small_model, needs_cache):
     """SGLang keeps one prompt in the middle of its chunks, and stops if there would be two. A request locks
     the cached tokens that it matches, so they are no longer free."""
-    result = run_scenario("sharing", small_model, *CHUNKS, *ORDER, locks=locks)
-    assert result["answered"] == (7 if locks else 64)
-    assert result["admitted_together"] > (0 if locks else 20)
+    result = run_scenario("share_steps", small_model, *CHUNKS, *ORDER, needs_cache=needs_cache)
+    assert result["answered"] == (7 if needs_cache else 64)
+    assert result["admitted_together"] > (0 if needs_cache else 20)
 
 
 @pytest.mark.long
 def test_a_name_used_again_is_another_request_and_a_retry_is_answered(small_model) -> None:
-    result = run_scenario("retried", small_model, *PAGES, "--max-running-requests", "2", *ORDER)
+    result = run_scenario("retry", small_model, *PAGES, "--max-running-requests", "2", *ORDER)
     assert result["equal"]
     assert result["answered"], result
 
@@ -76,7 +77,7 @@ def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(small_model) 
     host = ("--enable-hierarchical-cache", "--hicache-ratio", "3", "--max-total-tokens", "2560")
     flags = (*ORDER, "--canopy-session-gate", "auto", *PRIORITIES, *host)
     flags += ("--hicache-write-policy", "write_back", "--max-running-requests", "2")
-    result = run_scenario("reads", small_model, *PAGES, *flags)
+    result = run_scenario("count_reads", small_model, *PAGES, *flags)
     assert not result["ours"]
     assert any("batch_result_processor" in caller for caller in result["sglangs"])
     assert result["answered"] == 26
@@ -106,7 +107,7 @@ def expected_refusals() -> dict[str, int]:
 def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
     """Samples (n = 4) of three prompts, refusals and retries."""
     samples, conversations = 4, 3
-    assert run_scenario("teaching", tiny_model, "--canopy-whatif", "auto", *SERVER) == {
+    assert run_scenario("teach_policies", tiny_model, "--canopy-whatif", "auto", *SERVER) == {
         "turns": [1] * (samples * conversations),
         "samples_learnt": 0,
         "refused_at_the_limit": True,
@@ -123,20 +124,21 @@ def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
 @pytest.mark.long
 def test_requests_for_embeddings_are_answered_with_order_and_gate(small_model) -> None:
     flags = ("--is-embedding", *SERVER[:4], *ORDER, "--canopy-session-gate", "auto")
-    results = run_scenario("embedded", small_model, *flags, "--max-running-requests", "1")
+    results = run_scenario("embed", small_model, *flags, "--max-running-requests", "1")
     assert [answered for answered, _ in results] == [True] * 3
     assert [cached for _, cached in results] == [0, 288, 288]
 
 
 @pytest.mark.long
 def test_refusals_are_counted_while_sglangs_own_cache_is_observed(tiny_model) -> None:
-    result = run_scenario("observed", tiny_model, "--canopy-observe", *SERVER, policy="")
+    result = run_scenario("observe_refusals", tiny_model, "--canopy-observe", *SERVER, policy="")
     assert result == {"refused": expected_refusals(), "metered_tokens": 2 * 100 + 300}
 
 
 @pytest.mark.long
 def test_a_scheduler_with_sglangs_lru_is_metered(small_model) -> None:
-    stats = run_scenario("metered", small_model, "--canopy-observe", *SERVER[:4], *LIMIT, policy="")
+    flags = ("--canopy-observe", *SERVER[:4], *LIMIT)
+    stats = run_scenario("read_meter", small_model, *flags, policy="")
     assert stats["equal"]
     meter = stats["meter"]
     assert meter["running"] == "lru"

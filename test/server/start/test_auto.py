@@ -15,7 +15,7 @@ from sglang_canopy.telemetry.auto_line import LINE_INTERVAL_S, AutoLine, describ
 from support import forked
 
 HOST_FLAGS = ("--enable-hierarchical-cache",)
-LINES = {
+FLAGS_BY_NAME = {
     "defaults": (),
     "order by hand": ("--schedule-policy", "lpm"),
     "gate": ("--canopy-session-gate", "auto"),
@@ -44,18 +44,20 @@ print("READ" + json.dumps(read))
 """
 
 
-def reasons(settings: dict) -> dict[str, str]:
-    """Inactive parts of ``auto`` with their reasons."""
+def off_reasons(settings: dict) -> dict[str, str]:
+    """Return why each inactive part of ``auto`` is inactive."""
     return {name: part["why"] for name, part in settings["parts"].items() if not part["active"]}
 
 
 @pytest.fixture(scope="module")
 def options(tiny_model: Path):
     """Return the parsed arguments of each command line."""
-    common = ["--model-path", str(tiny_model), "--device", "cpu"]
-    lines = {name: [*common, "--radix-eviction", "auto", *flags] for name, flags in LINES.items()}
-    lines["wa"] = [*common, "--radix-eviction", "wa", *HOST_FLAGS]
-    process = forked.run([sys.executable, "-c", READ_SCRIPT, json.dumps(lines)], timeout=300)
+    common_flags = ["--model-path", str(tiny_model), "--device", "cpu"]
+    common_flags += ["--radix-eviction"]
+    command_lines = {name: [*common_flags, "auto", *line] for name, line in FLAGS_BY_NAME.items()}
+    command_lines["wa"] = [*common_flags, "wa", *HOST_FLAGS]
+    command = [sys.executable, "-c", READ_SCRIPT, json.dumps(command_lines)]
+    process = forked.run(command, timeout=300)
     assert process.returncode == 0, process.stderr[-2000:]
     return json.loads(process.stdout.rpartition("READ")[2])
 
@@ -64,8 +66,8 @@ def test_every_part_is_on_and_the_policy_is_one_that_ranks(options) -> None:
     defaults = options["defaults"]
     assert (defaults["policy"], defaults["order"]) == ("wa", "bounded-shortest")
     assert (defaults["gate"], defaults["floor"]) == ("off", "on")
-    assert reasons(defaults) == {"write policy": "there is no host tier"}
-    assert reasons(options["host"]) == {}
+    assert off_reasons(defaults) == {"write policy": "there is no host tier"}
+    assert off_reasons(options["host"]) == {}
     assert list(defaults["parts"]) == list(AUTO_PARTS)
 
 
@@ -74,16 +76,16 @@ def test_user_settings_are_kept(options) -> None:
     assert options["gate"]["gate"] == "auto"
     assert options["meter by hand"]["floor"] == "off"
     assert options["order by hand"]["order"] == "sglang"
-    assert reasons(options["order by hand"])["order"] == "--schedule-policy lpm was given"
+    assert off_reasons(options["order by hand"])["order"] == "--schedule-policy lpm was given"
     assert options["order by hand"]["parts"]["order"]["change"] == "leave out --schedule-policy"
-    assert reasons(options["order off"])["order"] == "--canopy-queue-order sglang was given"
-    assert reasons(options["meter by hand"])["floor"] == "floor=off was given"
-    assert reasons(options["host by hand"])["write policy"].startswith(WRITE_POLICY_FLAG)
+    assert off_reasons(options["order off"])["order"] == "--canopy-queue-order sglang was given"
+    assert off_reasons(options["meter by hand"])["floor"] == "floor=off was given"
+    assert off_reasons(options["host by hand"])["write policy"].startswith(WRITE_POLICY_FLAG)
 
 
 def test_unavailable_parts_are_omitted_with_the_reason(options) -> None:
     assert options["stages"]["order"] == "sglang"
-    assert "--pp-size 2" in reasons(options["stages"])["order"]
+    assert "--pp-size 2" in off_reasons(options["stages"])["order"]
     assert options["stages"]["parts"]["order"]["change"] == "use --pp-size 1"
 
 
@@ -111,8 +113,8 @@ def test_sglangs_config_file_may_set_it(tmp_path: Path) -> None:
     words = arguments.expand_arguments(["--model-path", "m", "--config", str(plan)])[0][0]
     assert words[-2:] == ["--hicache-write-policy", "write_back"]
     assert json.loads(words[words.index("--canopy-ttl") + 1]) == {"residual_ttl_s": 60}
-    typed = ["--config", str(plan), "--radix-eviction", "canopy-lru", "--page-size", "16"]
-    words = arguments.expand_arguments(typed)[0][0]
+    command_line = ["--config", str(plan), "--radix-eviction", "canopy-lru", "--page-size", "16"]
+    words = arguments.expand_arguments(command_line)[0][0]
     assert "write_back" not in words
     assert auto.typed_value(words, "--page-size") == "16"
     assert auto.typed_value(words, "--radix-eviction-policy") == "canopy-lru"
@@ -127,7 +129,7 @@ def test_without_a_command_line_it_is_refused_with_the_remedy(monkeypatch) -> No
 
 # ---- log lines ----
 
-METER = {
+METER_STATUS = {
     "running": "canopy-lru",
     "hit_ratio": 0.4,
     "undecided": None,
@@ -143,22 +145,22 @@ METER = {
     ],
     "floor": {"policy": "wa", "behind": True, "falls": 1},
 }
-QUEUE = {
+QUEUE_STATUS = {
     "order": "bounded-shortest",
     "waiting_requests": 7,
     "admitted": {"shortest": 30, "budget": 2},
 }
-GATE = {"active": True, "thrash_share": 0.123, "waiting_sessions": 3, "paused_sessions": 2}
-MISSED = {"tokens": {"evicted": {"device": 50}}, "hits_with_memory": {"x2": 30, "x4": 45}}
-TIERS = {"device": {"capacity_bytes": 8e9}}
+GATE_STATUS = {"active": True, "thrash_share": 0.123, "waiting_sessions": 3, "paused_sessions": 2}
+MISSED_STATUS = {"tokens": {"evicted": {"device": 50}}, "hits_with_memory": {"x2": 30, "x4": 45}}
+TIER_STATUS = {"device": {"capacity_bytes": 8e9}}
 STATUS = {
-    "missed": MISSED,
-    "tiers": TIERS,
+    "missed": MISSED_STATUS,
+    "tiers": TIER_STATUS,
     "prompt_tokens": 1000,
     "running": "canopy-lru",
-    "whatif": METER,
-    "queue": QUEUE,
-    "session_gate": GATE,
+    "whatif": METER_STATUS,
+    "queue": QUEUE_STATUS,
+    "session_gate": GATE_STATUS,
     "agents": {"recognised": 5, "returns": 9},
 }
 
@@ -168,25 +170,24 @@ def test_host_memory_is_advised_where_evicted_kv_is_recomputed() -> None:
     line = describe_auto(STATUS | {"prompt_tokens": 100}, ())
     assert "50 % of the prompt tokens recompute evicted KV: 24 GB more host memory" in line
     assert "(--enable-hierarchical-cache --hicache-size) would hit 90 % of them" in line
-    tiers = TIERS | {"host": {"capacity_bytes": 8e9}}
-    little = MISSED | {"hits_with_memory": {"x2": 10, "x4": 20}}
-    line = describe_auto(STATUS | {"prompt_tokens": 100, "tiers": tiers, "missed": little}, ())
+    tiers = TIER_STATUS | {"host": {"capacity_bytes": 8e9}}
+    few_missed = MISSED_STATUS | {"hits_with_memory": {"x2": 10, "x4": 20}}
+    changes = {"prompt_tokens": 100, "tiers": tiers, "missed": few_missed}
+    line = describe_auto(STATUS | changes, ())
     assert "48 GB more host memory would hit 40 % of them" in line
 
 
-@pytest.mark.parametrize("gate", [None, GATE])
+@pytest.mark.parametrize("gate", [None, GATE_STATUS])
 def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate) -> None:
-    bare = STATUS | {"prompt_tokens": 100, "session_gate": gate}
-    bare |= {"agents": {"recognised": 0, "returns": 0}}
-    assert "no agents recognised: no --tool-call-parser, no turn has returned" in describe_auto(
-        bare, ()
-    )
-    bare["agents"] = {"recognised": 0, "returns": 9}
-    line = describe_auto(bare, (), "mistral")
+    no_agents = STATUS | {"prompt_tokens": 100, "session_gate": gate}
+    no_agents |= {"agents": {"recognised": 0, "returns": 0}}
+    line = describe_auto(no_agents, ())
+    assert "no agents recognised: no --tool-call-parser, no turn has returned" in line
+    no_agents["agents"] = {"recognised": 0, "returns": 9}
+    line = describe_auto(no_agents, (), "mistral")
     assert "mistral has found no call, none of 9 turns came within 20 s of an answer" in line
-    assert "no agents" not in describe_auto(bare | {"prompt_tokens": 1000}, ()), (
-        "little is recomputed"
-    )
+    # Little is recomputed.
+    assert "no agents" not in describe_auto(no_agents | {"prompt_tokens": 1000}, ())
     assert "no agents" not in describe_auto(STATUS | {"prompt_tokens": 100}, ())
 
 

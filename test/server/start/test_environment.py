@@ -20,10 +20,10 @@ VARIABLES = sorted({
 
 def test_the_plugin_is_imported_before_sglang_in_any_environment() -> None:
     assert "CANOPY_GATEWAY_SECRET" in VARIABLES
-    wrong = dict.fromkeys(VARIABLES, "no such value")
+    wrong_values = dict.fromkeys(VARIABLES, "no such value")
     process = subprocess.run(
         [sys.executable, "-c", "import sglang_canopy.server.start.plugin, sglang.srt.server_args"],
-        env={**os.environ, **wrong}, capture_output=True, text=True, timeout=240, check=False,
+        env={**os.environ, **wrong_values}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-2000:]
     assert "Failed to load plugin" not in process.stdout + process.stderr
@@ -46,24 +46,24 @@ SECRET = "s3cr3t-9f3a"
 
 
 def test_keys_are_redacted_and_their_absence_stays_visible() -> None:
-    result = {
+    server_info = {
         "api_key": SECRET,
         "admin_api_key": None,
         "ssl_keyfile_password": "pass-41",
         "launch_command": f"launch --api-key={SECRET}",
     }
-    assert redact_keys(result) == {
+    assert redact_keys(server_info) == {
         "api_key": REDACTED,
         "admin_api_key": None,
         "ssl_keyfile_password": REDACTED,
         "launch_command": f"launch --api-key={REDACTED}",
     }
-    assert result["api_key"] == SECRET, "the server keeps it"
+    assert server_info["api_key"] == SECRET, "the server keeps it"
     assert redact_keys({"other": SECRET}) == {"other": SECRET}
     assert redact_keys([SECRET]) == [SECRET]
 
 
-LOAD = """
+LOAD_CODE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from sglang.srt.plugins import load_plugins
@@ -79,7 +79,7 @@ def test_a_stale_entry_point_stops_the_process_with_the_remedy(tmp_path: Path) -
     info.mkdir()
     (info / "METADATA").write_text(METADATA)
     (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ncanopy = {module}:load\n")
-    process = forked.run([sys.executable, "-c", LOAD, str(tmp_path)], timeout=280)
+    process = forked.run([sys.executable, "-c", LOAD_CODE, str(tmp_path)], timeout=280)
     assert "served" not in process.stdout
     assert process.returncode != 0
     assert f"names {module}, which this version does not have" in process.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = """
+WORKER_PROGRAM = """
 import json, multiprocessing, sys
 
 def worker():
@@ -18,10 +18,10 @@ def worker():
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang_canopy.server.http import entry
     from sglang_canopy.server.start import hooks
-    stamped = [s for s in hooks.HOOKS if s.target.endswith("TokenizerManager.generate_request")]
+    stamps = [s for s in hooks.HOOKS if s.target.endswith("TokenizerManager.generate_request")]
     print("FOUND " + json.dumps({
         "routes": sorted({getattr(r, "path", "") for r in app.router.routes}),
-        "stamps": all(s.is_in_place() for s in stamped) and bool(stamped),
+        "stamps": all(s.is_in_place() for s in stamps) and bool(stamps),
         "hints": entry.current.hint_rule.mode,
         "middleware": len(app.user_middleware),
     }), flush=True)
@@ -47,7 +47,7 @@ if __name__ == "__main__":
 @pytest.mark.timeout(900)
 def test_a_worker_has_our_hooks_and_routes(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
-    script.write_text(SCRIPT)
+    script.write_text(WORKER_PROGRAM)
     command = [sys.executable, str(script), "key"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     lines = [line for line in process.stdout.splitlines() if line.startswith("FOUND ")]

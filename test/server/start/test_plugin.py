@@ -38,18 +38,18 @@ def test_every_hooked_function_exists_in_the_pinned_sglang() -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--radix-eviction", "wa"], ["--canopy-observe"]])
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed_fields", "message"),
     [
         ({"target": "sglang.srt.server_args.ServerArgs.gone"}, r"ServerArgs\.gone"),
         ({"parameters": ("parser", "extra")}, r"expected \(parser, extra"),
     ],
 )
 def test_another_function_of_sglangs_stops_only_a_server_with_flags_of_canopys(
-    monkeypatch, flags, changed, message
+    monkeypatch, flags, changed_fields, message
 ) -> None:
     monkeypatch.setattr(releases, "START_REFUSALS", [])
     monkeypatch.setattr(releases, "SWITCHED_OFF", {})
-    self_check.check_signature(dataclasses.replace(HOOKS[0], **changed))
+    self_check.check_signature(dataclasses.replace(HOOKS[0], **changed_fields))
     parser = argparse.ArgumentParser()
     parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"], default="lru")
     arguments.add_flags(None, parser)
@@ -60,9 +60,9 @@ def test_another_function_of_sglangs_stops_only_a_server_with_flags_of_canopys(
 
 
 def test_a_hook_that_did_not_apply_stops_the_process() -> None:
-    stray = dataclasses.replace(HOOKS[0], function=lambda *_: None)
+    unapplied_hook = dataclasses.replace(HOOKS[0], function=lambda *_: None)
     with pytest.raises(SystemExit, match="did not apply"):
-        self_check.check_in_place((stray,))
+        self_check.check_in_place((unapplied_hook,))
 
 
 def test_a_hook_that_is_a_wrapper_itself_is_in_place(monkeypatch) -> None:
@@ -89,9 +89,8 @@ def test_an_entry_point_set_by_a_variable_is_refused_by_name(name: str) -> None:
     refusal = unsupported_reason(POLICIES, server_args(), environment={name: "1"})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
-    assert (
-        unsupported_reason(POLICIES, server_args(), environment={"SGLANG_RUST_SERVER": "0"}) is None
-    )
+    environment = {"SGLANG_RUST_SERVER": "0"}
+    assert unsupported_reason(POLICIES, server_args(), environment=environment) is None
 
 
 @pytest.mark.parametrize(
@@ -109,8 +108,8 @@ def test_workers_import_our_application_unless_the_operator_names_one(
         monkeypatch.setenv(routes.APP_VARIABLE, application)
     routes.use_our_application(server_args(tokenizer_worker_num=workers))
     assert os.environ.get(routes.APP_VARIABLE) == expected
-    refused = unsupported_reason(POLICIES, server_args()) is not None
-    assert refused == (expected not in (None, *HTTP_APPS))
+    is_refused = unsupported_reason(POLICIES, server_args()) is not None
+    assert is_refused == (expected not in (None, *HTTP_APPS))
 
 
 def test_every_option_that_is_checked_exists_in_the_pinned_sglang() -> None:
@@ -121,8 +120,8 @@ def test_every_option_that_is_checked_exists_in_the_pinned_sglang() -> None:
 
     sglang_fields = {field.name for field in msgspec.structs.fields(ServerArgs)}
     sglang_fields |= {field.name for field in dataclasses.fields(TreeCacheBuildContext)}
-    refusing = [setup for setup in SETUPS if any(map(setup.reason, FLAGS))]
-    options = {setup.option for setup in refusing if setup.option}
+    refusing_setups = [setup for setup in SETUPS if any(map(setup.reason, FLAGS))]
+    options = {setup.option for setup in refusing_setups if setup.option}
     assert options | {"hicache_storage_backend"} <= sglang_fields
     variables = {setup.variable for setup in SETUPS if setup.variable}
     assert "SGLANG_RUST_SERVER" in variables
@@ -135,12 +134,12 @@ def test_a_plain_set_up_is_supported() -> None:
         assert unsupported_reason(feature, server_args(), environment={}) is None
 
 
-STORAGES = ("dynamic", "mooncake", "file")
+STORAGE_BACKENDS = ("dynamic", "mooncake", "file")
 QUEUE_ORDER = {ATTRIBUTE: ServerOptions(queue=QueueFlags(queue_order=BOUNDED_SHORTEST))}
 
 
-def storage(name: str, **kinds: object) -> dict[str, object]:
-    context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, **kinds}
+def context_of(name: str, **model_kinds: object) -> dict[str, object]:
+    context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, **model_kinds}
     return {"server_args": server_args(hicache_storage_backend=name), **context}
 
 
@@ -149,11 +148,11 @@ def storage(name: str, **kinds: object) -> dict[str, object]:
     [
         # SGLang does for some models, after the command line was checked.
         ("turns the prefix cache off", {"server_args": server_args(disable_radix_cache=False), "disable_radix_cache": True}),
-        ("launch_server", storage("canopy")),
+        ("launch_server", context_of("canopy")),
         ("--enable-lmcache.*--radix-eviction lru", {"server_args": server_args(enable_lmcache=True)}),
         ("--canopy-queue-order bounded-shortest: --pp-size 2", {"server_args": server_args(pp_size=2, hicache_storage_backend=None, **QUEUE_ORDER)}),
-        *(("sliding windows.*--hicache-storage-backend", storage(name, is_hybrid_swa=True)) for name in STORAGES),
-        *(("Mamba.*--hicache-storage-backend", storage(name, is_hybrid_ssm=True)) for name in STORAGES),
+        *(("sliding windows.*--hicache-storage-backend", context_of(name, is_hybrid_swa=True)) for name in STORAGE_BACKENDS),
+        *(("Mamba.*--hicache-storage-backend", context_of(name, is_hybrid_ssm=True)) for name in STORAGE_BACKENDS),
         ("layers all have sliding windows", {"server_args": server_args(), "is_hybrid_swa": True, "full_tokens_per_layer": 0}),
     ],
 )  # fmt: skip
@@ -171,9 +170,9 @@ def test_the_alias_counts_as_an_explicit_choice() -> None:
 
 
 def test_flags_are_added_once_and_only_to_sglangs_parser() -> None:
-    foreign = argparse.ArgumentParser()
-    arguments.add_flags(None, foreign)
-    assert "--radix-eviction" not in foreign.format_help()
+    other_parser = argparse.ArgumentParser()
+    arguments.add_flags(None, other_parser)
+    assert "--radix-eviction" not in other_parser.format_help()
     parser = argparse.ArgumentParser()
     parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
     arguments.add_flags(None, parser)
@@ -191,17 +190,14 @@ def test_help_shows_common_flags_and_points_to_the_rest() -> None:
     for flag in ("--canopy-session-gate", "--canopy-client-hints", "--canopy-disk "):
         assert flag not in help_text
     assert "docs/reference/flags.md" in help_text
-    typed = parser.parse_args(["--canopy-session-gate", "auto"])
-    assert typed.canopy_session_gate == "auto"
+    args = parser.parse_args(["--canopy-session-gate", "auto"])
+    assert args.canopy_session_gate == "auto"
 
 
 @pytest.mark.long
 def test_the_plugin_can_be_imported_before_sglang() -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "import sglang_canopy.server.start.plugin, sglang.srt.server_args",
-    ]
+    code = "import sglang_canopy.server.start.plugin, sglang.srt.server_args"
+    command = [sys.executable, "-c", code]
     process = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert process.returncode == 0, process.stderr
     assert "Failed to load plugin" not in process.stdout + process.stderr

@@ -30,7 +30,7 @@ FOREIGN_ATTRIBUTES = {
 }
 
 
-def read_with_default() -> Iterator[tuple[str, str]]:
+def attributes_with_default() -> Iterator[tuple[str, str]]:
     """Yield each file and attribute of a ``getattr`` with a default."""
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
@@ -63,10 +63,10 @@ def sglang_names() -> set[str]:
 def test_every_attribute_with_a_default_exists(sglang_names) -> None:
     assert "beam_group" in sglang_names
     assert "beam_list" not in sglang_names
-    foreign = set().union(*FOREIGN_ATTRIBUTES.values())
+    foreign_names = set().union(*FOREIGN_ATTRIBUTES.values())
     missing = {
         (path, name)
-        for path, name in read_with_default()
-        if name not in sglang_names | foreign and "canopy" not in name
+        for path, name in attributes_with_default()
+        if name not in sglang_names | foreign_names and "canopy" not in name
     }
     assert not missing

@@ -14,10 +14,10 @@ from sglang_canopy.doctor.command_line import refusal_findings
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.start import arguments
 
-TABLE = Path(__file__).parents[2] / "fixtures" / "refusals.yaml"
+TABLE_FILE = Path(__file__).parents[2] / "fixtures" / "refusals.yaml"
 ROWS = [
     (f"{start} {options}", sentence)
-    for start, rows in yaml.safe_load(TABLE.read_text(encoding="utf-8")).items()
+    for start, rows in yaml.safe_load(TABLE_FILE.read_text(encoding="utf-8")).items()
     for options, _, sentence in (row.partition(" -> ") for row in rows.splitlines())
 ]
 

@@ -42,21 +42,21 @@ def test_attention_grows_with_pairs_of_tokens():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changed_field", "message"),
     [
         ({"version": 7}, "version 1"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"prefill_linear_s": [1.0]}, "one time for each of prefill_tokens"),
         ({"decode_step_s": [[1.0]]}, "2 rows of 2 times"),
         ({"prefill_tokens": [5, 5]}, "ascending"),
-        ({"source": "a friend"}, "source must be"),
+        ({"source": "other"}, "source must be"),
         ({"kv_bytes_per_token": 0}, "kv_bytes_per_token"),
         ({"arrival_s": -1.0}, "arrival_s"),
         ({"host": {"read_bytes_per_s": 0.0, "write_bytes_per_s": 1.0}}, "host"),
     ],
 )
-def test_a_broken_profile_is_refused_by_name(change, message, tmp_path):
-    data = {**profile().to_json(), **change}
+def test_a_broken_profile_is_refused_by_name(changed_field, message, tmp_path):
+    data = {**profile().to_json(), **changed_field}
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(data))
     with pytest.raises(CanopyError, match=message):
@@ -77,5 +77,5 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path):
 def test_seconds_of_a_trace_are_the_sum_over_its_requests():
     profile = load_profile("llama-3.1-8b-h100")
     trace = [TraceRequest(0.0, 1000, 1, (1, 2), 512), TraceRequest(1.0, 900, 1, (1, 3), 512)]
-    seconds = prefill_s(profile, trace, [1000, 0])
-    assert seconds == pytest.approx(profile.prefill_s(1000) + profile.prefill_s(1, 899))
+    total_s = prefill_s(profile, trace, [1000, 0])
+    assert total_s == pytest.approx(profile.prefill_s(1000) + profile.prefill_s(1, 899))

@@ -13,42 +13,42 @@ from sglang_canopy.policy.registry import make_policy
 from support.systems import profile, request
 
 
-def times_received(monkeypatch, trace, **options) -> list[float]:
+def received_times(monkeypatch, trace, **options) -> list[float]:
     """Return the times that the device's policy receives."""
     times: list[float] = []
 
-    def make(name, config):
+    def make_recording_policy(name, config):
         policy = make_policy(name, config)
         arrive = policy.arrive
         policy.arrive = lambda request: times.append(request.time) or arrive(request)
         return policy
 
-    monkeypatch.setattr(run, "make_policy", make)
+    monkeypatch.setattr(run, "make_policy", make_recording_policy)
     simulate_system(trace, SystemConfig(device_tokens=10_000), profile(), **options)
     return times
 
 
 def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
-    first = request(0.0, range(1, 11), output=101, conversation="a")  # answered at 1.1 s
+    first = request(0.0, range(1, 11), output_tokens=101, conversation="a")  # answered at 1.1 s
     other_request = request(1.0, range(101, 111))
     second = request(0.5, range(1, 21), conversation="a", turn=2)
     trace = Workload([first, second, other_request])
-    times = times_received(monkeypatch, trace, arrivals=TurnsWait(trace))
+    times = received_times(monkeypatch, trace, arrivals=TurnsWait(trace))
     assert times == pytest.approx([0.0, 1.0, 1.2])  # the other request's prefill is in between
     assert times == sorted(times)
 
 
 def test_requests_of_one_stamp_are_spread_over_its_interval():
     trace = [request(3.0 * (i // 8), (i + 1,)) for i in range(40)]
-    spread = Workload(trace)
-    gaps = [b - a for a, b in zip(spread.times, spread.times[1:], strict=False)]
+    spread_trace = Workload(trace)
+    gaps = [b - a for a, b in zip(spread_trace.times, spread_trace.times[1:], strict=False)]
     assert max(gaps) < 2.9
     burst_trace = Workload(trace, logged_times=True)
     assert list(burst_trace.times) == pytest.approx([r.time_s for r in trace])
     config = SystemConfig(device_tokens=10_000)
     costs = profile(token_s=0.02)
-    burst = simulate_system(burst_trace, config, costs).mean_ttft_s
-    assert simulate_system(spread, config, costs).mean_ttft_s < 0.7 * burst
+    burst_ttft_s = simulate_system(burst_trace, config, costs).mean_ttft_s
+    assert simulate_system(spread_trace, config, costs).mean_ttft_s < 0.7 * burst_ttft_s
 
 
 @given(
@@ -57,39 +57,37 @@ def test_requests_of_one_stamp_are_spread_over_its_interval():
 )
 def test_spreading_keeps_order_and_stays_inside_the_interval(groups, seed):
     times, now = [], 0.0
-    for gap, size in groups:
-        times += [now] * size
-        now += gap
-    spread = spread_rounded(times, seed)
-    assert spread == sorted(spread)
-    assert spread == spread_rounded(times, seed)
-    for logged, spread_time in zip(times, spread, strict=True):
-        following = min((t for t in times if t > logged), default=float("inf"))
-        assert logged <= spread_time <= following
-    if all(size == 1 for _, size in groups):
-        assert spread == times
+    for gap_s, requests in groups:
+        times += [now] * requests
+        now += gap_s
+    spread_times = spread_rounded(times, seed)
+    assert spread_times == sorted(spread_times)
+    assert spread_times == spread_rounded(times, seed)
+    for logged, spread_time in zip(times, spread_times, strict=True):
+        next_logged = min((t for t in times if t > logged), default=float("inf"))
+        assert logged <= spread_time <= next_logged
+    if all(requests == 1 for _, requests in groups):
+        assert spread_times == times
 
 
-def agent_turns(start: float, name: str, first: int, gaps: list[float], **fields):
-    """Turns of a session, each with ten tokens more than its predecessor."""
-    turns, time = [], start
-    for turn, gap in enumerate([0.0, *gaps], 1):
-        time += gap
-        turns.append(
-            request(time, range(first, first + turn), conversation=name, turn=turn, **fields)
-        )
+def agent_turns(start_s: float, name: str, first_block: int, gaps_s: list[float], **fields):
+    """Return turns of a session, each with ten tokens more than the one before it."""
+    turns, time = [], start_s
+    for turn, gap_s in enumerate([0.0, *gaps_s], 1):
+        time += gap_s
+        path = range(first_block, first_block + turn)
+        turns.append(request(time, path, conversation=name, turn=turn, **fields))
     return turns
 
 
 def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think():
     trace = agent_turns(0.0, "a", 1, [2.0, 500.0])
     workload = Workload(trace)
-    result = simulate_system(
-        workload, SystemConfig(device_tokens=10_000), profile(), arrivals=ClosedLoop(workload)
-    )
+    config = SystemConfig(device_tokens=10_000)
+    result = simulate_system(workload, config, profile(), arrivals=ClosedLoop(workload))
     # Answers take 10 ms for ten new tokens; ten more are cached each time.
-    answers = [0.01, 0.01 + 2.0 + 0.01]
-    assert result.makespan_s == pytest.approx(answers[1] + 120.0 + 0.01, abs=1e-3)
+    second_answer_s = 0.01 + 2.0 + 0.01
+    assert result.makespan_s == pytest.approx(second_answer_s + 120.0 + 0.01, abs=1e-3)
     uncapped = ClosedLoop(workload, think_cap_s=None)
     assert uncapped.following_requests(1, 10.0) == [(pytest.approx(510.0), 2)]
 
@@ -120,10 +118,10 @@ def test_sessions_begin_at_the_given_rate():
 def test_a_longer_trace_is_the_same_at_a_lower_load():
     trace = [request(1.0 * i, (i + 1,)) for i in range(10)]
     workload = Workload(trace)
-    slow = simulate_system(
+    slow_run = simulate_system(
         workload, SystemConfig(device_tokens=1000), profile(), arrivals=OpenLoop(workload, 2.0)
     )
-    assert slow.makespan_s == pytest.approx(18.01)
+    assert slow_run.makespan_s == pytest.approx(18.01)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ TURNS, FIRST_BLOCKS, TURN_BLOCKS = 8, 20, 4
 """Turns of a session, blocks of its first prompt, blocks that each turn adds."""
 
 
-def agents(sessions: int) -> Workload:
-    """Sessions of equal growth, one after the other in the trace."""
+def agent_workload(sessions: int) -> Workload:
+    """Return sessions of equal growth, one after the other in the trace."""
     trace, blocks = [], itertools.count(1)
     for session in range(sessions):
         path: list[int] = []
@@ -29,9 +29,9 @@ def run(workload: Workload, gate: str, device_tokens: int):
 
 
 def test_when_sessions_thrash_the_gate_doubles_the_hit_ratio():
-    workload = agents(60)
-    device = 4 * (FIRST_BLOCKS + TURNS * TURN_BLOCKS) * 10
-    ungated, gated = (run(workload, gate, device) for gate in ("none", "footprint"))
+    workload = agent_workload(60)
+    device_tokens = 4 * (FIRST_BLOCKS + TURNS * TURN_BLOCKS) * 10
+    ungated, gated = (run(workload, gate, device_tokens) for gate in ("none", "footprint"))
     assert gated.token_hit_ratio > 2 * ungated.token_hit_ratio
     assert gated.makespan_s < ungated.makespan_s
     assert gated.requests == ungated.requests == 60 * TURNS

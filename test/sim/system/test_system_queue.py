@@ -26,14 +26,15 @@ class Job(SimpleNamespace):
     __hash__ = object.__hash__
 
 
-class View:
+class QueueView:
     """The inputs of an order."""
 
-    def __init__(self, cached: dict[int, int], processed: int) -> None:
-        self.now, self.processed_tokens, self._cached = 0.0, processed, cached
+    def __init__(self, hit_tokens: dict[int, int], processed_tokens: int) -> None:
+        self.now, self.processed_tokens = 0.0, processed_tokens
+        self._hit_tokens = hit_tokens
 
     def match_cached(self, job):
-        return CachedTokens(self._cached[job.index], 0)
+        return CachedTokens(self._hit_tokens[job.index], 0)
 
 
 JOBS = st.lists(
@@ -46,48 +47,47 @@ JOBS = st.lists(
 @pytest.mark.parametrize("name", ["lpm", "hrrn", "shortest-prefill-first"])
 def test_an_order_equals_sglangs(name, jobs):
     scheduler = pytest.importorskip("sglang.srt.managers.schedule_policy").SchedulePolicy
-    jobs_of_canopy, reqs, cached, deferred, begun = [], [], {}, set(), set()
-    for index, (pages, hit, arrival_tokens, group) in enumerate(jobs):
-        prompt = pages * 10
-        cached[index] = hit = min(hit, prompt - 1)
+    canopy_jobs, reqs, hit_tokens, deferred_rids, seen_groups = [], [], {}, set(), set()
+    for index, (pages, cached, tokens_before, group) in enumerate(jobs):
+        prompt_tokens = pages * 10
+        hit_tokens[index] = min(cached, prompt_tokens - 1)
         path = tuple(1000 * group + i for i in range(pages))
-        jobs_of_canopy.append(
-            Job(index=index, target=prompt, tokens_before=arrival_tokens, path=path,
+        canopy_jobs.append(
+            Job(index=index, target=prompt_tokens, tokens_before=tokens_before, path=path,
                             arrival_s=float(index), request=SimpleNamespace(block_tokens=10))
         )  # fmt: skip
         reqs.append(
             SimpleNamespace(
-                rid=f"{index:04}", origin_input_ids=range(prompt), output_ids=range(0),
-                num_matched_prefix_tokens=hit, arrival_processed_tokens=arrival_tokens,
+                rid=f"{index:04}", origin_input_ids=range(prompt_tokens), output_ids=range(0),
+                num_matched_prefix_tokens=hit_tokens[index], arrival_processed_tokens=tokens_before,
                 time_stats=SimpleNamespace(wait_queue_entry_time=float(index)),
             )
         )  # fmt: skip
-        if hit <= 32 and pages >= 4:
-            (deferred if group in begun else begun).add(f"{index:04}" if group in begun else group)
+        if hit_tokens[index] <= 32 and pages >= 4:
+            if group in seen_groups:
+                deferred_rids.add(f"{index:04}")
+            seen_groups.add(group)
     if name == "lpm":
-        scheduler._sort_by_longest_prefix(reqs, deferred)
+        scheduler._sort_by_longest_prefix(reqs, deferred_rids)
     elif name == "hrrn":
-        scheduler._sort_by_hrrn(reqs, deferred, 1000)
+        scheduler._sort_by_hrrn(reqs, deferred_rids, 1000)
     else:
-        scheduler._sort_by_shortest_prefill(reqs, deferred)
-    order = make_queue_order(name, {}).order(jobs_of_canopy, View(cached, 1000))
+        scheduler._sort_by_shortest_prefill(reqs, deferred_rids)
+    order = make_queue_order(name, {}).order(canopy_jobs, QueueView(hit_tokens, 1000))
     sglang_order = [int(r.rid) for r in reqs]
+    canopy_order = [job.index for job in order]
+    deferred = {int(rid) for rid in deferred_rids}
+    undeferred = [index for index in sglang_order if index not in deferred]
     if name == "hrrn":  # SGLang breaks ties among deferred requests by their ids, which are random
-        deferred_indices = {int(rid) for rid in deferred}
-        assert [j.index for j in order if j.index not in deferred_indices] == [
-            i for i in sglang_order if i not in deferred_indices
-        ]
+        assert [index for index in canopy_order if index not in deferred] == undeferred
     elif name == "lpm":
-        deferred_indices = {int(rid) for rid in deferred}
-        assert [j.index for j in order][: len(jobs) - len(deferred_indices)] == [
-            i for i in sglang_order if i not in deferred_indices
-        ]
+        assert canopy_order[: len(undeferred)] == undeferred
     else:
-        assert [j.index for j in order] == sglang_order
+        assert canopy_order == sglang_order
 
 
 def waiting_requests():
-    """While a first request is computed, a long, a short and a cached one arrive in this order."""
+    """Return a request, and a long, a short and a cached one that arrive while it is computed."""
     return [
         request(0.0, range(1, 11)),
         request(0.2, range(1001, 1041)),  # 0.4 s
@@ -110,29 +110,29 @@ def waiting_requests():
 def test_the_queue_is_served_in_its_order(order, expected):
     result = run(waiting_requests(), schedule_policy=order, max_prefill_tokens=1)
     assert result.makespan_s == pytest.approx(0.2 + 0.4 + 0.3 + 0.1 + 0.001)  # the same total work
-    ends = {i: waiting_requests()[i].time_s + result.ttft_s[i] for i in (2, 3, 4)}
-    assert sorted(ends, key=ends.get) == expected
+    ends_s = {i: waiting_requests()[i].time_s + result.ttft_s[i] for i in (2, 3, 4)}
+    assert sorted(ends_s, key=ends_s.get) == expected
 
 
 def test_a_prefix_of_a_waiting_request_is_not_evicted_before_its_use():
     # 0 leaves a prefix; 1 decodes and evicts for it; 2 needs the prefix, and more room than is free.
     trace = [
         request(0.0, range(1, 11)),
-        request(1.0, range(101, 111), output=5),
-        request(2.0, range(201, 211), output=151),
-        request(2.2, (*range(1, 11), *range(301, 306)), output=10),
+        request(1.0, range(101, 111), output_tokens=5),
+        request(2.0, range(201, 211), output_tokens=151),
+        request(2.2, (*range(1, 11), *range(301, 306)), output_tokens=10),
     ]
-    for touches in (False, True):
-        result = run(trace, device_tokens=400, touches_waiting=touches, fixed_outputs=True)
+    for touches_waiting in (False, True):
+        result = run(trace, device_tokens=400, touches_waiting=touches_waiting, fixed_outputs=True)
         assert result.cached_tokens[3] == 100
 
 
 HEAD_AND_TAIL = [
     request(0.0, range(1, 11)),
-    request(1.0, range(101, 111), output=5),
-    request(2.0, range(201, 211), output=121),
-    request(2.02, range(401, 416), output=4),
-    request(2.05, (*range(1, 11), *range(301, 306)), output=10),
+    request(1.0, range(101, 111), output_tokens=5),
+    request(2.0, range(201, 211), output_tokens=121),
+    request(2.02, range(401, 416), output_tokens=4),
+    request(2.05, (*range(1, 11), *range(301, 306)), output_tokens=10),
 ]
 
 
@@ -144,25 +144,25 @@ def test_requests_behind_the_first_are_protected_from_arrival(monkeypatch):
 
 
 def test_under_write_back_a_step_waits_for_copies_of_its_victims():
-    slow = TierSpec(10**6, 1e9, 1e5)  # 100 tokens: 1 s to the host
+    slow_host = TierSpec(10**6, 1e9, 1e5)  # 100 tokens: 1 s to the host
     trace = [request(0.0, range(1, 11)), request(10.0, range(101, 111))]
-    common = {"device_tokens": 130, "host": slow}
-    write_back = run(trace, write_policy="write_back", **common)
-    evicted = write_back.host_written_bytes / KV_BYTES
-    assert 70 <= evicted <= 100
-    assert write_back.ttft_s[1] == pytest.approx(0.1 + evicted * KV_BYTES / 1e5)
-    assert run(trace, write_policy="write_through", **common).ttft_s[1] == pytest.approx(0.1)
+    options = {"device_tokens": 130, "host": slow_host}
+    write_back = run(trace, write_policy="write_back", **options)
+    evicted_tokens = write_back.host_written_bytes / KV_BYTES
+    assert 70 <= evicted_tokens <= 100
+    assert write_back.ttft_s[1] == pytest.approx(0.1 + evicted_tokens * KV_BYTES / 1e5)
+    assert run(trace, write_policy="write_through", **options).ttft_s[1] == pytest.approx(0.1)
 
 
 def test_a_decode_that_evicts_waits_as_well():
-    slow = TierSpec(10**6, 1e9, 1e5)
-    trace = [request(0.0, range(1, 11)), request(10.0, range(101, 103), output=81)]
-    large = run(trace, device_tokens=1000, host=slow, write_policy="write_back")
-    small = run(trace, device_tokens=130, host=slow, write_policy="write_back")
-    copy_s = small.host_written_bytes / 1e5
-    assert large.host_written_bytes == 0
+    slow_host = TierSpec(10**6, 1e9, 1e5)
+    trace = [request(0.0, range(1, 11)), request(10.0, range(101, 103), output_tokens=81)]
+    large_device = run(trace, device_tokens=1000, host=slow_host, write_policy="write_back")
+    small_device = run(trace, device_tokens=130, host=slow_host, write_policy="write_back")
+    copy_s = small_device.host_written_bytes / 1e5
+    assert large_device.host_written_bytes == 0
     assert copy_s > 0.3
-    assert small.e2e_s[1] == pytest.approx(large.e2e_s[1] + copy_s, rel=0.02)
+    assert small_device.e2e_s[1] == pytest.approx(large_device.e2e_s[1] + copy_s, rel=0.02)
 
 
 def test_write_through_selective_copies_at_the_second_use():
@@ -174,7 +174,7 @@ def test_write_through_selective_copies_at_the_second_use():
 
 
 def test_a_wait_for_the_gate_counts_in_ttft_and_queue_times(monkeypatch):
-    class SecondWaits(gates.OpenGate):
+    class SecondTurnWaits(gates.OpenGate):
         """Holds the second turn for five seconds after the first has ended."""
 
         opens_at = math.inf
@@ -188,9 +188,9 @@ def test_a_wait_for_the_gate_counts_in_ttft_and_queue_times(monkeypatch):
         def wake_at(self, now):
             return self.opens_at
 
-    monkeypatch.setitem(gates.SESSION_GATES, "second", SecondWaits)
+    monkeypatch.setitem(gates.SESSION_GATES, "second", SecondTurnWaits)
     trace = [
-        request(0.0, range(1, 11), conversation="a", output=11),
+        request(0.0, range(1, 11), conversation="a", output_tokens=11),
         request(0.01, range(101, 111), conversation="b"),
     ]
     result = run(trace, session_gate="second")
@@ -206,6 +206,6 @@ def test_a_gate_that_never_opens_is_named(monkeypatch):
         def wake_at(self, now):
             return math.inf
 
-    monkeypatch.setitem(gates.SESSION_GATES, "shut", ClosedGate)
-    with pytest.raises(CanopyError, match="'shut' never admitted 1 requests"):
-        run([request(0.0, (1,))], session_gate="shut")
+    monkeypatch.setitem(gates.SESSION_GATES, "closed", ClosedGate)
+    with pytest.raises(CanopyError, match="'closed' never admitted 1 requests"):
+        run([request(0.0, (1,))], session_gate="closed")

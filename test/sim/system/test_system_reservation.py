@@ -30,47 +30,47 @@ def sglang_tracker(conservativeness: float):
 
 @given(
     conservativeness=st.sampled_from([0.3, 1.0, 1.7]),
-    decoded=st.lists(st.integers(0, 300), max_size=6),
+    decode_steps=st.lists(st.integers(0, 300), max_size=6),
     jobs=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), min_size=1, max_size=6),
 )
-def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, decoded, jobs):
+def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, decode_steps, jobs):
     tracker, ratio = sglang_tracker(conservativeness), NewTokenRatio(conservativeness)
-    for steps in decoded:
+    for steps in decode_steps:
         for _ in range(steps):
             tracker.decay_step()
         ratio.record_decode(steps)
         assert ratio.current == pytest.approx(tracker.current)
-    remaining = [
+    running = [
         SimpleNamespace(
-            output_ids=[0] * done, sampling_params=SimpleNamespace(max_new_tokens=done + rest)
+            output_ids=[0] * generated,
+            sampling_params=SimpleNamespace(max_new_tokens=generated + missing),
         )
-        for done, rest in jobs
+        for generated, missing in jobs
     ]
-    tracker.current = tracker.estimate_new_token_ratio_after_retract(remaining)
-    ratio.record_retraction(sum(done for done, _ in jobs), sum(sum(p) for p in jobs), len(jobs))
+    tracker.current = tracker.estimate_new_token_ratio_after_retract(running)
+    generated_tokens = sum(generated for generated, _ in jobs)
+    ratio.record_retraction(generated_tokens, sum(map(sum, jobs)), len(jobs))
     assert ratio.current == pytest.approx(tracker.current)
     tracker.reset()
     ratio.reset()
     assert ratio.current == pytest.approx(tracker.current)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2500), st.integers(1, 12_000), st.booleans()), max_size=20)
-)
+@given(st.lists(st.tuples(st.integers(0, 2500), st.integers(1, 12000), st.booleans()), max_size=20))
 def test_the_reserved_tokens_are_the_sum_over_jobs(steps):
     reserved, running, now = Reservation(), [], 0
-    for elapsed, remaining, leaves in steps:
-        now += elapsed
+    for elapsed_tokens, missing_tokens, leaves in steps:
+        now += elapsed_tokens
         if leaves and running:
             removed, _ = running.pop(0)
             reserved.remove(removed)
         job = job_of(len(running), 1, 1, 0)
-        reserved.add(job, now + remaining, now)
-        running.append((job, now + remaining))
+        reserved.add(job, now + missing_tokens, now)
+        running.append((job, now + missing_tokens))
         # A job that is done was removed.
-        for finished in [pair for pair in running if pair[1] < now]:
-            reserved.remove(finished[0])
-            running.remove(finished)
+        for finished_job, end in [pair for pair in running if pair[1] < now]:
+            reserved.remove(finished_job)
+            running.remove((finished_job, end))
         assert reserved.tokens(now) == sum(min(end - now, CLIP_OUTPUT_TOKENS) for _, end in running)
 
 
@@ -83,18 +83,20 @@ REQUEST = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 
     running=st.lists(st.tuples(REQUEST, st.integers(1, 40)), max_size=5),
     waiting=st.lists(REQUEST, min_size=1, max_size=8),
     ratio=st.sampled_from([0.098, 0.3, 0.7]),
-    fixed=st.booleans(),
-    page=st.sampled_from([1, 8]),
+    are_fixed=st.booleans(),
+    page_tokens=st.sampled_from([1, 8]),
     free_tokens=st.one_of(st.integers(70, 500), st.integers(4000, 30_000)),
 )
-def test_admissions_equal_sglangs_own(running, waiting, ratio, fixed, page, free_tokens):
-    used = sum(prompt + min(done, output) for (prompt, output, _), done in running)
-    device = used + free_tokens
-    assume(all(p + min(o + b, CLIP_OUTPUT_TOKENS) + page < device for p, o, b in waiting))
-    expected = admitted_by_sglang(running, waiting, ratio, fixed, page, device)
+def test_admissions_equal_sglangs_own(running, waiting, ratio, are_fixed, page_tokens, free_tokens):
+    device_tokens = free_tokens + sum(
+        prompt + min(generated, output) for (prompt, output, _), generated in running
+    )
+    for prompt, output, beyond in waiting:
+        assume(prompt + min(output + beyond, CLIP_OUTPUT_TOKENS) + page_tokens < device_tokens)
+    expected = admitted_by_sglang(running, waiting, ratio, are_fixed, page_tokens, free_tokens)
     system_run = _SystemRun(
         workload := Workload([request(0.0, (1,))]),
-        SystemConfig(device_tokens=device, page_tokens=page, max_running=64, fixed_outputs=fixed),
+        SystemConfig(device_tokens=device_tokens, page_tokens=page_tokens, max_running=64, fixed_outputs=are_fixed),
         profile(), OpenLoop(workload),
     )  # fmt: skip
     (instance,) = system_run.instances
@@ -119,14 +121,14 @@ def job_of(number: int, prompt: int, output: int, beyond: int) -> SimulatedReque
     return job
 
 
-def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int]:
-    adder_class, policy = bare_adder(page)
+def admitted_by_sglang(running, waiting, ratio, are_fixed, page_tokens, free_tokens) -> list[int]:
+    """Return the numbers of the waiting requests that SGLang's own adder admits."""
+    adder_class, policy = bare_adder(page_tokens)
 
     def params(output, beyond):
-        return SimpleNamespace(max_new_tokens=output + beyond, ignore_eos=fixed)
+        return SimpleNamespace(max_new_tokens=output + beyond, ignore_eos=are_fixed)
 
-    used = sum(prompt + min(generated, output) for (prompt, output, _), generated in running)
-    adder = adder_class(device - used, 8192, ratio)
+    adder = adder_class(free_tokens, 8192, ratio)
     for (_, output, beyond), generated in running:
         req = SimpleNamespace(
             sampling_params=params(output, beyond), output_ids=[0] * min(generated, output)
@@ -137,11 +139,11 @@ def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int
         if adder.budget_state() is policy.AddReqResult.OTHER:
             break
         max_tokens = min(output + beyond, policy.CLIP_MAX_NEW_TOKENS)
-        fits, _ = adder.memory_budget.check_prefill(
-            extend_input_len=prompt, total_tokens=prompt + max_tokens + page, max_new_tokens=0,
+        is_fitting, _ = adder.memory_budget.check_prefill(
+            extend_input_len=prompt, total_tokens=prompt + max_tokens + page_tokens, max_new_tokens=0,
             input_tokens=prompt, swa_host_hit_length=0, chunk_limit=adder.rem_chunk_tokens,
         )  # fmt: skip
-        if not fits:
+        if not is_fitting:
             break
         adder._update_prefill_budget(0, prompt, max_tokens, False)
         admitted.append(number)
@@ -153,39 +155,43 @@ def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int
 def test_a_batch_that_decoded_for_long_admits_more_unless_outputs_are_fixed():
     # 2 x (100 + 1,000) tokens do not fit 1,500, but after some hundred steps SGLang expects a tenth
     # of the rest. Fixed outputs are reserved whole.
-    trace = [request(0.0, range(1, 11), output=1000), request(6.5, range(101, 111), output=200)]
+    first = request(0.0, range(1, 11), output_tokens=1000)
+    trace = [first, request(6.5, range(101, 111), output_tokens=200)]
     assert run(trace, device_tokens=1500).ttft_s[1] < 0.2
     assert run(trace, device_tokens=1200, fixed_outputs=True).ttft_s[1] > 3.0
 
 
 def test_excess_admissions_are_retracted_unless_outputs_are_fixed():
     # After 600 steps a tenth is expected of each, and each generates its maximum.
-    long = request(0.0, range(1001, 1011), output=900)
-    later = [request(6.5 + 0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(8)]
-    small_pool = run([long, *later], device_tokens=2_000)
+    trace = [request(0.0, range(1001, 1011), output_tokens=900)]
+    for i in range(8):
+        path = range(i * 10 + 1, i * 10 + 11)
+        trace.append(request(6.5 + 0.3 * i, path, output_tokens=400))
+    small_pool = run(trace, device_tokens=2_000)
     assert small_pool.retracted > 0
     assert (small_pool.e2e_s > 3.9).all()
-    assert run([long, *later], device_tokens=2_000, fixed_outputs=True).retracted == 0
+    assert run(trace, device_tokens=2_000, fixed_outputs=True).retracted == 0
 
 
 def test_a_retracted_request_does_not_wait_for_itself():
     # With prompts of equal length, order and times follow the arrivals.
-    trace = [request(0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(9)]
+    trace = [request(0.3 * i, range(i * 10 + 1, i * 10 + 11), output_tokens=400) for i in range(9)]
     first_come = run(trace, device_tokens=2_000)
-    ordered = run(trace, device_tokens=2_000, schedule_policy="bounded-shortest")
-    assert ordered.retracted == first_come.retracted > 0
-    assert ordered.e2e_s == pytest.approx(first_come.e2e_s)
+    shortest_first = run(trace, device_tokens=2_000, schedule_policy="bounded-shortest")
+    assert shortest_first.retracted == first_come.retracted > 0
+    assert shortest_first.e2e_s == pytest.approx(first_come.e2e_s)
 
 
 def test_a_more_conservative_setting_admits_later():
-    trace = [request(0.0, range(1, 11), output=1000), request(1.0, range(101, 111), output=200)]
+    first = request(0.0, range(1, 11), output_tokens=1000)
+    trace = [first, request(1.0, range(101, 111), output_tokens=200)]
     assert run(trace, device_tokens=1250).ttft_s[1] < 0.2
     assert run(trace, device_tokens=1250, schedule_conservativeness=1.4).ttft_s[1] > 1.0
 
 
 def test_the_ratio_restarts_when_the_queue_is_empty():
     system_run = _SystemRun(
-        workload := Workload([request(t, (int(t) + 1,), output=100) for t in (0.0, 100.0)]),
+        workload := Workload([request(t, (int(t) + 1,), output_tokens=100) for t in (0.0, 100.0)]),
         SystemConfig(device_tokens=1000), profile(), OpenLoop(workload),
     )  # fmt: skip
     ratios, (instance,) = [], system_run.instances

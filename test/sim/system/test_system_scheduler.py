@@ -17,7 +17,7 @@ def run(trace, *, costs=None, **config):
 
 
 def test_one_request_takes_its_prefill_and_a_step_for_each_further_token():
-    result = run([request(5.0, range(1, 11), output=4)])
+    result = run([request(5.0, range(1, 11), output_tokens=4)])
     assert result.mean_ttft_s == pytest.approx(0.1)  # 100 tokens of 1 ms
     assert result.mean_e2e_s == pytest.approx(0.1 + 3 * 0.01)
     assert result.mean_tpot_s == pytest.approx(0.01)
@@ -35,7 +35,7 @@ BY_HAND = {
     ),
     # The first decodes from 0.1 on, steps of 10 ms; the second arrives in the middle of a step.
     "prefill comes first after the running decode step": (
-        [request(0.0, range(1, 11), output=11), request(0.135, range(101, 111))],
+        [request(0.0, range(1, 11), output_tokens=11), request(0.135, range(101, 111))],
         {"ttft_s": [0.1, 0.005 + 0.1], "e2e_s": [0.1 + 10 * 0.01 + 0.1, 0.105]},
     ),
     "requests that wait together are prefilled together": (
@@ -44,7 +44,7 @@ BY_HAND = {
     ),
     "an output is found by the next turn, but for its last token, which has no KV": (
         [
-            request(0.0, range(1, 11), output=21, conversation="a"),
+            request(0.0, range(1, 11), output_tokens=21, conversation="a"),
             request(10.0, range(1, 21), conversation="a", turn=2),
         ],
         {"cached_tokens": [0, 120]},
@@ -61,36 +61,37 @@ def test_times_and_hits_by_hand(case):
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_and_a_decode_waits_for_all_of_them():
-    short = request(0.0, (1,), output=3)
-    result = run([short, request(0.015, range(101, 131))], chunked_prefill_tokens=100)
+    trace = [request(0.0, (1,), output_tokens=3), request(0.015, range(101, 131))]
+    result = run(trace, chunked_prefill_tokens=100)
     assert result.ttft_s[1] == pytest.approx(0.005 + 0.3)
-    assert result.events > run([short, request(0.015, range(101, 131))]).events
+    assert result.events > run(trace).events
 
 
 def test_no_more_than_max_running_decode_together():
-    trace = [request(0.0, (i,), output=101) for i in range(1, 5)]
-    alone = run(trace, max_running=1)
-    assert alone.makespan_s == pytest.approx(4 * (0.01 + 1.0))
+    trace = [request(0.0, (i,), output_tokens=101) for i in range(1, 5)]
+    one_by_one = run(trace, max_running=1)
+    assert one_by_one.makespan_s == pytest.approx(4 * (0.01 + 1.0))
     assert run(trace, max_running=4).makespan_s == pytest.approx(4 * 0.01 + 1.0, rel=0.01)
 
 
 def test_a_request_waits_until_its_prompt_and_output_fit():
-    trace = [request(0.0, range(1, 11), output=101), request(0.01, range(101, 111), output=101)]
+    first = request(0.0, range(1, 11), output_tokens=101)
+    trace = [first, request(0.01, range(101, 111), output_tokens=101)]
     result = run(trace, device_tokens=250)
     assert result.ttft_s[1] == pytest.approx(0.1 + 1.0 - 0.01 + 0.1)
 
 
-def test_an_output_without_continuation_takes_room_until_eviction():
-    trace = [request(0.0, range(1, 11), output=100), request(10.0, range(1, 11))]
+def test_an_output_without_continuation_stays_until_its_eviction():
+    trace = [request(0.0, range(1, 11), output_tokens=100), request(10.0, range(1, 11))]
     result = run(trace)
     assert result.peak_bytes_by_tier["device"] >= 199 * 1000
 
 
 def test_two_instances_halve_the_queue():
     trace = [request(0.0, range(i * 10, i * 10 + 10)) for i in range(1, 9)]
-    single, double = (run(trace, instances=n, chunked_prefill_tokens=100) for n in (1, 2))
-    assert single.makespan_s == pytest.approx(0.8)
-    assert double.makespan_s == pytest.approx(0.4)
+    for instances, makespan_s in ((1, 0.8), (2, 0.4)):
+        result = run(trace, instances=instances, chunked_prefill_tokens=100)
+        assert result.makespan_s == pytest.approx(makespan_s)
 
 
 def router_of(*requests: int) -> Router:
@@ -103,8 +104,7 @@ def test_prefix_aware_routing_prefers_recorded_prefixes_as_sglangs_router():
     # requests are, to the first of several; a third of a prompt is enough to follow it.
     router = router_of(0, 0)
     assert [router.choose(range(i * 10, i * 10 + 10)) for i in range(1, 5)] == [0] * 4
-    loads = router._instances
-    loads[0].request_count = 1
+    router._instances[0].request_count = 1
     assert router.choose(range(100, 110)) == 1
     assert router.choose([*range(10, 14), *range(200, 206)]) == 0
     assert router.choose([*range(20, 23), *range(300, 307)]) == 1
@@ -118,7 +118,8 @@ def test_prefix_aware_routing_spills_as_sglangs_router(on_first, on_other, chose
     # The 66th request for one prefix, none of them answered, was the first that sglang-router sent to the other server.
     router = router_of(0, 0)
     assert router.choose(range(10)) == 0
-    router._instances[0].request_count, router._instances[1].request_count = on_first, on_other
+    first, other = router._instances
+    first.request_count, other.request_count = on_first, on_other
     assert router.choose(range(10)) == chosen
 
 
@@ -130,12 +131,11 @@ def test_a_router_forgets_only_its_oldest_prefixes():
         prefixes.record_sent(path, number % 3)
         assert prefixes.longest_prefix(path) == (len(path), number % 3)
         assert len(prefixes) <= 2 * (50 + 15)
-        for family in range(8):  # the recorded blocks of a path are a run from its start
-            full_path = tuple(range(family * 100, family * 100 + 15))
+        for start in range(0, 800, 100):  # the recorded blocks of a path are a run from its start
+            full_path = tuple(range(start, start + 15))
             blocks, _ = prefixes.longest_prefix(full_path)
-            assert [prefixes._instance_of(block) >= 0 for block in full_path] == [
-                i < blocks for i in range(15)
-            ]
+            is_recorded = [prefixes._instance_of(block) >= 0 for block in full_path]
+            assert is_recorded == [depth < blocks for depth in range(15)]
     prefixes.record_sent(range(2000, 2060), 1)
     prefixes.record_sent(range(3000, 3060), 1)
     assert prefixes.longest_prefix((0, 1, 2)) == (0, -1)
@@ -147,7 +147,7 @@ def test_a_router_forgets_only_its_oldest_prefixes():
         ([], {}, "the trace has no requests; give a trace with requests"),
         ([request(1.0, (1,)), request(0.5, (2,))], {}, "sort the trace by arrival time"),
         ([request(0.0, range(1, 50))], {"device_tokens": 100}, "give more, or leave the request"),
-        ([request(0.0, (1,)), request(1.0, (2,), size=20)], {}, "one block size"),
+        ([request(0.0, (1,)), request(1.0, (2,), block_tokens=20)], {}, "one block size"),
     ],
 )
 def test_a_mistake_gets_one_line_with_the_remedy(trace, config, message):

@@ -19,11 +19,11 @@ from sglang_canopy.ttl.table import Group, TTLTable
 from support.systems import KV_BYTES, profile, request, rounds
 from support.tree_recount import recount
 
-FAST = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
+FAST_TIER = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
 
 
-def tier(tokens: int, **options) -> TierSpec:
-    return TierSpec(tokens * KV_BYTES, **FAST, **options)
+def tier_of(tokens: int, **options) -> TierSpec:
+    return TierSpec(tokens * KV_BYTES, **FAST_TIER, **options)
 
 
 def run(trace, **config):
@@ -31,22 +31,21 @@ def run(trace, **config):
     return simulate_system(trace, SystemConfig(**config), profile())
 
 
-def chat(seed: int, *, requests: int = 150, size: int = 4, spread: float = 20.0):
-    """Conversations that grow, some with a shared beginning."""
-    draw, ids, growing = random.Random(seed), itertools.count(1), {}
+def random_chats(seed: int):
+    """Return growing conversations in blocks of four tokens, some with a shared beginning."""
+    draw, ids, path_by_name = random.Random(seed), itertools.count(1), {}
     time, turns = 0.0, []
-    for _ in range(requests):
-        time += draw.expovariate(spread)
+    for _ in range(150):
+        time += draw.expovariate(20.0)
         name = str(draw.randrange(25))
-        blocks = growing.get(name) or ((10**6, 10**6 + 1)[: draw.choice((0, 1, 2))])
-        prompt = len(blocks) * size + draw.randrange(1, 60 * size)
-        path = blocks + tuple(next(ids) for _ in range(-(-prompt // size) - len(blocks)))
-        turns.append(
-            TraceRequest(time, prompt, draw.randrange(1, 40), path, size, conversation=name)
-        )
-        growing[name] = path[: prompt // size]
+        blocks = path_by_name.get(name) or ((10**6, 10**6 + 1)[: draw.choice((0, 1, 2))])
+        prompt_tokens = len(blocks) * 4 + draw.randrange(1, 240)
+        path = blocks + tuple(next(ids) for _ in range(-(-prompt_tokens // 4) - len(blocks)))
+        output_tokens = draw.randrange(1, 40)
+        turns.append(TraceRequest(time, prompt_tokens, output_tokens, path, 4, conversation=name))
+        path_by_name[name] = path[: prompt_tokens // 4]
         if draw.random() < 0.15:
-            del growing[name]
+            del path_by_name[name]
     return turns
 
 
@@ -55,15 +54,17 @@ def test_separate_requests_hit_as_in_the_cache_simulator(policy):
     draw = random.Random(7)
     trace, ids = [], itertools.count(1000)
     for i in range(400):
-        shared = draw.randrange(12)
-        path = tuple(range(shared * 20 + 1, shared * 20 + 1 + draw.randrange(1, 20)))
-        trace.append(request(100.0 * i, (*path, next(ids)), category=str(shared % 3)))
-    capacity = 60
-    hit_tokens: list[int] = []
-    simulate(trace, make_policy(policy), capacity, on_request=lambda _, hit: hit_tokens.append(hit))
-    result = run(trace, device_tokens=capacity * 10, device_policy=policy)
+        prefix = draw.randrange(12)
+        path = tuple(range(prefix * 20 + 1, prefix * 20 + 1 + draw.randrange(1, 20)))
+        trace.append(request(100.0 * i, (*path, next(ids)), category=str(prefix % 3)))
+    capacity_blocks = 60
+    tokens: list[int] = []
+    simulate(
+        trace, make_policy(policy), capacity_blocks, on_request=lambda _, hit: tokens.append(hit)
+    )
+    result = run(trace, device_tokens=capacity_blocks * 10, device_policy=policy)
     # A node is a block more or less where a policy's order has ties of time.
-    assert abs(sum(hit_tokens) - int(result.cached_tokens.sum())) <= 0.01 * sum(hit_tokens)
+    assert abs(sum(tokens) - int(result.cached_tokens.sum())) <= 0.01 * sum(tokens)
 
 
 def test_one_cut_is_enough_for_a_need_of_partial_blocks():
@@ -77,7 +78,7 @@ def test_one_cut_is_enough_for_a_need_of_partial_blocks():
 
 
 def test_demoted_kv_is_loaded_from_the_host():
-    result = run(rounds(10, 3), host=tier(2000))
+    result = run(rounds(10, 3), host=tier_of(2000))
     assert result.token_hit_ratio_by_tier["host"] == pytest.approx(2 / 3 * 0.99)
     assert result.token_hit_ratio_by_tier["device"] == 0.0
     assert result.host_written_bytes == 10 * 100 * KV_BYTES  # once each
@@ -85,35 +86,36 @@ def test_demoted_kv_is_loaded_from_the_host():
 
 def test_a_shared_disk_serves_pages_of_other_instances():
     trace = rounds(3, 4)  # round robin over two instances moves each prompt on
-    common = {"instances": 2, "host": tier(1000), "prefetch_policy": "wait_complete"}
-    shared = run(trace, disk=tier(10**6), **common)
-    separate = run(trace, disk=tier(10**6), disk_per_instance=True, **common)
+    options = {"instances": 2, "host": tier_of(1000), "prefetch_policy": "wait_complete"}
+    shared = run(trace, disk=tier_of(10**6), **options)
+    separate = run(trace, disk=tier_of(10**6), disk_per_instance=True, **options)
     assert shared.token_hit_ratio_by_tier["disk"] > 0.2
     assert separate.token_hit_ratio_by_tier["disk"] == 0.0
 
 
 def test_a_ttl_drops_unused_kv_from_the_host_and_from_the_disk():
     trace = rounds(10, 2)  # each prompt again after 10 s
-    for ttl, hit in ((9.0, False), (11.0, True)):
-        small = {"host": tier(400), "disk": tier(10**6, ttl=ttl)}
-        for tiers in ({"host": tier(2000, ttl=ttl)}, {**small, "prefetch_policy": "wait_complete"}):
-            assert (run(trace, **tiers).token_hit_ratio > 0.4) == hit
-    short = run(trace, host=tier(2000, ttl=3.0)).mean_bytes_by_tier["host"]
-    assert short < 0.7 * run(trace, host=tier(2000)).mean_bytes_by_tier["host"]
+    for ttl_s, is_hit in ((9.0, False), (11.0, True)):
+        with_disk = {"host": tier_of(400), "disk": tier_of(10**6, ttl=ttl_s)}
+        with_disk["prefetch_policy"] = "wait_complete"
+        for tiers in ({"host": tier_of(2000, ttl=ttl_s)}, with_disk):
+            assert (run(trace, **tiers).token_hit_ratio > 0.4) == is_hit
+    mean_bytes = run(trace, host=tier_of(2000, ttl=3.0)).mean_bytes_by_tier["host"]
+    assert mean_bytes < 0.7 * run(trace, host=tier_of(2000)).mean_bytes_by_tier["host"]
 
 
 def test_groups_follow_their_table():
     # Prompt 0 begins with block 1, and alone has a long time to live.
     table = TTLTable((Group(1, 100.0),), residual_ttl_s=1.0, block_tokens=10, hash="trace")
-    result = run(rounds(10, 2), host=tier(2000, ttl=table))
+    result = run(rounds(10, 2), host=tier_of(2000, ttl=table))
     assert list(result.cached_tokens[10:]) == [99] + [0] * 9
 
 
 def test_a_prefetch_that_takes_too_long_is_stopped_by_the_timeout():
-    slow = TierSpec(1e9, 2e4, 1e9)  # 90 tokens: 4.5 s
-    common = {"host": tier(400), "disk": slow, "prefetch_timeout_base_s": 0.5}
-    complete = run(rounds(10, 2, every_s=10.0), prefetch_policy="wait_complete", **common)
-    stopped = run(rounds(10, 2, every_s=10.0), prefetch_policy="timeout", **common)
+    slow_disk = TierSpec(1e9, 2e4, 1e9)  # 90 tokens: 4.5 s
+    options = {"host": tier_of(400), "disk": slow_disk, "prefetch_timeout_base_s": 0.5}
+    complete = run(rounds(10, 2, interval_s=10.0), prefetch_policy="wait_complete", **options)
+    stopped = run(rounds(10, 2, interval_s=10.0), prefetch_policy="timeout", **options)
     assert complete.ttft_s[-1] == pytest.approx(4.5 + 0.01, rel=0.01)
     assert stopped.ttft_s[-1] == pytest.approx(0.5 + 90 / 1024 * 0.25 + 0.1, rel=0.02)
 
@@ -123,47 +125,46 @@ def test_a_prefetch_that_takes_too_long_is_stopped_by_the_timeout():
     seed=st.integers(0, 10**6),
     instances=st.integers(1, 2),
     routing=st.sampled_from(["round-robin", "prefix-aware"]),
-    tiers=st.integers(0, 2),
+    tiers_below_device=st.integers(0, 2),
     host_share=st.sampled_from([0.5, 2.0]),
-    ttl=st.sampled_from([None, 1.0]),
-    policy=st.sampled_from(["lru", "wa"]),
-    write=st.sampled_from(["write_through", "write_back"]),
-    chunk=st.sampled_from([64, 8192]),
-    page=st.sampled_from([1, 4]),
-    prefetch=st.sampled_from(["best_effort", "wait_complete", "timeout"]),
-    running=st.sampled_from([3, 256]),
-    waiting=st.booleans(),
-    disk_writes=st.sampled_from([1e9, 1e5]),
-    touches=st.booleans(),
-    order=st.sampled_from(["fcfs", "bounded-shortest"]),
+    ttl_s=st.sampled_from([None, 1.0]),
+    device_policy=st.sampled_from(["lru", "wa"]),
+    write_policy=st.sampled_from(["write_through", "write_back"]),
+    chunk_tokens=st.sampled_from([64, 8192]),
+    page_tokens=st.sampled_from([1, 4]),
+    prefetch_policy=st.sampled_from(["best_effort", "wait_complete", "timeout"]),
+    max_running=st.sampled_from([3, 256]),
+    turns_wait=st.booleans(),
+    disk_bytes_per_s=st.sampled_from([1e9, 1e5]),
+    touches_waiting=st.booleans(),
+    schedule_policy=st.sampled_from(["fcfs", "bounded-shortest"]),
 )
 def test_every_token_is_accounted_for_after_every_step(
-    seed, instances, routing, tiers, host_share, ttl, policy, write, chunk, page, prefetch,
-    running, waiting, disk_writes, touches, order,
+    seed, instances, routing, tiers_below_device, host_share, ttl_s, device_policy, write_policy, chunk_tokens,
+    page_tokens, prefetch_policy, max_running, turns_wait, disk_bytes_per_s, touches_waiting, schedule_policy,
 ):  # fmt: skip
-    workload = Workload(chat(seed))
-    device = workload.longest_tokens * 2
+    workload = Workload(random_chats(seed))
+    device_tokens = workload.longest_tokens * 2
+    disk_bytes = device_tokens * 3 * KV_BYTES
+    disk = TierSpec(disk_bytes, 1e9, disk_bytes_per_s, shared_channel=True, ttl=ttl_s)
     config = SystemConfig(
-        device_tokens=device,
+        device_tokens=device_tokens,
         instances=instances,
         routing=routing,
-        host=tier(int(device * host_share), ttl=ttl) if tiers else None,
-        disk=TierSpec(device * 3 * KV_BYTES, 1e9, disk_writes, shared_channel=True, ttl=ttl)
-        if tiers == 2
-        else None,
-        device_policy=policy,
-        write_policy=write,
-        chunked_prefill_tokens=chunk,
-        page_tokens=page,
+        host=tier_of(int(device_tokens * host_share), ttl=ttl_s) if tiers_below_device else None,
+        disk=disk if tiers_below_device == 2 else None,
+        device_policy=device_policy,
+        write_policy=write_policy,
+        chunked_prefill_tokens=chunk_tokens,
+        page_tokens=page_tokens,
         prefetch_threshold_tokens=8,
-        prefetch_policy=prefetch,
-        max_running=running,
-        touches_waiting=touches,
-        schedule_policy=order,
+        prefetch_policy=prefetch_policy,
+        max_running=max_running,
+        touches_waiting=touches_waiting,
+        schedule_policy=schedule_policy,
     )
-    simulation = _SystemRun(
-        workload, config, profile(), (TurnsWait if waiting else OpenLoop)(workload)
-    )
+    arrivals = (TurnsWait if turns_wait else OpenLoop)(workload)
+    simulation = _SystemRun(workload, config, profile(), arrivals)
     original_step = simulation._step
 
     def step(instance, now):
@@ -185,24 +186,24 @@ def test_every_token_is_accounted_for_after_every_step(
         assert not instance.decoding.jobs
         assert instance.tree.private == 0
         assert all(node.locks == node.host_locks == 0 for node in instance.tree.nodes())
-        on_host = sum(node.length for node in instance.tree.nodes() if node.on_host)
-        assert on_host == instance.tree.host_used
+        host_tokens = sum(node.length for node in instance.tree.nodes() if node.on_host)
+        assert host_tokens == instance.tree.host_used
 
 
 def test_prefetches_leave_half_of_the_host_to_demoted_kv(monkeypatch):
     # Six prompts of 100 tokens are on the disk and return at once, behind others. SGLang starts no
     # prefetch while running ones need half of the host, here 400 tokens, or more
     # (``prefetch_capacity_limit``): the sixth waits until the first is admitted.
-    first = rounds(20, 1, every_s=10.0)
+    first_uses = rounds(20, 1, interval_s=10.0)
     earlier = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
-    returning = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
+    returning = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first_uses[:6])]
     reads, read = [], DiskChannel.read
     monkeypatch.setattr(DiskChannel, "read", lambda *args: reads.append(read(*args)) or reads[-1])
     disk = TierSpec(1e9, 1e6, 1e9)  # 90 ms to read a prompt
-    run([*first, *earlier, *returning], device_tokens=450, host=tier(800), disk=disk)
-    begins = sorted(transfer.begin_s for transfer in reads)
-    assert [b - a for a, b in itertools.pairwise(begins[:5])] == pytest.approx([0.09] * 4)
-    assert begins[5] - begins[4] > 0.3
+    run([*first_uses, *earlier, *returning], device_tokens=450, host=tier_of(800), disk=disk)
+    begins_s = sorted(transfer.begin_s for transfer in reads)
+    assert [b - a for a, b in itertools.pairwise(begins_s[:5])] == pytest.approx([0.09] * 4)
+    assert begins_s[5] - begins_s[4] > 0.3
 
 
 def test_the_host_keeps_the_parent_of_a_prefetch():
@@ -213,7 +214,7 @@ def test_the_host_keeps_the_parent_of_a_prefetch():
     earlier = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(3)]
     trace = [request(0.0, path), *evicting, *earlier, request(100.05, path)]
     disk = TierSpec(1e9, 1e6, 1e9)
-    result = run(trace, device_tokens=450, host=tier(400), disk=disk)
+    result = run(trace, device_tokens=450, host=tier_of(400), disk=disk)
     assert result.cached_tokens[-1] > 150
 
 
@@ -229,9 +230,9 @@ def test_layerwise_loading_hides_behind_a_long_prefill_only(new_tokens, is_hidde
         device_tokens=300, quantum_tokens=1, load_back_threshold_tokens=1,
         host=TierSpec(1e9, 1e6, 1e9),
     )  # fmt: skip
-    overlapped = simulate_system(trace, config, profile(layers=100)).ttft_s[-1]
-    one_by_one = simulate_system(trace, config, profile(layers=1)).ttft_s[-1]
-    compute = blocks * 10 * 0.001
-    assert one_by_one == pytest.approx(compute + 0.1)
-    assert overlapped == pytest.approx(max(compute + 0.1 / 100, 0.1 + compute / 100))
-    assert (overlapped < compute * 1.05) == is_hidden
+    overlapped_s = simulate_system(trace, config, profile(layers=100)).ttft_s[-1]
+    one_by_one_s = simulate_system(trace, config, profile(layers=1)).ttft_s[-1]
+    compute_s = blocks * 10 * 0.001
+    assert one_by_one_s == pytest.approx(compute_s + 0.1)
+    assert overlapped_s == pytest.approx(max(compute_s + 0.1 / 100, 0.1 + compute_s / 100))
+    assert (overlapped_s < compute_s * 1.05) == is_hidden

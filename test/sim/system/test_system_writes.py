@@ -7,11 +7,11 @@ from canopy_lab.sim.system.arrivals import OpenLoop
 from canopy_lab.sim.system.run import _SystemRun
 from support.systems import KV_BYTES, profile, request, rounds
 
-FAST = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
+FAST_TIER = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
 
 
-def serve(trace, pending=None, **config) -> _SystemRun:
-    """Serve the trace; ``pending`` receives the bytes that wait for the disk after each step."""
+def serve(trace, waiting_bytes=None, **config) -> _SystemRun:
+    """Serve the trace; ``waiting_bytes`` receives the bytes that wait for the disk after each step."""
     workload = Workload(trace)
     config = {"quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
     simulation = _SystemRun(workload, SystemConfig(**config), profile(), OpenLoop(workload))
@@ -20,9 +20,9 @@ def serve(trace, pending=None, **config) -> _SystemRun:
     def step(instance, now):
         original_step(instance, now)
         instance.tree.verify()
-        if pending is not None:
-            waiting = sum(t.remaining_bytes for d in simulation.disks for t in d.channel._queues[1])
-            pending.append(waiting)
+        if waiting_bytes is not None:
+            writes = [write for disk in simulation.disks for write in disk.channel._queues[1]]
+            waiting_bytes.append(sum(write.remaining_bytes for write in writes))
 
     simulation._step = step  # type: ignore[method-assign]
     simulation.serve()
@@ -37,24 +37,24 @@ def slow_disk(write_bytes_per_s: float, **options) -> TierSpec:
 @pytest.mark.parametrize("instances", [1, 2])
 def test_bytes_waiting_for_the_disk_fit_in_the_host(write_policy, instances):
     # A prompt of 100 tokens every 0.3 s, 333 KB a second of KV, and a disk that takes 50.
-    host = TierSpec(500 * KV_BYTES, **FAST)
-    pending: list[float] = []
+    host = TierSpec(500 * KV_BYTES, **FAST_TIER)
+    waiting_bytes: list[float] = []
     simulation = serve(
-        rounds(40, 3, every_s=0.3), pending, device_tokens=300, instances=instances, host=host,
+        rounds(40, 3, interval_s=0.3), waiting_bytes, device_tokens=300, instances=instances, host=host,
         disk=slow_disk(50e3), write_policy=write_policy,
     )  # fmt: skip
     result = simulation.result(0.0)
-    assert max(pending) <= instances * 500 * KV_BYTES
-    assert max(pending) > 200 * KV_BYTES  # the disk is the bottleneck
+    assert max(waiting_bytes) <= instances * 500 * KV_BYTES
+    assert max(waiting_bytes) > 200 * KV_BYTES  # the disk is the bottleneck
     # No byte is counted that the disk had no time to write.
     assert 0 < result.disk_written_bytes <= 50e3 * result.makespan_s * 1.001
 
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 def test_host_pages_are_unlocked_when_the_disk_has_written_them(write_policy):
-    host = TierSpec(500 * KV_BYTES, **FAST)
+    host = TierSpec(500 * KV_BYTES, **FAST_TIER)
     simulation = serve(
-        rounds(40, 1, every_s=0.3), device_tokens=300, host=host, disk=slow_disk(50e3),
+        rounds(40, 1, interval_s=0.3), device_tokens=300, host=host, disk=slow_disk(50e3),
         write_policy=write_policy,
     )  # fmt: skip
     (instance,), (disk,) = simulation.instances, simulation.disks
@@ -70,7 +70,7 @@ def test_host_pages_are_unlocked_when_the_disk_has_written_them(write_policy):
 def test_the_host_keeps_pages_being_written_and_drops_later_ones():
     # 200 of 300 host tokens are being written; a third prompt fits, a fourth does not.
     trace = [request(float(i), tuple(range(i * 10 + 1, i * 10 + 11))) for i in range(4)]
-    host = TierSpec(300 * KV_BYTES, **FAST)
+    host = TierSpec(300 * KV_BYTES, **FAST_TIER)
     simulation = serve(trace, device_tokens=500, host=host, disk=slow_disk(10.0))
     tree = simulation.instances[0].tree
     assert tree.host_used == 300
@@ -79,11 +79,11 @@ def test_the_host_keeps_pages_being_written_and_drops_later_ones():
     ]  # fmt: skip
 
 
-def test_kv_without_room_is_copied_at_its_next_use():
+def test_kv_that_the_host_had_no_space_for_is_copied_at_its_next_use():
     # The fourth prompt returns after the disk has caught up (100 KB/s, 300 KB to write).
     trace = [request(0.5 * i, tuple(range(i * 10 + 1, i * 10 + 11))) for i in range(4)]
     repeated = request(20.0, trace[3].blocks)
-    host, disk = TierSpec(300 * KV_BYTES, **FAST), slow_disk(100e3)
+    host, disk = TierSpec(300 * KV_BYTES, **FAST_TIER), slow_disk(100e3)
     simulation = serve([*trace, repeated], device_tokens=250, host=host, disk=disk)
     simulation.disks[0].channel.advance(1e9)
     assert simulation.disks[0].count_leading(repeated.blocks, 1e9) == len(repeated.blocks)
