@@ -64,7 +64,9 @@ def test_open_files_import_only_each_other() -> None:
     for path in source_files():
         if folder_of(path) in layout.OPEN_FILES:
             imported = {folder_of(MODULES[name]) for name in modules_in(path)}
-            assert imported <= layout.OPEN_FILES, f"{path.name} imports {imported - layout.OPEN_FILES}"
+            assert imported <= layout.OPEN_FILES, (
+                f"{path.name} imports {imported - layout.OPEN_FILES}"
+            )
 
 
 def test_no_two_folders_import_each_other() -> None:
