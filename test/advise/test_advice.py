@@ -171,10 +171,8 @@ def test_a_capacity_smaller_than_the_prompts_is_reported() -> None:
 
 def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
     rows = [request_of(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
-    tiers = (
-        LowerTier("40 GB of host memory", 40.0),
-        LowerTier("a disk of 100 GB", 100, is_disk=True),
-    )
+    disk = LowerTier("a disk of 100 GB", 100.0, is_disk=True)
+    tiers = (LowerTier("40 GB of host memory", 40.0), disk)
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *tiers).decision.sentence
     assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
     small_tiers = (

@@ -77,9 +77,8 @@ def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None
     words = shlex.split(EXAMPLES[name])
     assert " ".join(words).startswith(name)
     arguments = words[len(name.split()) :]
-    parser_of(name)[0].parse_args(
-        ["--", *arguments] if name in PASS_THROUGH_COMMANDS else arguments
-    )
+    words = ["--", *arguments] if name in PASS_THROUGH_COMMANDS else arguments
+    parser_of(name)[0].parse_args(words)
 
 
 def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, capsys) -> None:

@@ -115,9 +115,8 @@ def test_a_namespace_whose_server_ends_later_is_deleted_without_a_restart(tmp_pa
 
 
 def test_the_ranks_of_a_server_share_the_capacity_that_idle_namespaces_occupy(tmp_path) -> None:
-    paths = [
-        add_idle_namespace(tmp_path, f"old{RANK_SEPARATOR}{i}", 8, 100.0 + i) for i in range(2)
-    ]
+    old = f"old{RANK_SEPARATOR}"
+    paths = [add_idle_namespace(tmp_path, old + str(i), 8, 100.0 + i) for i in range(2)]
     ranks = [open_store(tmp_path, f"new{RANK_SEPARATOR}{rank}") for rank in range(2)]
     for rank in ranks:
         assert put(rank, "a", 7) == 7

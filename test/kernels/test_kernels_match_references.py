@@ -128,9 +128,8 @@ def test_rope_scatter_reads_rows_of_several_chunks_in_place(case):
     common_arguments = (positions, slots, rope_table(500, dim))
     joined = [torch.cat([x[i] for x, i in zip(xs, chosen_rows)]) for xs in (keys, values)]
     rope_scatter.reference(*joined, torch.arange(33, device=DEVICE), *common_arguments, *copies)
-    rope_scatter.scatter_of_layer(keys, values, counts, source, *common_arguments, *pools).launch(
-        0, 1
-    )
+    kernel = rope_scatter.scatter_of_layer(keys, values, counts, source, *common_arguments, *pools)
+    kernel.launch(0, 1)
     for result, expected in zip(pools, copies):
         assert_close(result, expected, dtype)
 

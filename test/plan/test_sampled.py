@@ -97,9 +97,8 @@ def test_the_choice_is_that_of_simulating_everything(name):
         min_tier_gib(full_inputs.trace, full_inputs.engine),
     )  # fmt: skip
     grid = space.grid()
-    part_inputs = full_inputs.with_trace(
-        busiest_window(full_inputs.trace, len(full_inputs.trace) // 3)
-    )
+    window = busiest_window(full_inputs.trace, len(full_inputs.trace) // 3)
+    part_inputs = full_inputs.with_trace(window)
     with Evaluator(full_inputs) as evaluate, Evaluator(part_inputs) as evaluate_part:
         exact = dict(zip(grid, evaluate(grid)))
         predicted = dict(zip(grid, evaluate_part(grid)))

@@ -68,9 +68,8 @@ def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
         if not admitted:
             assert least is None
             continue
-        assert (*least.order, least.entry[LEAF]) == min(
-            scan_ends(admitted, now), key=lambda end: end[:4]
-        )
+        expected = min(scan_ends(admitted, now), key=lambda end: end[:4])
+        assert (*least.order, least.entry[LEAF]) == expected
 
 
 def test_weights_scale_a_cell():

@@ -105,11 +105,7 @@ def serve_live(
     hit_tokens = []
     for number, step in enumerate(steps):
         device_policy = core.live.device_policy
-        if (
-            isinstance(device_policy, FlooredPolicy)
-            and lru_turns is not None
-            and number in lru_turns
-        ):
+        if isinstance(device_policy, FlooredPolicy) and number in (lru_turns or ()):
             device_policy.rank_by(lru=not device_policy.is_lru_ranking)
         if readmission is not None:
             readmission()

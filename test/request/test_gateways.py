@@ -174,9 +174,8 @@ def test_metadata_sets_the_tenant_of_a_request() -> None:
 def test_a_tenant_that_differs_from_the_gateways_or_is_no_string_is_refused(
     cache_salt, metadata, message
 ) -> None:
-    request = http_of(
-        {"metadata": {TENANT_METADATA[name]: value for name, value in metadata.items()}}
-    )
+    sent = {TENANT_METADATA[name]: value for name, value in metadata.items()}
+    request = http_of({"metadata": sent})
     with pytest.raises(CanopyError, match=message):
         set_tenant(request_of(cache_salt=cache_salt), request)
 

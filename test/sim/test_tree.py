@@ -7,7 +7,7 @@ import pytest
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.requests import to_requests
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.block_tree import Evicted, RadixTree
+from sglang_canopy.policy.block_tree import RadixTree, TreeCut
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from support.trace_samples import random_trace, record
@@ -15,7 +15,7 @@ from support.tree_recount import recount
 
 
 class Run(NamedTuple):
-    victims: list[Evicted]
+    victims: list[TreeCut]
     tree: RadixTree
 
 

@@ -87,9 +87,8 @@ def admit_first(tree: LiveTree, waiting: list[Req], count: int) -> tuple[Any, li
     admitted_reqs: list[Req] = []
 
     def choose() -> tuple[Any, Any]:
-        arrange_queue(
-            SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
-        )
+        waiting = scheduler.waiting_queue
+        arrange_queue(SchedulePolicy.calc_priority, policy_of(tree), waiting, None, 0)
         admitted_reqs[:] = scheduler.waiting_queue[:count]
         scheduler.waiting_queue = scheduler.waiting_queue[count:]
         batch = SimpleNamespace(reqs=list(admitted_reqs)) if admitted_reqs else None

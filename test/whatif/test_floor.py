@@ -63,10 +63,8 @@ def test_requests_without_a_difference_do_not_raise_the_required_gain():
         return gained_tokens
 
     gained_at_once = gained_before_the_policy_ranks(0)
-    assert (
-        gained_before_the_policy_ranks(200_000)
-        <= gained_at_once + 2 * SLACK_SHARE * CAPACITY_TOKENS
-    )
+    slack_tokens = SLACK_SHARE * CAPACITY_TOKENS
+    assert gained_before_the_policy_ranks(200_000) <= gained_at_once + 2 * slack_tokens
 
 
 def test_a_loss_within_the_share_is_tolerated_for_ever():
@@ -95,12 +93,8 @@ def test_gains_are_credit_and_the_credit_is_bounded():
     while not floor.is_behind:
         floor.compare(0, REQUEST_TOKENS, REQUEST_TOKENS)
         requests += 1
-    capacity_requests = CAPACITY_TOKENS / REQUEST_TOKENS
-    assert (
-        MAX_CREDIT * capacity_requests
-        < requests
-        < (MAX_CREDIT + 2 * SLACK_SHARE) * capacity_requests
-    )
+    capacities = requests * REQUEST_TOKENS / CAPACITY_TOKENS
+    assert MAX_CREDIT < capacities < MAX_CREDIT + 2 * SLACK_SHARE
 
 
 def test_orders_that_differ_by_chance_change_ever_more_rarely():
@@ -134,9 +128,8 @@ def test_losses_and_gains_do_not_count_after_a_change():
     request_counts = []
     for extra_loss in (0, CAPACITY_TOKENS):
         floor = Floor(CAPACITY_TOKENS)
-        floor.compare(
-            0, int(SLACK_SHARE * CAPACITY_TOKENS) + REQUEST_TOKENS + extra_loss, REQUEST_TOKENS
-        )
+        slack_tokens = int(SLACK_SHARE * CAPACITY_TOKENS)
+        floor.compare(0, slack_tokens + REQUEST_TOKENS + extra_loss, REQUEST_TOKENS)
         until_ahead = requests_until(False, floor, REQUEST_TOKENS, 0)
         request_counts.append((until_ahead, requests_until(True, floor, 0, REQUEST_TOKENS)))
     assert request_counts[0] == request_counts[1]

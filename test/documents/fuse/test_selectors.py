@@ -62,9 +62,8 @@ def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
     place_chunks(llama, prompt.placed, cache, prompt.in_chunk())
     scores = question_scores(SelectorInput(llama, prompt, cache, 0.2))
     engine.prefill(llama, prompt.ids[:20], cache)
-    cached_scores = question_scores(
-        SelectorInput(llama, prompt, cache, 0.2, exact_prefix_tokens=20)
-    )
+    selector_input = SelectorInput(llama, prompt, cache, 0.2, exact_prefix_tokens=20)
+    cached_scores = question_scores(selector_input)
     assert torch.allclose(scores, cached_scores, atol=1e-5)
     for layer in range(llama.shape.layers):
         cache.k[layer][:20] = 0  # the probe reads them and does not recompute them

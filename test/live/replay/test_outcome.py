@@ -118,9 +118,8 @@ def test_goodput_is_the_highest_rate_below_which_all_meet_the_target() -> None:
 
 
 def test_a_rate_stretches_the_traces_times() -> None:
-    offsets_s = options.due_offsets_s(
-        [*map(answered_job, range(11))], 1.0, float("inf"), 0, mean_rate=2.2
-    )
+    jobs = [*map(answered_job, range(11))]
+    offsets_s = options.due_offsets_s(jobs, 1.0, float("inf"), 0, mean_rate=2.2)
     assert offsets_s[-1] == pytest.approx(5.0)
 
 
