@@ -175,9 +175,6 @@ def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
     tiers = (LowerTier("40 GB of host memory", 40.0), disk)
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *tiers).decision.sentence
     assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
-    small_tiers = (
-        LowerTier("0.1 GB of host memory", 0.1),
-        LowerTier("a disk of 100 GB", 100, is_disk=True),
-    )
+    small_tiers = (LowerTier("0.1 GB of host memory", 0.1), disk)
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *small_tiers).decision.sentence
     assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

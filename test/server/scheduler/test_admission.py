@@ -74,10 +74,8 @@ class Scheduler:
 
         def choose() -> tuple[Any, None]:
             names.extend(req.rid for req in self.waiting_queue)
-            admitted, self.waiting_queue = (
-                self.waiting_queue[:batch_size],
-                self.waiting_queue[batch_size:],
-            )
+            admitted = self.waiting_queue[:batch_size]
+            self.waiting_queue = self.waiting_queue[batch_size:]
             self.running_batch.reqs += admitted
             return SimpleNamespace(reqs=admitted), None
 
