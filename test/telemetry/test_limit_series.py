@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from sglang_canopy.disk.store_counters import FAULTS
 from sglang_canopy.records import GATEWAY
-from sglang_canopy.reuse.hint_trust import HintRecords
+from sglang_canopy.reuse.hint_trust import HintRecords, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.shadow import Tip
 from sglang_canopy.telemetry.metrics import Metrics
@@ -43,7 +43,7 @@ def test_tenants_with_true_and_with_false_hints_are_distinguished() -> None:
     records = HintRecords()
     send_over_hints(records, "right", 400, 2)
     send_over_hints(records, "wrong", 0, 400)
-    send_over_hints(records, "behind a gateway", 400, 2, ("behind a gateway", GATEWAY))
+    send_over_hints(records, "behind a gateway", 400, 2, sender_of("behind a gateway", GATEWAY))
     assert records.applied_hints() == {
         ("over", "client", True): 1,
         ("over", "client", False): 1,

@@ -102,9 +102,8 @@ class SessionGate:
             charged_to = self.charged_tenants.charge(tenant, request.source == GATEWAY, self.now)
             session = Session(number, tenant, request.conversation, self.now, category, charged_to)
         elif self.agents.judge_return(session, request, self.now):
-            self.activation.record_pause(
-                min(self.now - session.last_contact_s, self.settings.horizon_s)
-            )
+            silent_s = self.now - session.last_contact_s
+            self.activation.record_pause(min(silent_s, self.settings.horizon_s))
         session.cached_before_tokens = self._cached_tokens_before(session, request)
         self.model.record_waiting(request)  # while many wait, most returns have yet to be answered
         session.under_way, session.last_contact_s = True, self.now
@@ -234,9 +233,8 @@ class SessionGate:
             return
         if not self.activation.active:
             self.activation.activate()
-        while self.places.exceeds_capacity and self._pause_one(
-            self.places.active_sessions.values()
-        ):
+        sessions = self.places.active_sessions
+        while self.places.exceeds_capacity and self._pause_one(sessions.values()):
             pass
 
     # ---- sessions ----
@@ -279,14 +277,11 @@ class SessionGate:
 
     def _refresh(self) -> None:
         """Update all charges, and drop sessions unlikely to return."""
-        self._last_refresh_s = self.now
-        for session in (
-            *self.places.active_sessions.values(),
-            *self.places.paused_sessions.values(),
-        ):
+        self._last_refresh_s, places = self.now, self.places
+        for session in (*places.active_sessions.values(), *places.paused_sessions.values()):
             if not session.under_way:
                 self.agents.judge_silence(session, self.now)
-        for session in self.places.refresh(self.now):
+        for session in places.refresh(self.now):
             self._forget(session)
             self.counts.forgotten_sessions += 1
 

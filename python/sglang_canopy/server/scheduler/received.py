@@ -24,9 +24,8 @@ def stamp_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
     server_args = receiver.server_args
     # If clients can reach the scheduler without our entry, a stamp may be a client's forgery.
     may_be_forged = bool(server_args.grpc_mode or server_args.smg_grpc_mode)
-    unstamped = [
-        params for params in _sampling_params(result) if may_be_forged or not _is_add_stamp(params)
-    ]
+    received = _sampling_params(result)
+    unstamped = [params for params in received if may_be_forged or not _has_stamp(params)]
     if not unstamped or server_args.radix_eviction_policy not in live_names():
         return
     from sglang.srt.runtime_context import get_parallel
@@ -37,7 +36,7 @@ def stamp_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
         params.custom_params = _add_stamp(params.custom_params, server_args)
 
 
-def _is_add_stamp(params: Any) -> bool:
+def _has_stamp(params: Any) -> bool:
     custom_params = params.custom_params
     return isinstance(custom_params, dict) and STAMP_KEY in custom_params
 
@@ -58,11 +57,7 @@ def _sampling_params(received: list[Any]) -> Iterator[Any]:
 
 def _add_stamp(custom_params: Any, server_args: Any) -> dict[str, Any]:
     """Return a client's ``custom_params`` with a stamp."""
-    fields_sent = (
-        {key: _restore_integer(value) for key, value in custom_params.items()}
-        if custom_params
-        else {}
-    )
+    fields_sent = {key: _restore_integer(v) for key, v in (custom_params or {}).items()}
     fields_sent.pop(STAMP_KEY, None)
     fields, _ = client_fields(fields_sent)
     requests = options_of(server_args).requests
