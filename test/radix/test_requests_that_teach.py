@@ -192,7 +192,7 @@ def test_remembered_warm_ups_are_bounded_by_tenant_and_in_total() -> None:
     def arrive(tenant: str, number: int) -> Any:
         request = SimpleNamespace(
             tenant=tenant,
-            group=(float(number), 0),
+            sample_group=(float(number), 0),
             pending_samples=2,
             warm_up=None,
             number=number,
