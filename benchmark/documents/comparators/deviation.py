@@ -43,8 +43,8 @@ class Filtering(RowsAttention):
             _, old = self.cache.read(layer, self.positions)
             deviation = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
             deviation.masked_fill_(~self.in_chunk[self.positions], float("inf"))
-            self.kept_rows = kept = top_positions(deviation, self.sizes[layer - 1])
-            self.positions, q, k, v = self.positions[kept], q[kept], k[kept], v[kept]
+            self.kept_rows = rows = top_positions(deviation, self.sizes[layer - 1])
+            self.positions, q, k, v = self.positions[rows], q[rows], k[rows], v[rows]
         return RowsAttention.__call__(self, layer, q, k, v)
 
 

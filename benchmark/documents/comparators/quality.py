@@ -137,18 +137,23 @@ def measure(
 
 
 def forced_logprobs(
-    model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
+    model: Model,
+    cache: KVCache,
+    first_logits: torch.Tensor,
+    tokens: Sequence[int],
+    prompt_tokens: int,
 ) -> torch.Tensor:
     """Return log-probabilities ``[len(tokens), vocab]`` of the answer ``tokens``, which follow
-    ``n`` tokens whose KV is in the cache.
+    ``prompt_tokens`` tokens whose KV is in the cache.
 
-    ``first [vocab]``: the logits of the answer's first token.
+    ``first_logits [vocab]``: the logits of the answer's first token.
     """
     forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
     if not forced.numel():
-        return first[None].log_softmax(-1)
-    rest = row_forward.prefill(model, forced, cache.upto(n + len(forced)), n)
-    return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
+        return first_logits[None].log_softmax(-1)
+    end = prompt_tokens + len(forced)
+    later_hidden = row_forward.prefill(model, forced, cache.upto(end), prompt_tokens)
+    return torch.cat([first_logits[None], model.logits(later_hidden)]).log_softmax(-1)
 
 
 def divergence(true_logprobs: torch.Tensor, logprobs: torch.Tensor) -> float:
@@ -180,31 +185,31 @@ def _continue_answer(
 
 def f1(text: str, answers: Iterable[str]) -> float:
     """Best token F1 over the answers."""
-    got = normalise(text).split()
-    best = 0.0
+    answer_words = normalise(text).split()
+    best_f1 = 0.0
     for answer in answers:
-        want = normalise(answer).split()
-        same = sum((Counter(got) & Counter(want)).values())
-        if same:
-            best = max(best, 2 * same / (len(got) + len(want)))
-    return best
+        expected_words = normalise(answer).split()
+        shared_words = sum((Counter(answer_words) & Counter(expected_words)).values())
+        if shared_words:
+            best_f1 = max(best_f1, 2 * shared_words / (len(answer_words) + len(expected_words)))
+    return best_f1
 
 
 def rouge_l(text: str, answers: Iterable[str]) -> float:
     """Best ROUGE-L (F measure of the longest common subsequence of words) over the answers."""
-    got, best = normalise(text).split(), 0.0
+    answer_words, best_score = normalise(text).split(), 0.0
     for answer in answers:
-        want = normalise(answer).split()
-        row = [0] * (len(want) + 1)
-        for word in got:
+        expected_words = normalise(answer).split()
+        row = [0] * (len(expected_words) + 1)
+        for word in answer_words:
             diagonal = 0
-            for j, other in enumerate(want, 1):
+            for j, other in enumerate(expected_words, 1):
                 above = row[j]
                 row[j] = diagonal + 1 if word == other else max(above, row[j - 1])
                 diagonal = above
         if row[-1]:
-            best = max(best, 2 * row[-1] / (len(got) + len(want)))
-    return best
+            best_score = max(best_score, 2 * row[-1] / (len(answer_words) + len(expected_words)))
+    return best_score
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -61,11 +61,12 @@ def adaptive_pareto_exploration(
             _spread(rows, key) for key in ("mean_ttft_s", THROUGHPUT, "cost")
         )
         lower = (top_dram_gib - dram.step, second_values[0])
-        top = (top_dram_gib, second_values[0])
+        upper = (top_dram_gib, second_values[0])
         can_expand = top_dram_gib + dram.step <= max_dram_gib and lower in rows
         if (
             can_expand
-            and rows[lower]["mean_ttft_s"] - rows[top]["mean_ttft_s"] > EXPAND_SHARE * latency_range
+            and rows[lower]["mean_ttft_s"] - rows[upper]["mean_ttft_s"]
+            > EXPAND_SHARE * latency_range
         ):
             top_dram_gib += dram.step
             points += [(top_dram_gib, t) for t in second_values]

@@ -84,22 +84,22 @@ def _group_curves(segments: PathSegments, roots: np.ndarray) -> list[GroupCurve]
 
 
 def _allocate(curves: list[GroupCurve], budget: float, rng: np.random.Generator) -> np.ndarray:
-    best_ttls = np.array([_best_ttl(curve) for curve in curves])
-    start_cost = sum(_cost_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, best_ttls))
-    start = best_ttls * budget / max(start_cost, 1e-9)
+    start_ttls_s = np.array([_best_ttl(curve) for curve in curves])
+    start_cost = sum(_cost_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, start_ttls_s))
+    start = start_ttls_s * budget / max(start_cost, 1e-9)
     starts = [start]
     for _ in range(math.isqrt(len(curves) - 1) + 1):
         factors = np.exp(rng.normal(0, PERTURBATION_SIGMA, len(start)))
         starts.append(np.maximum(start * factors, 0))
     scale = max(sum(curve.hits[-1] for curve in curves), 1.0)
-    best, most_hits = np.zeros(len(curves)), -1.0
+    best_ttls_s, most_hits = np.zeros(len(curves)), -1.0
     for perturbed in starts:
         ttls = _refine(curves, perturbed, budget, scale)
         hits = sum(_hits_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, ttls))
         cost = sum(_cost_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, ttls))
         if hits > most_hits and cost <= budget * 1.001:
-            best, most_hits = ttls, hits
-    return best
+            best_ttls_s, most_hits = ttls, hits
+    return best_ttls_s
 
 
 def _best_ttl(curve: GroupCurve) -> float:

@@ -66,11 +66,11 @@ def _compare_trace(name: str, context: RunContext) -> list[dict[str, Any]]:
 def _hindsight_tables(log: Paths, tokens: float) -> dict[str, TTLTable]:
     """Return the tables by method for an average of ``tokens``, from the whole log."""
     groups = choose_groups(segments_of(log), tokens, GroupSelection(64))
-    best = allocate(groups.curves, tokens)
+    allocation = allocate(groups.curves, tokens)
     # The paper charges every block a whole TTL after its last use, the trace's end or not.
     return {
         "Algorithm 2": group_ttls(log, tokens * (log.end_s - log.start_s)),
-        "canopy": learnt_table(groups, best, "hindsight", log.block_tokens, TRACE_HASH).table,
+        "canopy": learnt_table(groups, allocation, "hindsight", log.block_tokens, TRACE_HASH).table,
     }
 
 
