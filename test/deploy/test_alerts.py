@@ -21,9 +21,7 @@ SERIES = {
 }
 
 
-def evaluate(
-    folder: Path, series: str, values: str, query: str, minute: int, samples: list[dict]
-) -> None:
+def evaluate(folder: Path, series: str, values: str, query: str, minute: int, samples: list[dict]):
     """Check the value of ``query`` at ``minute``, under the alerts, while ``series`` has a value a
     minute."""
     program = shutil.which("promtool")

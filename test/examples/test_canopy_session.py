@@ -73,9 +73,8 @@ def test_concurrent_tasks_have_their_own_sessions(example) -> None:
         with example.Session(url, name):
             for stream in (False, True):
                 messages = [{"role": "user", "content": name}]
-                answer = await client.chat.completions.create(
-                    model="m", messages=messages, stream=stream
-                )
+                create = client.chat.completions.create
+                answer = await create(model="m", messages=messages, stream=stream)
                 if stream:
                     assert [part async for part in answer]
         await client.close()

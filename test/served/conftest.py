@@ -39,9 +39,7 @@ class Client:
     def url(self) -> str:
         return self.server.url
 
-    def send(
-        self, path: str, body: Any = None, method: str | None = None, **headers: str
-    ) -> HttpAnswer:
+    def send(self, path: str, body: Any = None, method=None, **headers: str) -> HttpAnswer:
         """Return any answer. Headers are spelt with underscores."""
         sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(
@@ -139,9 +137,7 @@ def server(tmp_path: Path) -> Serve:
     """`with server(model, "--flag", ..., kv_tokens=4096, environment={...}) as client:`"""
 
     @contextlib.contextmanager
-    def start(
-        model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any
-    ) -> Iterator[Client]:
+    def start(model, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Iterator[Client]:
         log = tmp_path / f"server-{len(list(tmp_path.glob('server-*.log')))}.log"
         with serve(model, log, *arguments, kv_tokens=kv_tokens, **options) as started:
             assert len(processes_of(started)) >= 3  # HTTP, scheduler, detokenizer

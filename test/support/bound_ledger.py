@@ -23,9 +23,7 @@ class _Account:
 class BoundLedger:
     """Requests that wait in `queue`, with the allowed and the actual work that overtakes them."""
 
-    def __init__(
-        self, queue: Any, is_excluded: Callable[[Any], bool] = lambda _waiting: False
-    ) -> None:
+    def __init__(self, queue: Any, is_excluded: Callable[[Any], bool] = lambda _: False) -> None:
         """``is_excluded``: whether a waiting request may be passed without a charge, because SGLang
         reads its KV from storage."""
         self.queue = queue

@@ -144,9 +144,7 @@ class LiveTree:
         self.settle()
         return result
 
-    def key(
-        self, tokens: list[int], salt: str | None = None, extra_key: str | None = None
-    ) -> RadixKey:
+    def key(self, tokens: list[int], salt: str | None = None, extra_key: str | None = None):
         """The key of a path, as the scheduler makes it."""
         return RadixKey(array("q", tokens), extra_key, self.pairs, cache_salt=salt)
 
@@ -171,9 +169,7 @@ class LiveTree:
         is_latent = isinstance(pool, MLATokenToKVPool)
         return pool.kv_buffer if is_latent else [*pool.k_buffer, *pool.v_buffer]
 
-    def match(
-        self, tokens: list[int], salt: str | None = None, extra_key: str | None = None
-    ) -> int:
+    def match(self, tokens: list[int], salt: str | None = None, extra_key: str | None = None):
         """Tokens of the longest cached prefix."""
         key = self.key(tokens, salt, extra_key)
         return self.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
@@ -229,9 +225,7 @@ class FakeReq(SimpleNamespace):
     __eq__ = object.__eq__
 
 
-def fake_req(
-    tokens: list[int], output: list[int], stamp: dict[str, Any] | None = None, **overrides: Any
-):
+def fake_req(tokens: list[int], output: list[int], stamp: dict | None = None, **overrides: Any):
     """The attributes of SGLang's ``Req`` that Canopy reads."""
     custom = {"canopy": stamp} if stamp else None
     defaults = {

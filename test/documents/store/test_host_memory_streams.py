@@ -115,9 +115,7 @@ def machine(request, monkeypatch):
     streams, device = Streams(request.param), SeparateDevice()
     streams.install(monkeypatch)
     device.schedule_copy = streams.enqueue
-    monkeypatch.setattr(
-        host_memory, "pinned_tensor", lambda size, dtype: torch.zeros(size, dtype=dtype)
-    )
+    monkeypatch.setattr(host_memory, "pinned_tensor", lambda n, dtype: torch.zeros(n, dtype=dtype))
     monkeypatch.setattr(transfer, "launch_ranges", lambda layers, size: [(0, 1), (1, layers)])
 
     def enqueue_scatter(scatter, first=0, end=LAYERS):

@@ -17,9 +17,7 @@ SERVER = ("--page-size", "16", *CHUNKS, "--max-queued-requests", "2")
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 
-def run_scenario(
-    scenario: str, model: Any, *flags: str, policy: str = "wa", **keywords: Any
-) -> Any:
+def run_scenario(scenario: str, model: Any, *flags: str, policy: str = "wa", **keywords: Any):
     flags = ("--radix-eviction", policy, *flags) if policy else flags
     name = f"scenarios:{scenario}"
     return run_in_scheduler_process(name, model, *flags, timeout_s=TIMEOUT_S, **keywords)

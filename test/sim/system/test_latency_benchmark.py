@@ -17,9 +17,7 @@ def test_every_arm_is_a_system_and_has_its_baseline_first():
 
 
 def test_shuffled_starts_keep_the_gaps_of_conversations():
-    trace = [
-        request(float(i), (i + 1,), conversation=str(i % 5), turn=1 + i // 5) for i in range(20)
-    ]
+    trace = [request(i, (i + 1,), conversation=str(i % 5), turn=1 + i // 5) for i in range(20)]
     shuffled = simulated.exchange_starts(trace, 3)
     assert [r.time_s for r in shuffled] == sorted(r.time_s for r in shuffled)
     for name in "01234":

@@ -59,9 +59,8 @@ def test_separate_requests_hit_as_in_the_cache_simulator(policy):
         trace.append(request(100.0 * i, (*path, next(ids)), category=str(prefix % 3)))
     capacity_blocks = 60
     tokens: list[int] = []
-    simulate(
-        trace, make_policy(policy), capacity_blocks, on_request=lambda _, hit: tokens.append(hit)
-    )
+    ranking = make_policy(policy)
+    simulate(trace, ranking, capacity_blocks, on_request=lambda _, hit: tokens.append(hit))
     result = run(trace, device_tokens=capacity_blocks * 10, device_policy=policy)
     # A node is a block more or less where a policy's order has ties of time.
     assert abs(sum(tokens) - int(result.cached_tokens.sum())) <= 0.01 * sum(tokens)
