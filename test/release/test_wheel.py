@@ -31,9 +31,7 @@ PACKAGES = ("python/sglang_canopy", "python/canopy_lab", "python/canopy_document
 ROOT_FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")  # fmt: skip
 MAX_BYTES = 2_000_000
 """Largest size of the wheel and of the source distribution."""
-BUILD_CODE = (
-    "from setuptools import build_meta as b; b.build_sdist('../dist'); b.build_wheel('../dist')"
-)
+BUILD = "from setuptools import build_meta as b; b.build_sdist('../dist'); b.build_wheel('../dist')"
 
 
 def git_files(*paths: str) -> list[str]:
@@ -57,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name)
     (tree.parent / "dist").mkdir()
-    subprocess.run([sys.executable, "-c", BUILD_CODE], cwd=tree, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", BUILD], cwd=tree, check=True, capture_output=True)
     (wheel,), (source,) = (list((tree.parent / "dist").glob(end)) for end in ("*.whl", "*.tar.gz"))
     return Built(wheel, source)
 
