@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 import sglang_canopy
 from sglang_canopy.server.start.secrets import REDACTED, redact_keys
 from support import forked
@@ -20,13 +22,14 @@ VARIABLES = sorted({
 
 def test_the_plugin_is_imported_before_sglang_in_any_environment() -> None:
     assert "CANOPY_GATEWAY_SECRET" in VARIABLES
-    wrong_values = dict.fromkeys(VARIABLES, "no such value")
-    process = subprocess.run(
-        [sys.executable, "-c", "import sglang_canopy.server.start.plugin, sglang.srt.server_args"],
-        env={**os.environ, **wrong_values}, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    wrong_values = {**os.environ, **dict.fromkeys(VARIABLES, "no such value")}
+    wrong_values.pop("SGLANG_USE_CPU_ENGINE", None)
+    code = "import sglang_canopy.server.start.plugin, sglang.srt.server_args, sglang.srt.utils as u"
+    command = [sys.executable, "-c", f"{code}; print(u.get_device())"]
+    process = subprocess.run(command, env=wrong_values, capture_output=True, text=True, timeout=240)
     assert process.returncode == 0, process.stderr[-2000:]
     assert "Failed to load plugin" not in process.stdout + process.stderr
+    assert process.stdout.splitlines()[-1] == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_a_wrong_secret_is_refused_with_the_arguments() -> None:
