@@ -167,7 +167,7 @@ class Replay:
 
     def _make_schedule(self) -> Schedule:
         args, jobs, loop = self.args, self._jobs, None
-        if args.link_turns:
+        if args.closed_loop:
             loop = options.link_turns(jobs, args.time_scale, args.think_cap_s)
         if loop is not None and self._rate is not None:
             offsets = options.session_offsets_s(loop, self._rate, args.seed)
