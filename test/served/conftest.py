@@ -26,6 +26,7 @@ from support.served_routes import HttpAnswer
 READY_TIMEOUT_S = 600.0
 TEST_TIMEOUT_S = 1500  # some tests start two servers, and the machine may be busy
 ANSWER_TIMEOUT_S = 120.0
+USER_KEY, ADMIN_KEY = "user-s3cr3t-41c7", "admin-s3cr3t-90be"
 Serve = Callable[..., AbstractContextManager["Client"]]
 
 
@@ -40,8 +41,10 @@ class Client:
         return self.server.url
 
     def send(self, path: str, body: Any = None, method=None, **headers: str) -> HttpAnswer:
-        """Return any answer. Headers are spelt with underscores."""
+        """Return any answer. Headers are spelt with underscores; the user's key, if there is one, is sent
+        without an ``Authorization``."""
         sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent_headers = self.key_header("--api-key") | sent_headers
         request = urllib.request.Request(
             self.url + path,
             data=None if body is None else json.dumps(body).encode(),
@@ -53,6 +56,11 @@ class Client:
                 return HttpAnswer(answer.status, answer.read().decode())
         except urllib.error.HTTPError as error:
             return HttpAnswer(error.code, error.read().decode())
+
+    def key_header(self, flag: str) -> dict[str, str]:
+        """Return the header with the key of the server's ``flag``, if it has one."""
+        words = self.server.process.args
+        return {"Authorization": f"Bearer {words[words.index(flag) + 1]}"} if flag in words else {}
 
     def post(self, path: str, body: Any = None) -> Any:
         code, text = self.send(path, body or {})
@@ -97,7 +105,8 @@ class Client:
 
     def flush(self) -> None:
         """Flush once nothing runs: an answer may come before the scheduler has ended its last step."""
-        self.post("/flush_cache?timeout=20")
+        header = self.key_header("--admin-api-key")
+        assert self.send("/flush_cache?timeout=20", {}, **header)[0] == 200
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -217,18 +226,19 @@ def canopy_server(shared_server, small_model, request_log):
 
 
 @pytest.fixture
-def metrics_server(shared_server, tiny_model, tmp_path_factory):
-    """The server of the group `metrics`: three tiers, all of them small, with TTLs on the disk."""
+def metrics_server(shared_server, small_model, tmp_path_factory):
+    """The server of the group `metrics`: keys, and three small tiers with TTLs on the disk."""
     folder = tmp_path_factory.getbasetemp() / "metrics-plan"
     folder.mkdir(exist_ok=True)
     ttl = {"residual_ttl_s": 3600, "categories": {"rag": 60}}
     disk = {"capacity_bytes": 64 << 20, "path": str(folder / "disk")}
-    flags = ("--radix-eviction", "wa", "--enable-metrics", "--page-size", "16")
+    flags = ("--radix-eviction", "auto", "--enable-metrics", "--page-size", "16")
     flags += ("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy")
     flags += ("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-host-gb")
     flags += (f"{4096 * 1024 / 1e9}", "--canopy-ttl", json.dumps(ttl))
     flags += ("--hicache-storage-backend-extra-config", json.dumps(disk))
-    return shared_server(tiny_model, *flags, "--served-model-name", "m", kv_tokens=2048)
+    flags += ("--served-model-name", "m", "--api-key", USER_KEY, "--admin-api-key", ADMIN_KEY)
+    return shared_server(small_model, *flags, kv_tokens=2048)
 
 
 @pytest.fixture
@@ -237,3 +247,10 @@ def documents_server(shared_server: Callable[..., Client], small_model: Path) ->
     queue_flags = ("--canopy-session-gate", "auto", "--canopy-queue-order", "bounded-shortest")
     flags = (*REUSE_FLAG, "--radix-eviction", "wa", *queue_flags)
     return shared_server(small_model, *flags, kv_tokens=8192)
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest) -> Client:
+    """The server of the test's group."""
+    group = request.node.get_closest_marker("xdist_group").args[0]
+    return request.getfixturevalue(f"{group}_server")

@@ -16,11 +16,6 @@ FIRST_TOKENS, ANSWER_TOKENS, USER_TOKENS = 100, 16, 36
 TURN_TOKENS = ANSWER_TOKENS + USER_TOKENS
 
 
-@pytest.fixture
-def client(canopy_server: Any) -> Any:
-    return canopy_server
-
-
 @pytest.fixture(scope="module")
 def chat_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three conversations of three turns in the Bailian format."""

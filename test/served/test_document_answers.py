@@ -35,11 +35,6 @@ FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "si
          ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
 
 
-@pytest.fixture
-def client(documents_server):
-    return documents_server
-
-
 def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     fused_before = state(client)["fused_requests"]

@@ -28,11 +28,6 @@ pytestmark = pytest.mark.xdist_group("documents")
 ANSWER_TOKENS = 6
 
 
-@pytest.fixture
-def client(documents_server):
-    return documents_server
-
-
 def cached_tokens(answer) -> int:
     return answer["meta_info"]["cached_tokens"]
 

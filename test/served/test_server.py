@@ -1,35 +1,17 @@
 """A real server with Canopy: text, batches, hints, bad input, measured times."""
 
 import http.client
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from canopy_lab.cli.main import main
 from canopy_lab.sim.system import SystemConfig, load_profile, simulate_system
 from canopy_lab.trace.record import TraceRequest
 from support.prompts import token_ids
-from support.served import disk_flags, wait_until
+from support.served import greedy_ids
 
 pytestmark = pytest.mark.xdist_group("canopy")
-ABSENT_HOOKS = {
-    f"sglang.srt.managers.scheduler.Scheduler.{name}"
-    for name in ("send_abort_output", "_create_generation_req")
-}
-"""Hooks that are off on SGLang 0.5.22."""
-
-
-def greedy_ids(model_path: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """Return the first ``count`` tokens that transformers generates for each prompt."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(str(model_path), dtype=torch.float32)
-    options = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count}
-    outputs = [model.generate(torch.tensor([prompt]), **options)[0] for prompt in prompts]
-    return [ids[len(prompt) :].tolist() for prompt, ids in zip(prompts, outputs, strict=True)]
 
 
 def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) -> None:
@@ -42,33 +24,6 @@ def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) ->
     answers = [canopy_server.generate(p, 16) for p in prompts]
     assert [a["meta_info"]["cached_tokens"] > 100 for a in answers] == [False] + [True] * 4
     assert [answer["output_ids"] for answer in answers] == greedy_ids(small_model, prompts, 16)
-
-
-def test_auto_with_a_host_and_a_disk_tier_generates_transformers_text(
-    server, small_model, tmp_path
-) -> None:
-    """test_differential.py compares with a server without Canopy."""
-    prompts = [token_ids(64, seed=1) + token_ids(336, seed=2 + n) for n in range(6)]
-
-    def output_ids(client: Any) -> list[list[int]]:
-        answers = [client.generate(prompt, 8) for prompt in prompts]
-        for answer in answers:
-            details = answer["meta_info"].get("cached_tokens_details") or {}
-            cached.update({tier: details.get(tier, 0) for tier in ("host", "storage")})
-        return [answer["output_ids"] for answer in answers]
-
-    cached: Counter[str] = Counter()
-    expected = greedy_ids(small_model, prompts, 8)
-    tiers = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
-    flags = ("--radix-eviction", "auto", *tiers, *disk_flags(tmp_path / "disk"))
-    with server(small_model, *flags, kv_tokens=1280) as client:
-        assert output_ids(client) == output_ids(client) == expected
-        assert cached["host"] > 300
-        wait_until(lambda: client.rank()["disk"]["pages"] >= 40)
-        client.flush()
-        assert output_ids(client) == expected
-        assert cached["storage"] > 300
-        assert client.status()["off"].keys() <= ABSENT_HOOKS
 
 
 @pytest.mark.parametrize("stream", [False, True])
