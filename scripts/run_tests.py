@@ -1,14 +1,15 @@
 """Lint, format, types, tests: ./scripts/test.sh [--all] [--sglang X.Y.Z] [pytest flags]
 
-With --sglang: the caches' suites, the checks at start and two servers on that release, which lies over the
-installed one.
+With --sglang: the caches' suites, the checks at start and two servers on that release.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+from tempfile import TemporaryDirectory
 
 import environment
 import overlay
@@ -38,9 +39,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     flags = sys.argv[1:]
-    if "--sglang" in flags:
-        return test_on_release(flags)
-    return check_and_test(flags)
+    return test_on_release(flags) if "--sglang" in flags else check_and_test(flags, kind)
 
 
 def test_on_release(flags: list[str]) -> int:
@@ -57,7 +56,7 @@ def test_on_release(flags: list[str]) -> int:
     return overlay.run_tests(folder, tests)
 
 
-def check_and_test(flags: list[str]) -> int:
+def check_and_test(flags: list[str], kind: str) -> int:
     """Run every check, then, if all of them pass, pytest."""
     failed_checks = []
     for name, command in CHECKS:
@@ -68,14 +67,17 @@ def check_and_test(flags: list[str]) -> int:
         # Run no tests: their output would hide the failure.
         say(f"failed, so no test was run: {', '.join(failed_checks)}")
         return 1
-    # A group of files stays with one worker, which keeps its server; `-n 0` is one process as ever.
-    # One worker more than cores: servers and ranks wait for each other while they start.
-    workers = ["-n", str(min(2, os.cpu_count() or 1) + 1), "--dist", "loadgroup"]
-    workers += ["--no-loadscope-reorder"]  # in test/conftest.py's order
-    tests = [sys.executable, "-m", "pytest", *workers, *flags]
-    # SWIG types warn when the interpreter ends.
-    quiet_settings = {"PYTHONWARNINGS": "ignore:builtin type swigvarlink:DeprecationWarning"}
-    return subprocess.run(tests, cwd=ROOT, env=os.environ | quiet_settings, check=False).returncode
+    # One process imports SGLang; workers and servers are forked from it, which CUDA forbids.
+    python = shlex.quote(sys.executable) + " -m support.forked" * (kind == "cpu")
+    count = min(2, os.cpu_count() or 1) + 1  # servers and ranks wait for each other at their start
+    # A group of files stays with one worker, in test/conftest.py's order; `-n 0` is one process.
+    workers = ["--tx", f"{count}*popen//python={python}", "--dist", "loadgroup"]
+    tests = [sys.executable, "-m", "pytest", *workers, "--no-loadscope-reorder", *flags]
+    with TemporaryDirectory() as folder:
+        # SWIG types warn when the interpreter ends.
+        variables = {"PYTHONWARNINGS": "ignore:builtin type swigvarlink:DeprecationWarning"}
+        variables = {**os.environ, **variables, "TEST_FORKER": f"{folder}/forker"}
+        return subprocess.run(tests, cwd=ROOT, env=variables, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ A process starts as ``python -c``, ``python -m`` or ``python FILE`` would, with 
 and files, and SGLang is imported before any plugin loads. All have one hash seed. A test of the import, of
 hash seeds or of the start itself uses ``subprocess``, as these functions do with an environment that
 SGLang may read while it is imported.
+
+``python -m support.forked -c PROGRAM`` is ``python -c PROGRAM`` in a forked process: pytest's workers.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ MAX_ORDER_FILES = 64
 MAX_ORDER_BYTES = 200_000
 PR_SET_CHILD_SUBREAPER = 36
 
+SHARED = "TEST_FORKER"
+"""Variable with the path of a socket."""
+
 Start = Callable[[], None]
 
 
@@ -48,17 +53,25 @@ Start = Callable[[], None]
 
 @functools.cache
 def _forker() -> socket.socket:
-    """Start the process that forks; it ends with this one."""
-    tests_end, forker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "support.forked", str(forker_end.fileno())]
-    forker = subprocess.Popen(
-        command, cwd=TESTS, pass_fds=[forker_end.fileno()], stdin=subprocess.DEVNULL,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no threads of numpy's: a fork loses them
-    )  # fmt: skip
-    forker_end.close()
-    atexit.register(forker.wait)
-    atexit.register(tests_end.close)
-    return tests_end
+    """Connect to the process that forks, which ends with the last process that is connected. All processes
+    with an address in ``SHARED`` use one; any other has its own."""
+    orders = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    address = os.environ.get(SHARED, "")  # without one, the system chooses
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(address)
+        except OSError:  # another process starts it
+            time.sleep(0.1)
+        else:
+            listener.listen()
+            subprocess.Popen(
+                [sys.executable, "-m", "support.forked", str(listener.fileno())],
+                cwd=TESTS, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
+                # no threads of numpy's: a fork loses them
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )  # fmt: skip
+        orders.connect(listener.getsockname() or address)
+    return orders
 
 
 class Process:
@@ -163,28 +176,37 @@ def _send(receiver: socket.socket, order: dict[str, Any], files: Sequence[int]) 
 
 
 def _serve(orders: socket.socket, orphan: bool) -> Start:
-    """Fork a child for each order until the other side ends. In a child, return its start. The
-    first file of an order is a socket, which receives the child's number and then its exit status;
-    of an ``orphan``, only its number: its parent is the reaper, the process that orders it."""
+    """Fork a child for each order until no other side is connected. In a child, return its start.
+    ``orders`` is connected, or listens. The first file of an order is a socket, which receives the
+    child's number and then its exit status; of an ``orphan``, only its number: its parent is the
+    reaper, the process that orders it."""
     running: dict[int, socket.socket] = {}
+    sources = [orders]
     wake_reader, wake_writer = socket.socketpair()
     for end in (wake_reader, wake_writer):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_writer.fileno())
     while True:
-        ready = select.select([orders, wake_reader], [], [])[0]
+        ready = select.select([wake_reader, *sources], [], [])[0]
         if wake_reader in ready:
             wake_reader.recv(4096)
             while running and (child_status := os.waitpid(-1, os.WNOHANG))[0]:
                 status = running.pop(child_status[0])
                 _send_number(status, os.waitstatus_to_exitcode(child_status[1]))
                 status.close()
-        if orders not in ready:
             continue
-        text, files, _, _ = socket.recv_fds(orders, MAX_ORDER_BYTES, MAX_ORDER_FILES)
+        source = ready[0]
+        if source.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            sources.append(source.accept()[0])
+            continue
+        text, files, _, _ = socket.recv_fds(source, MAX_ORDER_BYTES, MAX_ORDER_FILES)
         if not text:
-            os._exit(0)
+            sources.remove(source)
+            source.close()
+            if sources in ([], [orders]):
+                os._exit(0)
+            continue
         order = json.loads(text)
         status = socket.socket(fileno=files.pop(0))
         child = os.fork()
@@ -200,7 +222,7 @@ def _serve(orders: socket.socket, orphan: bool) -> Start:
         else:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for inherited in (orders, wake_reader, wake_writer, status, *running.values()):
+            for inherited in (*sources, wake_reader, wake_writer, status, *running.values()):
                 inherited.close()
             while orphan and os.getppid() == middle_pid:  # whose end would kill a child of SGLang
                 time.sleep(0.001)
@@ -333,4 +355,7 @@ def _main(orders: socket.socket) -> Start:
 
 
 if __name__ == "__main__":
+    if "-c" in sys.argv:
+        words = [sys.executable, *sys.argv[sys.argv.index("-c") :]]
+        sys.exit(Process(words, stdin=0, stdout=1, stderr=2).wait())
     _run_and_exit(_main(socket.socket(fileno=int(sys.argv[1]))))

@@ -62,10 +62,7 @@ def body_of(path: str, text: str, model: str = "m") -> dict[str, Any]:
     """Return a request of a text on a route."""
     field, token_limit = ROUTES[path]
     content = [{"role": "user", "content": text}] if field == "messages" else text
-<<<<<<< HEAD
     return {"model": model, field: content, **token_limit}
-=======
-    return {"model": model, field: content, **limit}
 
 
 def greedy_ids(model_path: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
@@ -77,4 +74,3 @@ def greedy_ids(model_path: Path, prompts: list[list[int]], count: int) -> list[l
     options = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count}
     outputs = [model.generate(torch.tensor([prompt]), **options)[0] for prompt in prompts]
     return [ids[len(prompt) :].tolist() for prompt, ids in zip(prompts, outputs, strict=True)]
->>>>>>> 5a50f89e (Tests: the server with metrics has keys, three tiers and auto, so that two servers fewer start; a test's client is its group's server)
