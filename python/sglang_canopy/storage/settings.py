@@ -59,6 +59,7 @@ class StorageSettings:
     policy: str = "canopy-lru"
     """Eviction policy: a Canopy name of ``--radix-eviction``. Not given: the device's, if Canopy's."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
+    """Its options."""
     ttl: TTLTable = field(default_factory=TTLTable)
     """Seconds for every page, or a table (docs/reference/plan-file.md), as an object."""
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
