@@ -46,6 +46,7 @@ class Group:
     ttl_s: float
     """Seconds from the last use; ``inf`` never expires, 0 is not stored."""
     name: str = ""
+    """Display name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class TTLTable:
     groups: tuple[Group, ...] = ()
     """Prefix subtrees with a TTL of their own."""
     residual_ttl_s: float = math.inf
+    """TTL of all other paths."""
     block_tokens: int = 64
+    """Tokens per block."""
     hash: str = SERVER_HASH
     """Origin of the block ids; servers refuse ``trace``."""
     categories: Mapping[str, float] = field(default_factory=dict)
