@@ -40,6 +40,7 @@ class Scheduler:
         cost = PrefillCost()
         cost.adopt((0.0, 1.0, 0.0, 0.0))  # a token costs a second
         self.order = BoundedShortest(cost, 0.5, 3.0)
+        self.order.unbacked_tokens = 2 * STEP_TOKENS
         self.ledger = BoundLedger(self.order)
         self.arranged = Arranged(self.order, self)
 

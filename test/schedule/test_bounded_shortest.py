@@ -61,12 +61,18 @@ def test_an_infinite_factor_is_shortest_first() -> None:
     assert queue.in_order() == sorted(requests, key=lambda waiting: (waiting.cost, waiting.number))
 
 
-def test_requests_with_newly_cached_prefixes_move_up() -> None:
+def test_requests_with_cached_prefixes_move_up_and_first_while_a_full_pool_waits() -> None:
     queue = make_queue(math.inf)
-    first, second = queue.add(Prefill(50)), queue.add(Prefill(60))
-    assert queue.in_order() == [first, second]
-    queue.update(second, Prefill(5, 55))
-    assert queue.in_order() == [second, first]
+    queue.unbacked_tokens = 200
+    first, short, long = (queue.add(Prefill(tokens)) for tokens in (50, 20, 140))
+    queue.update(long, Prefill(40, 100))
+    assert queue.in_order() == [short, long, first]
+    filler = queue.add(Prefill(91))
+    assert queue.in_order() == [long, short, first, filler]
+    queue.remove(first)  # half of the pool still waits
+    assert queue.in_order() == [long, short, filler]
+    queue.remove(filler)
+    assert queue.in_order() == [short, long]
 
 
 def test_a_retracted_request_keeps_its_place_and_remaining_budget(queue) -> None:
@@ -135,6 +141,7 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, draw) -
     Requests arrive at up to three times the capacity, and some clients disconnect."""
     base_budget_s = 4.0
     queue = make_queue(cost_factor, base_budget_s)
+    queue.unbacked_tokens = draw.choice([math.inf, 100])
     done_s, remaining_s, half_step_s = 0.0, 0.0, 0.0
     chunk: Waiting | None = None
     latest_s: dict[int, float] = {}
@@ -151,7 +158,9 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, draw) -
             cost = draw.choice([1, 1, 2, 5, draw.randint(1, 80)])
             earlier_s = sum(waiting.cost for waiting in queue.in_order()) + remaining_s
             bound_s = earlier_s + (1 + cost_factor) * cost + base_budget_s
-            latest_s[queue.add(Prefill(cost)).number] = done_s + bound_s + 1e-6
+            cached = draw.choice([0, 0, draw.randrange(99)])
+            number = queue.add(Prefill(cost, cached)).number
+            latest_s[number] = done_s + bound_s + 1e-6
         if queue.in_order() and draw.random() < 0.1:
             queue.remove(draw.choice(queue.in_order()))
         step_s, half_step_s, in_order = float(full_step_s), full_step_s / 2, queue.in_order()

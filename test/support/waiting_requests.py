@@ -42,8 +42,8 @@ def arrange(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]
     return waiting
 
 
-def tree_with_queue() -> LiveTree:
-    tree = LiveTree(4096, "wa", page_size=PAGE_TOKENS)
+def tree_with_queue(host_tokens: int = 0) -> LiveTree:
+    tree = LiveTree(4096, "wa", host_tokens=host_tokens, page_size=PAGE_TOKENS)
     set_order(tree, BOUNDED_SHORTEST)
     return tree
 

@@ -1,7 +1,9 @@
 """Bounded shortest-first order: admit the cheapest request that every overtaking budget allows.
 
 Cost is the predicted seconds of the server that a request takes: its prefill, with KV loading
-(``cost.py``), and its answer, as a share of the running requests or of the KV.
+(``cost.py``), and its answer, as a share of the running requests or of the KV. If the waiting prompts
+would fill the pool and no lower tier keeps what it evicts, the order is by net cost: less the seconds
+that cached KV saves, which may be evicted while its request waits.
 Shortest-first minimises the mean wait but starves long requests, so each request gets an overtaking
 budget on arrival:
 
@@ -27,6 +29,7 @@ Budgets count within one share (a tenant's share, ``fair_shares.py``) and one pr
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from operator import itemgetter
@@ -60,6 +63,9 @@ class BoundedShortest:
         self.cost: Cost = cost or PrefillCost()
         self.cost_factor = cost_factor
         self.base_budget_s = base_budget_s
+        self.unbacked_tokens = math.inf
+        """Tokens of the KV pool if KV that it evicts is lost; else infinity."""
+        self.is_kv_at_risk = False
         self.shares = FairShares()
         self._numbers = itertools.count()
         self._queues: dict[tuple[int, Share], CostQueue] = {}
@@ -74,22 +80,23 @@ class BoundedShortest:
         self, prefill: Prefill, tenant: Hashable = None, urgency: int = 0, request: Any = None
     ) -> Waiting:
         """Add a new request. ``tenant``: to charge it to (``tenant.ChargedTenants``)."""
-        share, cost = self.shares.share_of(tenant), self.cost.seconds(prefill)
-        waiting = Waiting(next(self._numbers), tenant, share, urgency, prefill, cost)
+        share, costs = self.shares.share_of(tenant), self._price(prefill)
+        waiting = Waiting(next(self._numbers), tenant, share, urgency, prefill, *costs)
         waiting.request = request
-        waiting.budget_left_s = waiting.budget_s = self.cost_factor * cost + self.base_budget_s
+        budget_s = self.cost_factor * waiting.cost + self.base_budget_s
+        waiting.budget_left_s = waiting.budget_s = budget_s
         self._queue_of(waiting).add(waiting, youngest=True)
         return waiting
 
     def requeue(self, waiting: Waiting, prefill: Prefill) -> None:
         """Requeue a retracted request at its old position, with the rest of its budget."""
         waiting.prefill = prefill
-        waiting.cost = self.cost.seconds(prefill)
+        waiting.cost, waiting.net_cost = self._price(prefill)
         self._queue_of(waiting).add(waiting, youngest=False)
 
     def update(self, waiting: Waiting, prefill: Prefill) -> None:
         """Update the cost of ``waiting`` after a new prefix match."""
-        self._queue_of(waiting).update(waiting, prefill, self.cost.seconds(prefill))
+        self._queue_of(waiting).update(waiting, prefill, self._price)
 
     def set_time(self, now: float) -> None:
         """Pass the time, in seconds on any clock that all ranks share. Call before each pass."""
@@ -99,7 +106,22 @@ class BoundedShortest:
     def reprice(self) -> None:
         """Recompute all costs after a change of the cost model."""
         for queue in self._queues.values():
-            queue.reprice(self.cost)
+            queue.reprice(self._price)
+
+    def _price(self, prefill: Prefill) -> tuple[float, float]:
+        cost = self.cost.seconds(prefill)
+        if not self.is_kv_at_risk:
+            return cost, cost
+        uncached = Prefill(prefill.uncached + prefill.cached, reserved=prefill.reserved)
+        return cost, 2 * cost - self.cost.seconds(uncached)
+
+    def _update_risk(self) -> None:
+        """Order by net cost once ``unbacked_tokens`` wait, and until fewer than half of them do."""
+        uncached_tokens = sum(queue.uncached_tokens for queue in self._queues.values())
+        limit = self.unbacked_tokens / 2 if self.is_kv_at_risk else self.unbacked_tokens
+        if self.is_kv_at_risk != (uncached_tokens > limit):
+            self.is_kv_at_risk = not self.is_kv_at_risk
+            self.reprice()
 
     def remove(self, waiting: Waiting) -> None:
         """Remove an aborted request."""
@@ -111,7 +133,7 @@ class BoundedShortest:
         """Admit requests in this order, charging budgets and fair shares."""
         for waiting in admitted:
             queue = self._queue_of(waiting)
-            shortest = queue.by_cost[0][2] is waiting
+            shortest = queue.by_net_cost[0][2] is waiting
             self.admitted_by["shortest" if shortest else "budget"] += 1
             queue.admit(waiting)
             self._drop_if_empty(waiting, queue)
@@ -171,6 +193,7 @@ class BoundedShortest:
         Only the first ``head`` requests are sorted; the rest of each priority is in order of arrival. Does
         not change the queue: call ``admit`` to admit.
         """
+        self._update_risk()
         ordered: list[Waiting] = []
         starts: dict[Share, float] = {}
         by_urgency: defaultdict[int, dict[Share, CostQueue]] = defaultdict(dict)

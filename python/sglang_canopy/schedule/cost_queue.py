@@ -1,17 +1,19 @@
-"""Queue of the requests of one share and one priority, by cost."""
+"""Queue of the requests of one share and one priority, by net cost."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.schedule.cost import Cost, Prefill
+from sglang_canopy.schedule.cost import Prefill
 from sglang_canopy.schedule.fair_shares import Share
 from sglang_canopy.schedule.passing import Passing
 
+Price = Callable[[Prefill], tuple[float, float]]
+"""Returns the cost and the net cost, in seconds."""
 TIGHT_HEAD = 32
 """Requests sorted per call once budgets restrict the order."""
 
@@ -30,6 +32,8 @@ class Waiting:
     """SGLang's priority; higher values are always admitted first."""
     prefill: Prefill
     cost: float
+    net_cost: float
+    """The lowest is first, by the budgets."""
     budget_left_s: float = math.inf
     """Unused budget; valid only while outside a queue."""
     position: int = -1
@@ -45,18 +49,16 @@ class Waiting:
 
     @property
     def rank(self) -> tuple[float, int]:
-        return self.cost, self.number
+        return self.net_cost, self.number
 
 
 class CostQueue:
-    """Requests sorted by cost, with their overtaking budgets."""
-
-    __slots__ = ("arrival_by_position", "by_cost", "chunked_prompt", "passing", "requests", "work")
+    """Requests sorted by net cost, with their overtaking budgets."""
 
     def __init__(self) -> None:
         self.requests: dict[int, Waiting] = {}
         """Keyed by arrival number."""
-        self.by_cost: list[tuple[float, int, Waiting]] = []
+        self.by_net_cost: list[tuple[float, int, Waiting]] = []
         self.passing = Passing()
         self.arrival_by_position: list[int] = []
         """Arrival numbers, the oldest first."""
@@ -65,13 +67,15 @@ class CostQueue:
         within its budget."""
         self.work = 0.0
         """Total cost, in seconds."""
+        self.uncached_tokens = 0
 
     def add(self, waiting: Waiting, youngest: bool) -> None:
         """Add a new request, or requeue a retracted one (``youngest=False``)."""
         waiting.oldest_since = None  # a retracted request was running meanwhile
         self.requests[waiting.number] = waiting
-        insort(self.by_cost, (*waiting.rank, waiting))
+        insort(self.by_net_cost, (*waiting.rank, waiting))
         self.work += waiting.cost
+        self.uncached_tokens += waiting.prefill.uncached
         if youngest and not self.passing.full:
             waiting.age_order = self.passing
             waiting.position = self.passing.append(waiting.cost, waiting.budget_left_s)
@@ -91,7 +95,8 @@ class CostQueue:
         del self.requests[waiting.number]
         self._suspend_budget(waiting)
         self.passing.set_cost(waiting.position, math.inf)
-        del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
+        del self.by_net_cost[bisect_left(self.by_net_cost, waiting.rank)]
+        self.uncached_tokens -= waiting.prefill.uncached
         self.work = self.work - waiting.cost if self.requests else 0.0
 
     def _suspend_budget(self, waiting: Waiting) -> None:
@@ -99,13 +104,14 @@ class CostQueue:
         waiting.budget_left_s = self.passing.allowance(waiting.position)
         self.passing.set_allowance(waiting.position, math.inf)
 
-    def update(self, waiting: Waiting, prefill: Prefill, cost: float) -> None:
-        waiting.prefill = prefill
-        if cost != waiting.cost:
-            del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
+    def update(self, waiting: Waiting, prefill: Prefill, price: Price) -> None:
+        self.uncached_tokens += prefill.uncached - waiting.prefill.uncached
+        waiting.prefill, (cost, net_cost) = prefill, price(prefill)
+        if (cost, net_cost) != (waiting.cost, waiting.net_cost):
+            del self.by_net_cost[bisect_left(self.by_net_cost, waiting.rank)]
             self.work += cost - waiting.cost
-            waiting.cost = cost
-            insort(self.by_cost, (*waiting.rank, waiting))
+            waiting.cost, waiting.net_cost = cost, net_cost
+            insort(self.by_net_cost, (*waiting.rank, waiting))
             self.passing.set_cost(waiting.position, cost)
 
     def set_time(self, now: float) -> None:
@@ -139,10 +145,10 @@ class CostQueue:
         Does not change the queue. The tail, beyond ``TIGHT_HEAD``, is in order of arrival.
         """
         spare, head = self.passing.least_allowance(), list[Waiting]()
-        for cost, _, waiting in self.by_cost:
-            if cost > spare:
+        for _, _, waiting in self.by_net_cost:
+            if waiting.cost > spare:
                 break
-            spare -= cost
+            spare -= waiting.cost
             head.append(waiting)
             yield waiting
         if len(head) < len(self.requests):
@@ -166,10 +172,10 @@ class CostQueue:
             chosen = [self.requests[self.arrival_by_position[position]]]
             yield chosen[0]
 
-    def reprice(self, cost: Cost) -> None:
+    def reprice(self, price: Price) -> None:
         for waiting in self.requests.values():
-            waiting.cost = cost.seconds(waiting.prefill)
-        self.by_cost = sorted((*waiting.rank, waiting) for waiting in self.requests.values())
+            waiting.cost, waiting.net_cost = price(waiting.prefill)
+        self.by_net_cost = sorted((*waiting.rank, waiting) for waiting in self.requests.values())
         self.work = sum(waiting.cost for waiting in self.requests.values())
         self._rebuild()
 

@@ -70,6 +70,17 @@ def test_cached_tokens_cost_less(tree: LiveTree) -> None:
     assert arrange(tree, [uncached_req, cached_req]) == [cached_req, uncached_req]
 
 
+@pytest.mark.parametrize("host_tokens", [0, 8192])
+def test_kv_of_waiting_requests_is_at_risk_without_a_host_tier(host_tokens: int) -> None:
+    tree = tree_with_queue(host_tokens)
+    tree.serve(shared := tokens(800, seed=1), 0.5)
+    new = [req_at(tree, tokens(1_500 if n else 300, n + 2), 1.0 + n / 9) for n in range(4)]
+    cached = req_at(tree, [*shared, *tokens(400, 9)], 2.0)
+    order = arrange(tree, [*new, cached])
+    assert order[0] is (new[0] if host_tokens else cached)
+    assert tree.cache.admission.order.bounded_queue.is_kv_at_risk == (not host_tokens)
+
+
 def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     queue_order = tree.cache.admission.order
     waiting = [req_at(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]

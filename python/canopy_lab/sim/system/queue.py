@@ -37,6 +37,7 @@ class Queue:
         self._tree = tree
         self._costs = costs
         self._host_link = host_link
+        self.unbacked_tokens = math.inf if host_link is not None else tree.device_tokens
         self._page = page_tokens
         self._order = order
         self._gate = gate

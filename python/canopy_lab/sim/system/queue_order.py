@@ -38,6 +38,8 @@ class QueueView(Protocol):
     """Tokens prefilled so far; ``job.tokens_before`` is its value at the job's arrival."""
     step_tokens: int
     """Token limit of one step."""
+    unbacked_tokens: float
+    """Tokens of the device's KV if what it evicts is lost; infinity with a host."""
 
     def match_cached(self, job: SimulatedRequest) -> CachedTokens:
         """Match ``job`` in whole pages without its last token, as SGLang's ``match_prefix`` does.
@@ -162,6 +164,7 @@ class BoundedShortestFirst:
         chunked: SimulatedRequest | None = None,
     ) -> Sequence[SimulatedRequest]:
         self._view = view
+        self._arranged.shortest.unbacked_tokens = view.unbacked_tokens
         return self._arranged.arrange(waiting, chunked)
 
     def defer(self) -> None:

@@ -53,6 +53,8 @@ class LiveOrder:
             cache.req_to_token_pool.size, cache.token_to_kv_pool_allocator.size
         )
         self.bounded_queue = BoundedShortest(ServerCost(self.cost, self.answer_cost))
+        if not cache.tree_core.live.host_tokens:
+            self.bounded_queue.unbacked_tokens = self.answer_cost.pool_tokens
         self._charged_tenants = ChargedTenants()
         self.priority_sign = 0
         """SGLang's: 1 if lower priorities are more urgent, else -1; 0 without priorities."""
