@@ -293,7 +293,7 @@ def document_request_fields() -> str:
 
 def identity_sources() -> str:
     """Return the possible places of a conversation's name, in order of precedence."""
-    rows = [[source.places_text, source.sent_by] for source in identity.IDENTITY_FIELDS]
+    rows = [[source.locations_text, source.sent_by] for source in identity.IDENTITY_FIELDS]
     return markdown_table(["where", "who sends it"], rows)
 
 

@@ -130,9 +130,11 @@ def main() -> None:
     seeds = [int(word) for word in sys.argv[1:]] or [1, 2, 3]
     for regime in (replace(r, seed=seed) for seed in seeds for r in REGIMES):
         ungated, gated = run_arm(regime, "none"), run_arm(regime, "watched")
-        ratio = gated["agents_s"] / ungated["agents_s"]
-        rows.append({**asdict(regime), "ratio_s": ratio, "auto": ungated, "auto and gate": gated})
-        print(regime, f"{ratio:.3f}", gated, ungated, flush=True)
+        time_ratio = gated["agents_s"] / ungated["agents_s"]
+        rows.append(
+            {**asdict(regime), "time_ratio": time_ratio, "auto": ungated, "auto and gate": gated}
+        )
+        print(regime, f"{time_ratio:.3f}", gated, ungated, flush=True)
     write(RESULT_FILE, {"kind": "simulated", "rows": rows})
 
 

@@ -24,8 +24,9 @@ is no more than one point below that in *alone* and in *truthful*; nothing of th
 readable or reusable by the other; no answer was a 5xx, no traceback logged; and memory (resident,
 all of the server's processes) does not grow from the middle third of the run to the last; and of the
 scheduler's thread no call of a hook or of the tree takes over 50 ms of processor time, nor all hooks
-over 2 % (``tree_share`` is beside it: SGLang's own tree takes time for the same work; so is
-``computed_share``: documents encoded while the server has nothing else to do). Prints one JSON object; exits with 1 if anything failed. Everything is on the loopback interface.
+over 2 %. Prints one JSON object; exits with 1 if a claim fails. All addresses are loopback.
+
+``tree_share`` is SGLang's own work in the tree; ``computed_share``: documents encoded in idle time.
 
 The model has two layers, on which a prompt takes far less than on any that is served; ``--model DIR``
 serves another one, with its weights.
@@ -175,8 +176,7 @@ def judge(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "within a point of alone": rates["hostile"] >= rates["alone"] - MAX_HIT_RATE_LOSS,
         "nothing gained by lying": rates["hostile"] >= rates["truthful"] - MAX_HIT_RATE_LOSS,
         "nothing readable, nothing refused wrongly": not any(
-            result["faults"] or result["honest_errors"] or not result["documents_unchanged"]
-            for result in runs.values()
+            result["faults"] or result["honest_errors"] for result in runs.values()
         ),
         "no traceback": not any(result["tracebacks"] for result in runs.values()),
         "memory flat": runs["hostile"]["memory_flat"],

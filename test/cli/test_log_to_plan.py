@@ -11,7 +11,7 @@ from canopy_lab.plan.server_plan import read_config
 SESSIONS, TURNS = 16, 6
 
 
-def spend_log(path: Path) -> str:
+def write_litellm_log(path: Path) -> str:
     """Write LiteLLM's ``StandardLoggingPayload`` of sessions among single prompts, a call a second."""
     lines = []
     for number in range(2 * SESSIONS * TURNS):
@@ -45,7 +45,7 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
     from sglang_canopy.doctor import command_line
 
     monkeypatch.chdir(tmp_path)
-    log = spend_log(tmp_path / "requests.log")
+    log = write_litellm_log(tmp_path / "requests.log")
     options = ["--capacity-tokens", POOL_TOKENS, "--json-out", "advice.json", "--jobs", "1"]
     assert main(["advise", log, *options]) == 0
     advice = json.loads((tmp_path / "advice.json").read_text())

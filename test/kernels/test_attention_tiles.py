@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from canopy_kernel import attention, tiles, triton_attention  # noqa: E402
 
-REQUEST, FIRST_ROW, PART, PARTS, PLACE = 0, 1, 4, 5, 6
+REQUEST, FIRST_ROW, PART_INDEX, PART_COUNT, PARTIAL_RESULT = 0, 1, 4, 5, 6
 """Fields of a tile."""
 requests = st.lists(
     st.integers(0, 300).flatmap(lambda m: st.tuples(st.just(m), st.integers(m, 3000))),
@@ -30,10 +30,11 @@ def test_every_row_is_in_one_tile_and_every_part_has_a_place(sizes, group, block
             assert part < parts
             if part == 0:
                 rows += [(request, first + i) for i in range(count)]
-        split = [t for t in launch.tiles.tolist() if t[PARTS] > 1]
-        assert sorted(t[PLACE] for t in split) == list(range(launch.parts))
+        split = [t for t in launch.tiles.tolist() if t[PART_COUNT] > 1]
+        assert sorted(t[PARTIAL_RESULT] for t in split) == list(range(launch.parts))
         merged = [[m[0], m[1], m[2], m[4]] for m in launch.merges.tolist()]
-        assert sorted(merged) == sorted([*t[:3], t[PARTS]] for t in split if t[PART] == 0)
+        first_parts = [t for t in split if t[PART_INDEX] == 0]
+        assert sorted(merged) == sorted([*t[:3], t[PART_COUNT]] for t in first_parts)
     expected = [(i, row) for i, (m, _) in enumerate(sizes) for row in range(m * group)]
     assert sorted(rows) == expected
 

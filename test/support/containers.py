@@ -8,9 +8,9 @@ _CONTAINERS = (dict, list, set, frozenset, tuple, deque)
 
 
 def count_entries(*roots: Any) -> dict[str, int]:
-    """Entries of every container reachable from ``roots`` through objects of Canopy's classes, by
-    ``Class.attribute``; containers at the same path are summed, and ``[]`` stands for a container
-    in a container."""
+    """Entries of every container that can grow (tuples are followed only), reachable from ``roots``
+    through objects of Canopy's classes, by ``Class.attribute``; containers at the same path are
+    summed, and ``[]`` stands for a container in a container."""
     entry_counts: dict[str, int] = {}
     visited: set[int] = set()
     stack: list[tuple[str, Any]] = [(type(root).__name__, root) for root in roots]

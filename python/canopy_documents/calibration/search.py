@@ -52,10 +52,10 @@ def golden_section(
 ) -> RatioSearch:
     """Find the ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``measure_ttft_s``.
 
-    The first probe is the prior ``start``. A second probe next to it gives a valid bracket. The
-    prior is not a golden-section point, so both inner points are then placed anew: keeping it would
-    break the golden ratio and could lose the minimum. Returns the best measured ratio. Raises
-    CanopyError for bounds out of order.
+    The first probe is the prior ``start``; the second, the golden-section point of the other half,
+    gives a valid bracket. Both inner points are then placed anew: the prior is no golden-section
+    point, and could lose the minimum. Returns the best measured ratio. Raises CanopyError for bounds
+    out of order.
     """
     if not 0.0 <= r_min <= r_max <= 1.0 or tolerance <= 0:
         raise CanopyError(
@@ -73,14 +73,13 @@ def golden_section(
     start = min(high, max(low, start))
     measure(start)
     if high - low > tolerance:
-        # The second probe mirrors the prior. The minimum cannot lie on the far side of the worse
-        # probe.
-        mirrored = (
+        # The minimum cannot lie on the far side of the worse probe.
+        second = (
             low + GOLDEN_RATIO * (high - low)
             if start <= (low + high) / 2
             else high - GOLDEN_RATIO * (high - low)
         )
-        a, b = sorted((start, mirrored))
+        a, b = sorted((start, second))
         if a < b and measure(a) <= measure(b):
             high = b
         elif a < b:

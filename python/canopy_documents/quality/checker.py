@@ -150,7 +150,7 @@ class QualityChecker:
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
         """Queue a prompt for a check if the tenant limits select it. ``ratio``: served with it."""
-        level = self.limits.count_prompt(request.tenant)
+        level = self.limits.select_check_level(request.tenant)
         if level is None:
             return
         has_waiting = any(check.request.tenant == request.tenant for check in self.waiting)
@@ -166,9 +166,9 @@ class QualityChecker:
         """
         current = self.waiting[0] if self._running_check is not None else None
         droppable = [check for check in self.waiting if check is not current]
-        lowest = min(droppable, key=lambda check: self.limits.rank(check.request.tenant))
-        rank = self.limits.rank(lowest.request.tenant)
-        if rank[0] or rank >= self.limits.rank(tenant):
+        lowest = min(droppable, key=lambda check: self.limits.queue_priority(check.request.tenant))
+        priority = self.limits.queue_priority(lowest.request.tenant)
+        if priority[0] or priority >= self.limits.queue_priority(tenant):
             return False
         self.waiting.remove(lowest)
         self.dropped["displaced"] += 1

@@ -53,8 +53,8 @@ def ratio_at(level: int, ratio: float) -> float:
 class TenantQuality:
     """One tenant's checks.
 
-    offered: number of its prompts. since_check: prompts since the last selected for a check. above,
-    below: cumulative sums of the excess of differences at its level, and of their deficit at the
+    offered: number of its prompts. since_check: prompts since the last selected for a check. excess_sum,
+    deficit_sum: cumulative sums of the excess of differences at its level, and of their deficit at the
     previous level. checks_previous_level: its last check was at that level, if it is raised.
     """
 
@@ -63,14 +63,14 @@ class TenantQuality:
     since_check: int = 0
     checked: int = 0
     differed: int = 0
-    above: float = 0.0
-    below: float = 0.0
+    excess_sum: float = 0.0
+    deficit_sum: float = 0.0
     checks_previous_level: bool = False
 
     @property
     def is_suspect(self) -> bool:
         """Whether checks have found differences that still count."""
-        return self.level > SERVED or self.above > 0
+        return self.level > SERVED or self.excess_sum > 0
 
     @property
     def is_in_doubt(self) -> bool:
@@ -93,15 +93,15 @@ class QualityLimits:
         quality = self.tenants.get(tenant)
         return quality.level if quality is not None else SERVED
 
-    def rank(self, tenant: str | None) -> tuple[bool, int]:
-        """Return a tenant's rank for a full queue: suspects first, then by number of prompts.
+    def queue_priority(self, tenant: str | None) -> tuple[bool, int]:
+        """Return a tenant's priority in a full queue: suspects first, then by number of prompts.
 
-        A newly invented tenant has the lowest rank.
+        A newly invented tenant has the lowest priority.
         """
         quality = self.tenants.get(tenant)
         return (quality.is_suspect, quality.offered) if quality is not None else (False, 0)
 
-    def count_prompt(self, tenant: str | None) -> int | None:
+    def select_check_level(self, tenant: str | None) -> int | None:
         """Count a prompt that could be fused. Returns the level to check it at, or ``None``."""
         quality = self.tenants.pop(tenant, None) or TenantQuality()
         self.tenants[tenant] = quality
@@ -128,12 +128,14 @@ class QualityLimits:
         quality.checked += 1
         quality.differed += differs
         if level == quality.level:
-            quality.above = max(0.0, quality.above + differs - self.allowed)
+            quality.excess_sum = max(0.0, quality.excess_sum + differs - self.allowed)
         elif level == quality.level - 1:
-            quality.below = max(0.0, quality.below + max(self.allowed, MIN_GAIN) - differs)
-        if quality.above >= ALARM_SUM:
+            gain = max(self.allowed, MIN_GAIN) - differs
+            quality.deficit_sum = max(0.0, quality.deficit_sum + gain)
+        if quality.excess_sum >= ALARM_SUM:
             return self._enter_level(quality, quality.level + 1)
-        return self._enter_level(quality, quality.level - 1) if quality.below >= ALARM_SUM else None
+        is_recovered = quality.deficit_sum >= ALARM_SUM
+        return self._enter_level(quality, quality.level - 1) if is_recovered else None
 
     def stats(self) -> dict[str, Any]:
         """Return the totals. Safe on any thread."""
@@ -145,13 +147,13 @@ class QualityLimits:
         }
 
     def _enter_level(self, quality: TenantQuality, level: int) -> str:
-        quality.level, quality.above, quality.below = level, 0.0, 0.0
+        quality.level, quality.excess_sum, quality.deficit_sum = level, 0.0, 0.0
         return LEVELS[level]
 
     def _forget_lowest(self) -> None:
-        """Forget the tenant of lowest rank (of equals, the least recent), but never the newest."""
+        """Forget the tenant of lowest priority (of equals, the least recent), but never the newest."""
         if len(self.tenants) <= MAX_TENANTS:
             return
         newest = next(reversed(self.tenants))
         others = (tenant for tenant in self.tenants if tenant != newest)
-        del self.tenants[min(others, key=self.rank)]
+        del self.tenants[min(others, key=self.queue_priority)]

@@ -74,7 +74,7 @@ class RepeatFinder:
     def __init__(self) -> None:
         self._calls: OrderedDict[str, tuple[bytes, float] | None] = OrderedDict()
 
-    def is_repeat(self, entry: JsonObject, prompt: LoggedPrompt) -> bool:
+    def record_call(self, entry: JsonObject, prompt: LoggedPrompt) -> bool:
         """Return whether an earlier entry was of the same call."""
         name = next((entry[n] for n in CALL_IDS if isinstance(entry.get(n), str) and entry[n]), "")
         if not name:

@@ -71,7 +71,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         except lines.BadLine as error:
             tolerance.count_bad(line, error)
             continue
-        if len(logged) == 1 and repeats.is_repeat(entry, logged[0]):
+        if len(logged) == 1 and repeats.record_call(entry, logged[0]):
             notes.left_out[calls.LOGGED_TWICE] += 1
             continue
         yield from logged

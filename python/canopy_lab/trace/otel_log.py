@@ -58,7 +58,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
                 continue
             if isinstance(logged, str):
                 notes.left_out[logged] += 1
-            elif repeats.is_repeat(span, logged):
+            elif repeats.record_call(span, logged):
                 notes.left_out[calls.LOGGED_TWICE] += 1
             else:
                 notes.count_model(logged.salts[0])
@@ -167,7 +167,7 @@ class _RepeatedSpans:
         self._spans: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         """Digest of a span's prompt, by trace and span, and by trace and parent."""
 
-    def is_repeat(self, span: Mapping[str, Any], prompt: LoggedPrompt) -> bool:
+    def record_call(self, span: Mapping[str, Any], prompt: LoggedPrompt) -> bool:
         """Return whether ``span``, its parent or its child had this prompt before."""
         context = span.get("context")
         sources = [context, span] if isinstance(context, dict) else [span]

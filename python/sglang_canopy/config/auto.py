@@ -26,7 +26,7 @@ _OTHER_SPELLINGS = {"--enable-hierarchical-cache": ("--enable-hicache",)}
 
 
 def added_arguments(argv: Sequence[str]) -> list[str]:
-    """Return the SGLang arguments that ``auto`` adds: a host tier that duplicates nothing."""
+    """Return what ``auto`` adds: write-back, if there is a host tier and no write policy is typed."""
     is_auto = typed_value(argv, "--radix-eviction-policy") == AUTO
     has_tiers = has_any(argv, "--enable-hierarchical-cache")
     if is_auto and has_tiers and not has_any(argv, WRITE_POLICY_FLAG):

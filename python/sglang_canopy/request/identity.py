@@ -55,13 +55,13 @@ def _read_claude_code(session: Any, agent: Any) -> Fields | None:
     return _make_fields(f"{session}/{agent}")
 
 
-_LINEAGE = re.compile(r"(.+?)[_-](?:t|turn)(\d{1,7})")
+_NAME_AND_TURN = re.compile(r"(.+?)[_-](?:t|turn)(\d{1,7})")
 
 
 def _read_request_id(*request_ids: Any) -> Fields | None:
     for request_id in request_ids:
         is_short = isinstance(request_id, str) and len(request_id) < 1024
-        match = _LINEAGE.fullmatch(request_id) if is_short else None
+        match = _NAME_AND_TURN.fullmatch(request_id) if is_short else None
         if match:
             fields = _make_fields(match[1])
             turn = min(max(int(match[2]), 1), MAX_TURN)
@@ -92,7 +92,7 @@ class IdentityField:
     """Additional text for the reference."""
 
     @property
-    def places_text(self) -> str:
+    def locations_text(self) -> str:
         places = (("body", self.body), ("header" + "s" * (len(self.headers) > 1), self.headers))
         texts = [
             f"{place}: {', '.join(f'`{key}`' for key in keys)}" for place, keys in places if keys

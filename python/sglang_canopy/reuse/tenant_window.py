@@ -14,8 +14,8 @@ from typing import Generic, Protocol, TypeVar
 MAX_TENANTS = 64
 _OTHER_TENANTS = ("others",)
 """Name of the tenants beyond ``MAX_TENANTS``; no tenant's name is a tuple."""
-_TIE_FRACTION = 1024
-"""Tenants whose sizes differ by less than this fraction of ``max_size`` count as equal."""
+_TIE_DIVISOR = 1024
+"""Tenants whose sizes differ by less than ``max_size`` over this count as equal."""
 
 
 class _Item(Protocol):
@@ -58,6 +58,7 @@ class TenantWindow(Generic[Item]):
         """Upper bound of the sizes of all except ``_largest``."""
 
     def __len__(self) -> int:
+        """Return the total size of the items, not their number."""
         return self._total_size
 
     def __iter__(self) -> Iterator[Item]:
@@ -78,15 +79,15 @@ class TenantWindow(Generic[Item]):
 
     def add(self, item: Item, now: float) -> Sequence[Item]:
         """Add an item. Return the items that left the window."""
-        owner = self._by_tenant.get(item.tenant)
-        if owner is None:
-            owner = self._items_of(item.tenant)
-        owner.items.append(item)
+        tenant_items = self._by_tenant.get(item.tenant)
+        if tenant_items is None:
+            tenant_items = self._make_items_of(item.tenant)
+        tenant_items.items.append(item)
         size = item.size
-        owner_size = owner.size = owner.size + size
+        tenant_size = tenant_items.size = tenant_items.size + size
         self._total_size += size
-        if owner_size > self._second_size and owner is not self._largest:
-            self._second_size = owner_size
+        if tenant_size > self._second_size and tenant_items is not self._largest:
+            self._second_size = tenant_size
         window, dropped, horizon = self._items, self._dropped, now - self.window_s
         window.append(item)
         if not dropped and self._total_size <= self.max_size and window[0].created_at >= horizon:
@@ -97,7 +98,7 @@ class TenantWindow(Generic[Item]):
             if oldest in dropped:
                 dropped.discard(oldest)
             else:
-                self._remove_oldest(self._owner(oldest))
+                self._remove_oldest(self._find_items_of(oldest))
                 expelled.append(oldest)
         while self._total_size > self.max_size:
             expelled.append(self._drop_oldest_of_largest())
@@ -106,34 +107,38 @@ class TenantWindow(Generic[Item]):
             dropped.clear()
         return expelled
 
-    def _items_of(self, tenant: str | None) -> _TenantItems[Item]:
+    def _make_items_of(self, tenant: str | None) -> _TenantItems[Item]:
         name = tenant if len(self._by_tenant) < MAX_TENANTS else _OTHER_TENANTS
         return self._by_tenant.setdefault(name, _TenantItems(name))
 
-    def _owner(self, item: Item) -> _TenantItems[Item]:
+    def _find_items_of(self, item: Item) -> _TenantItems[Item]:
         """Return the items of the tenant of ``item``, the oldest of the window."""
-        owner = self._by_tenant.get(item.tenant)
+        tenant_items = self._by_tenant.get(item.tenant)
         return (
-            owner
-            if owner is not None and owner.items[0] is item
+            tenant_items
+            if tenant_items is not None and tenant_items.items[0] is item
             else self._by_tenant[_OTHER_TENANTS]
         )
 
     def _drop_oldest_of_largest(self) -> Item:
         """Drop the oldest item of the tenant with the most."""
         largest = self._largest
-        if not largest.size or largest.size + self.max_size // _TIE_FRACTION < self._second_size:
+        if not largest.size or largest.size + self.max_size // _TIE_DIVISOR < self._second_size:
             largest = self._largest = max(self._by_tenant.values(), key=_get_size)
-            others = (owner.size for owner in self._by_tenant.values() if owner is not largest)
+            others = (
+                tenant_items.size
+                for tenant_items in self._by_tenant.values()
+                if tenant_items is not largest
+            )
             self._second_size = max(others, default=0)
         old = self._remove_oldest(largest)
         self._dropped.add(old)
         return old
 
-    def _remove_oldest(self, owner: _TenantItems[Item]) -> Item:
-        old = owner.items.popleft()
-        owner.size -= old.size
+    def _remove_oldest(self, tenant_items: _TenantItems[Item]) -> Item:
+        old = tenant_items.items.popleft()
+        tenant_items.size -= old.size
         self._total_size -= old.size
-        if not owner.items:
-            del self._by_tenant[owner.name]
+        if not tenant_items.items:
+            del self._by_tenant[tenant_items.name]
         return old

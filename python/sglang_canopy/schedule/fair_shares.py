@@ -15,7 +15,7 @@ from sglang_canopy.tenant import UNVOUCHED, Vouched
 SEPARATE_SHARES = 64
 """Maximum tenants with a separate share: those served last."""
 REST, VOUCHED_REST = ("rest", None), ("rest", "vouched")
-"""Shares of all other tenants, and of all other vouched ones; no tenant is a pair."""
+"""Shares of all other tenants, and of all other vouched ones; no tenant's name is such a tuple."""
 Share = Hashable
 
 
@@ -55,10 +55,12 @@ class FairShares:
         """Charge an admitted request of ``tenant`` to ``share``."""
         self._virtual_time = max(self._next_start.get(share, 0.0), self._virtual_time)
         self._next_start[share] = self._virtual_time + seconds
-        # Shares at or below the floor start at the floor anyway.
+        # Other shares start at the virtual time anyway.
         if len(self._next_start) > 2 * SEPARATE_SHARES:
             self._next_start = {
-                t: work for t, work in self._next_start.items() if work > self._virtual_time
+                share: start
+                for share, start in self._next_start.items()
+                if start > self._virtual_time
             }
         self._separate.pop(tenant, None)
         self._separate[tenant] = None

@@ -25,7 +25,7 @@ def serve(limits: QualityLimits, prompts: int, differs, tenant: str | None = Non
     """Serve fused prompts, checked at once; return the tenant's level after each."""
     levels = []
     for _ in range(prompts):
-        level = limits.count_prompt(tenant)
+        level = limits.select_check_level(tenant)
         if level is not None:
             limits.record_check(tenant, level, differs(level))
         levels.append(limits.quality_level(tenant))
@@ -93,7 +93,7 @@ def test_a_stopped_tenant_is_not_forgotten_for_new_ones() -> None:
     limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
     serve(limits, STOPPED_WITHIN_PROMPTS, lambda level: True, "faulty")
     for i in range(2 * MAX_TENANTS):
-        limits.count_prompt(f"tenant {i}")
+        limits.select_check_level(f"tenant {i}")
     assert limits.quality_level("faulty") == STOPPED
 
 

@@ -1,4 +1,4 @@
-"""Further plugins. A server without a plugin's flag has none of its hooks.
+"""Further plugins. Without its flag, a plugin has only the hooks that add and check the flag.
 
 The launching process installs the hooks when its command line has the flag. Its children inherit a
 variable, and register the hooks when SGLang loads plugins.
