@@ -12,23 +12,23 @@ from canopy_lab.group_ttl.paths import MAX_CATEGORIES, Paths, segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import RESIDUAL, SERVER_HASH
-from support.ttl_cases import Request, log_of
+from support.ttl_cases import PathUse, log_of
 
 QUICK_TENANT, SLOW_TENANT, SHARED_BLOCK = 100, 200, 1
 
 
-def two_tenants(span_s: float, *, start_s: int = 0) -> list[Request]:
+def two_tenants(span_s: float, *, start_s: int = 0) -> list[PathUse]:
     """Requests of two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s.
     Both have payloads that never repeat."""
     new_blocks = iter(range(10_000 + start_s, 10**9))
     times = [(t, QUICK_TENANT) for t in range(0, int(span_s), 2)]
-    requests: list[Request] = []
+    requests: list[PathUse] = []
     times += [(t + 0.5, SLOW_TENANT) for t in range(0, int(span_s), 45)]
     for time_s, tenant in sorted(times):
         prefix = range(tenant, tenant + (2 if tenant == QUICK_TENANT else 40))
         payload = [next(new_blocks) for _ in range(10 if tenant == QUICK_TENANT else 1)]
         path = (SHARED_BLOCK, *prefix, *payload)
-        requests.append(Request(start_s + time_s, path, str(tenant)))
+        requests.append(PathUse(start_s + time_s, path, str(tenant)))
     return requests
 
 

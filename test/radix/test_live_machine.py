@@ -25,7 +25,7 @@ ELEMENT_TOKENS, MAX_ELEMENTS = 2, 8
 RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=MAX_ELEMENTS)
 
 
-class TreeMachine(PolicyRules):
+class LiveTreeMachine(PolicyRules):
     """Serve, look up, lock, evict, move between the tiers, flush, restart; a model records each page's history."""
 
     @initialize(
@@ -251,7 +251,7 @@ def report_at_once():
     disk_link.REPORT_INTERVAL_S = interval
 
 
-TestTree = TreeMachine.TestCase
+TestTree = LiveTreeMachine.TestCase
 TestTree.settings = settings(
     max_examples=settings.default.max_examples,
     stateful_step_count=30,

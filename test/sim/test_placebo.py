@@ -13,7 +13,7 @@ from canopy_lab.trace.record import TraceRequest
 CAPACITY_BLOCKS = 300
 
 
-class NextTurn(NamedTuple):
+class DueTurn(NamedTuple):
     due: float
     turn: int
     path: tuple[int, ...]
@@ -23,18 +23,18 @@ class NextTurn(NamedTuple):
 def random_chats(requests: int = 2000) -> list[TraceRequest]:
     """Return chats without labels; nine in ten first turns end there, and later turns mostly continue."""
     draw, trace, new_blocks = random.Random(5), [], iter(range(10**9))
-    waiting: list[NextTurn] = []
+    waiting: list[DueTurn] = []
     now = 0.0
     while len(trace) < requests:
         now += draw.expovariate(1.0)
         due_chat = next((chat for chat in waiting if chat.due <= now), None)
         if due_chat is not None:
             waiting.remove(due_chat)
-        _, turn, path = due_chat or NextTurn(now, 1, ())
+        _, turn, path = due_chat or DueTurn(now, 1, ())
         path = (*path, *(next(new_blocks) for _ in range(4)))
         trace.append(TraceRequest(now, 64 * len(path), 10, path, 64, line=len(trace) + 1))
         if draw.random() < (0.1 if turn == 1 else 0.9) and turn < 30:
-            waiting.append(NextTurn(now + draw.expovariate(1 / 60), turn + 1, path))
+            waiting.append(DueTurn(now + draw.expovariate(1 / 60), turn + 1, path))
     return trace
 
 

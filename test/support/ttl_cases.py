@@ -12,7 +12,7 @@ from sglang_canopy.ttl.table import TTLTable
 BLOCK_TOKENS = 16
 
 
-class Request(NamedTuple):
+class PathUse(NamedTuple):
     time_s: float
     path: tuple[int, ...]
     category: str
@@ -28,7 +28,7 @@ def log_of(requests: Sequence, block_tokens: int = BLOCK_TOKENS, cut_tokens: int
 
 
 @st.composite
-def requests(draw: st.DrawFn, max_requests: int = 14) -> list[Request]:
+def requests(draw: st.DrawFn, max_requests: int = 14) -> list[PathUse]:
     """Requests whose block ids are chained: an id stands for its whole path."""
     ids: dict[tuple[int, ...], int] = {}
     time_s, log = 0.0, []
@@ -36,11 +36,11 @@ def requests(draw: st.DrawFn, max_requests: int = 14) -> list[Request]:
         time_s += draw(st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0]))
         steps = draw(st.lists(st.integers(0, 2), min_size=0, max_size=5))
         path = tuple(ids.setdefault(tuple(steps[: i + 1]), len(ids) + 1) for i in range(len(steps)))
-        log.append(Request(time_s, path, draw(st.sampled_from(["chat", "api"]))))
+        log.append(PathUse(time_s, path, draw(st.sampled_from(["chat", "api"]))))
     return log
 
 
-def slow_replay(log: list[Request], tables: list[tuple[float, TTLTable]]) -> tuple[int, int, float]:
+def slow_replay(log: list[PathUse], tables: list[tuple[float, TTLTable]]) -> tuple[int, int, float]:
     """Return (tokens, hits, mean tokens on the disk), computed block by block."""
     expiry_s: dict[int, float] = {}
     stored_since_s: dict[int, float] = {}

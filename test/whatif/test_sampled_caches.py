@@ -23,7 +23,7 @@ from sglang_canopy.whatif.sampled_caches import (
 BLOCK_TOKENS = 16
 
 
-class Entry(NamedTuple):
+class TimedPath(NamedTuple):
     time: float
     path: tuple
     conversation: int
@@ -37,7 +37,7 @@ def conversation_entries(seed):
         conversation = draw.randrange(40)
         path = paths.setdefault(conversation, [10_000 * conversation])
         path.extend(10_000 * conversation + len(path) + i for i in range(draw.randint(1, 2)))
-        entries.append(Entry(10.0 * step, tuple(path), conversation))
+        entries.append(TimedPath(10.0 * step, tuple(path), conversation))
     return entries
 
 
@@ -83,7 +83,7 @@ def test_the_sample_is_fixed_by_the_size_of_the_caches(sizes_blocks, one_in):
     for number, size in enumerate(sizes_blocks):
         caches.add(number, CacheSpec(lambda: make_policy("lru"), size * BLOCK_TOKENS))
     for step in range(2_000):  # whatever the load
-        serve_ended(caches, Entry(step * 0.001, (step,), step))
+        serve_ended(caches, TimedPath(step * 0.001, (step,), step))
         assert caches.sample_stride == one_in
 
 
@@ -107,7 +107,7 @@ def test_common_prefixes_are_sampled_like_other_blocks():
     result = None
     for step in range(64):
         path = (*range(400), *(1000 * (step + 1) + i for i in range(4)))
-        result = serve_ended(caches, Entry(float(step), path, step)) or result
+        result = serve_ended(caches, TimedPath(float(step), path, step)) or result
     assert caches.count_blocks()["lru"] == 500 // 8
     shared_blocks = len(caches.sampled_blocks(range(400)))
     assert 40 <= shared_blocks <= 60

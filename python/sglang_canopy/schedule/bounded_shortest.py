@@ -83,8 +83,8 @@ class BoundedShortest:
         share, costs = self.shares.share_of(tenant), self._price(prefill)
         waiting = Waiting(next(self._numbers), tenant, share, urgency, prefill, *costs)
         waiting.request = request
-        budget_s = self.cost_factor * waiting.cost + self.base_budget_s
-        waiting.budget_left_s = waiting.budget_s = budget_s
+        waiting.budget_s = self.cost_factor * waiting.cost + self.base_budget_s
+        waiting.budget_left_s = waiting.budget_s
         self._queue_of(waiting).add(waiting, youngest=True)
         return waiting
 
@@ -190,8 +190,8 @@ class BoundedShortest:
     def in_order(self, head: int = SORTED_HEAD) -> list[Waiting]:
         """Return the queue in admission order.
 
-        Only the first ``head`` requests are sorted; the rest of each priority is in order of arrival. Does
-        not change the queue: call ``admit`` to admit.
+        Only the first ``head`` requests are sorted; the rest of each priority is in order of arrival. Prices
+        the queue anew when net costs begin or end to count; call ``admit`` to admit.
         """
         self._update_risk()
         ordered: list[Waiting] = []

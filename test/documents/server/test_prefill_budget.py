@@ -102,7 +102,7 @@ def test_without_chunked_prefill_all_savings_count() -> None:
     assert admission.ExpectedReuse(((0, 100),), 0.15).window_credit(40, 120, None) == 51
 
 
-class Request(SimpleNamespace):
+class AdderRequest(SimpleNamespace):
     """The fields of SGLang's request that its adder reads."""
 
     def __init__(self, number: int, length: int) -> None:
@@ -166,7 +166,7 @@ def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
         for number, (length, _, _) in enumerate(prompts):
             if adder.budget_state() is result.OTHER:
                 break
-            req = Request(number, length)
+            req = AdderRequest(number, length)
             verdict = adder.add_one_req(req, has_chunked_req=is_resumed, truncation_align_size=None)
             if verdict is not result.CONTINUE:
                 break

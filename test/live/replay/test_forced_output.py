@@ -34,14 +34,14 @@ def test_unforced_outputs_are_not_checked() -> None:
     assert check_tokens({forced_output.PARAM_KEY: []}, 50) == []
 
 
-class FakeReq:
+class RequestWithParams:
     def __init__(self, rid: str, custom_params: dict[str, Any]) -> None:
         self.rid, self.origin_input_ids = rid, [1, 2, 3]
         self.sampling_params = types.SimpleNamespace(custom_params=custom_params)
 
 
 def test_a_server_without_the_flag_remembers_nothing() -> None:
-    req = FakeReq("r", {forced_output.PARAM_KEY: [5]})
+    req = RequestWithParams("r", {forced_output.PARAM_KEY: [5]})
     scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace())
     forced_output.record_forced_request(None, scheduler, req)
     assert len(forced_output.running_requests) == 0
@@ -49,7 +49,7 @@ def test_a_server_without_the_flag_remembers_nothing() -> None:
 
 def test_a_finished_request_is_forgotten_with_its_object() -> None:
     scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace(**{ATTRIBUTE: True}))
-    req = FakeReq("r", {forced_output.PARAM_KEY: [5]})
+    req = RequestWithParams("r", {forced_output.PARAM_KEY: [5]})
     forced_output.record_forced_request(None, scheduler, req)
     assert forced_output.running_requests["r"] == ForcedOutput(3, [5])
     del req

@@ -26,7 +26,7 @@ class Job(SimpleNamespace):
     __hash__ = object.__hash__
 
 
-class QueueView:
+class FixedHits:
     """The inputs of an order."""
 
     def __init__(self, hit_tokens: dict[int, int], processed_tokens: int) -> None:
@@ -73,7 +73,7 @@ def test_an_order_equals_sglangs(name, jobs):
         scheduler._sort_by_hrrn(reqs, deferred_rids, 1000)
     else:
         scheduler._sort_by_shortest_prefill(reqs, deferred_rids)
-    order = make_queue_order(name, {}).order(canopy_jobs, QueueView(hit_tokens, 1000))
+    order = make_queue_order(name, {}).order(canopy_jobs, FixedHits(hit_tokens, 1000))
     sglang_order = [int(r.rid) for r in reqs]
     canopy_order = [job.index for job in order]
     deferred = {int(rid) for rid in deferred_rids}
