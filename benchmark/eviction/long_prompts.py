@@ -62,7 +62,7 @@ class TimedTree:
             req, request = None, None
             if self.is_canopy:
                 req = fake_req(prompt, [], {"time": self.now_s})
-                request = core.requests.of(req)
+                request = core.requests.register(req)
             arrived_s = time.thread_time()
             key = RadixKey(prompt, None, limit=length - 1)  # as the scheduler does
             hit = cache.match_prefix(MatchPrefixParams(key=key, req=req))

@@ -253,7 +253,7 @@ def run_load(
         "activated": {a.name: a.gate_activations for a in arms if a.gate_activations is not None},
         "whatif": {arm.name: arm.whatif for arm in arms if arm.whatif},
         "figures": {arm.name: figures(arm.slice_rows) for arm in arms},
-        "changes": {arm.name: compare(base_arm.slices, arm.slice_rows, 1) for arm in arms[1:]},
+        "changes": {arm.name: compare(base_arm.slice_rows, arm.slice_rows, 1) for arm in arms[1:]},
         "rows": {
             a.name: [[[round(r["ttft_s"], 4), r["prompt_tokens"]] for r in s] for s in a.slice_rows]
             for a in arms

@@ -160,7 +160,7 @@ class Hostile:
         self._count_answer("probes", status, answer)
         if status == 200 and answer["meta_info"]["cached_tokens"]:
             self.faults.append(f"step {step}: reused the honest tenant's KV: {answer['meta_info']}")
-        document = self.honest.document(step % 3)
+        document = self.honest.make_document(step % 3)
         prompt = [*make_tokens(20, salt), *document, *make_tokens(10, salt)]
         bounds = {"canopy_document_bounds": [20, 20 + len(document)]}
         status, answer = generate(url, prompt, HOSTILE, bounds, cache_salt=salt)

@@ -69,7 +69,7 @@ def pool_sizes(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     runner = runner_of(start)
     configurator = runner.kv_cache_configurator
     shape = model_view.served_shape(runner.model, runner.model_config.hf_config)
-    needed_bytes = reserved_memory(shape, 4, 512, 100 << 20).total
+    needed_bytes = reserved_memory(shape, 4, 512, 100 << 20).total_bytes
     free_bytes = needed_bytes + 1000 * shape.kv_elements_per_token * 4
     on = configurator.config_from_budget(free_bytes).max_total_num_tokens
     results: dict[str, Any] = {"on": on}
