@@ -12,9 +12,9 @@ import pytest
 
 from sglang_canopy.config.tiers import PolicyChoice, TierOptions
 from sglang_canopy.disk import segments
-from sglang_canopy.server.scheduler.cache_factory import restore_learnt
 from sglang_canopy.storage import drain
 from sglang_canopy.storage.disk_retry import ROUND_S
+from sglang_canopy.storage.learnt_state import restore_learnt
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.tenant import documents_key
 from support.disk_recount import count_bad_pages

@@ -11,11 +11,11 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-from sglang_canopy.radix.saved_profile import read_on_first_rank
 from sglang_canopy.schedule.cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.storage import disk_retry, drain
+from sglang_canopy.storage.learnt_state import read_on_first_rank
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req

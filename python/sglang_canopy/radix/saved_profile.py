@@ -1,18 +1,17 @@
-"""A policy's learnt state beside the disk store, for the next start: the first rank reads and saves it."""
+"""A file with a policy's learnt state, which a later start restores."""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.private_file import replace_file, set_aside
-from sglang_canopy.ranks import broadcast_from_first
 from sglang_canopy.reuse import saved_curves
 
 logger = logging.getLogger(__name__)
@@ -32,16 +31,6 @@ def read_or_set_aside(path: str) -> Any:
     except CanopyError as error:
         logger.warning("The state learnt by the last server is not used: %s", error)
     return None
-
-
-def read_on_first_rank(path: str | None, groups: Sequence[Any]) -> Any:
-    """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``groups``; ``None``
-    without a path there.
-
-    Ranks may run on several machines, and a rank that started from another state would evict
-    differently. Collective; ``groups``: process groups for CPU tensors, none for one rank.
-    """
-    return broadcast_from_first(groups, None if path is None else read_or_set_aside(path))
 
 
 class Profile:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
@@ -32,12 +28,11 @@ from sglang_canopy.radix.live import make_policies
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.recorder import Recorder
-from sglang_canopy.radix.saved_profile import Profile, read_on_first_rank
-from sglang_canopy.ranks import all_over_groups, groups_of
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.server.scheduler.observer import has_floor, meter_of, tier_tokens_of
 from sglang_canopy.storage.disk_link import DiskLink
+from sglang_canopy.storage.learnt_state import restore_learnt
 from sglang_canopy.storage.page_self_test import check_page
 from sglang_canopy.storage.settings import BACKEND as OUR_BACKEND
 from sglang_canopy.telemetry import reporter
@@ -47,12 +42,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
-
-
-logger = logging.getLogger(__name__)
-
-LEARNT_FILE = "learnt.json"
-"""File with the learnt state, in the folder of the first rank's pages."""
 
 
 OVERRIDING_CLASSES = (
@@ -178,32 +167,6 @@ def make_session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate 
         if settings is None
         else SessionGate(settings, tier_tokens_of(server_args, cache).total())
     )
-
-
-def restore_learnt(cache: CanopyRadixCache, groups: Sequence[Any]) -> None:
-    """Restore the learnt state of the last server with this disk tier, and save it there from now on.
-
-    The file is in the first rank's namespace, so each model, set of weights and layout has a separate file.
-    While another server still has the folder, as in a rolling update, this is done once the folder is
-    available, except with pipeline stages, which cannot agree. Collective over ``groups``, for CPU tensors.
-    """
-    live, disk = cache.tree_core.live, cache.tree_core.disk
-    if not isinstance(disk, DiskLink) or (store := disk.store) is None or not live.learners:
-        return
-    if not all_over_groups(groups, store.unavailable is None):
-        if cache.pp_size == 1:
-            disk.on_next_round = lambda: restore_learnt(cache, groups_of(cache))
-        return
-    is_first_rank = all(torch.distributed.get_rank(group=group) == 0 for group in groups)
-    path = str(store.path / LEARNT_FILE) if is_first_rank else None
-    try:
-        saved = read_on_first_rank(path if path and os.path.exists(path) else None, groups)
-        for policy in (*live.learners, store.policy) if saved else ():
-            policy.restore(saved)
-    except CanopyError as error:
-        logger.warning("The state learnt by the last server is not used: %s", error)
-    if path is not None:
-        live.profile = Profile(path)
 
 
 def _world_groups() -> list[Any]:
