@@ -11,8 +11,7 @@ from support.chip import environment, has_cuda
 from support.ranks import Runner, two_ranks
 
 # No deadline: an example's time depends on the machine's load. Examples are equal in each run, so that
-# only a change makes a test fail; `--all` draws new ones,
-# and more of them.
+# only a change makes a test fail; `--all` draws new examples, and more of them.
 settings.register_profile("canopy", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("explore", deadline=None, print_blob=True)
 
@@ -46,8 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run servers first, then ranks and long files; the others go to the first idle worker. A file
     stays with one worker. Files marked with the same `xdist_group` do, one after the other."""
-    order = {item: (_start_class(item), *_group(item)) for item in items}
-    items.sort(key=order.__getitem__)
+    sort_keys = {item: (_start_class(item), *_group(item)) for item in items}
+    items.sort(key=sort_keys.__getitem__)
     if not config.getoption("--all"):
         skip = pytest.mark.skip(reason="long: ./scripts/test.sh --all runs it")
         for item in items:
@@ -64,11 +63,11 @@ def _start_class(item: pytest.Item) -> int:
 
 def _group(item: pytest.Item) -> tuple[bool, str]:
     """Return the position of the item's group; without one, its file becomes its group."""
-    mark = item.get_closest_marker("xdist_group")
-    if mark is None:
+    marker = item.get_closest_marker("xdist_group")
+    if marker is None:
         item.add_marker(pytest.mark.xdist_group(item.location[0]))
         return True, ""
-    return False, mark.args[0]
+    return False, marker.args[0]
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +84,8 @@ def restore_canopy_variables() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """The pair of ranks of the group `ranks`."""
-    with two_ranks(tmp_path_factory.mktemp("ranks")) as run:
-        yield run
+    with two_ranks(tmp_path_factory.mktemp("ranks")) as runner:
+        yield runner
 
 
 @pytest.fixture(scope="session")
@@ -111,9 +110,9 @@ def tiny_model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer model without weights, for `--load-format dummy`."""
     from tiny_model import write_tiny_model
 
-    out = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(out, smollm2)
-    return out
+    model = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(model, smollm2)
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The package against `scripts/layout.py`: directions, cycles, lengths, purposes."""
+"""The packages compared with `scripts/layout.py`: directions of imports, cycles, and lengths of files."""
 
 import ast
 import re
@@ -79,16 +79,16 @@ def test_no_file_imports_itself_through_others() -> None:
 def nodes_on_cycles(graph: Mapping[str, set[str]]) -> list[str]:
     """Return the nodes that can be reached from themselves."""
     cyclic_nodes = []
-    for start in graph:
+    for origin in graph:
         reached: set[str] = set()
-        stack = list(graph[start])
+        stack = list(graph[origin])
         while stack:
             node = stack.pop()
             if node not in reached:
                 reached.add(node)
                 stack += graph.get(node, ())
-        if start in reached:
-            cyclic_nodes.append(start)
+        if origin in reached:
+            cyclic_nodes.append(origin)
     return cyclic_nodes
 
 
@@ -140,8 +140,8 @@ def test_no_file_is_too_long() -> None:
 
 def test_the_command_line_starts_without_torch() -> None:
     code = "import sys, canopy_lab.cli.main as m; m.main(['--version'])"
-    probe = f"try:\n    {code}\nexcept SystemExit:\n    print('torch' in sys.modules)"
-    command = [sys.executable, "-c", f"import sys\n{probe}"]
+    check_code = f"try:\n    {code}\nexcept SystemExit:\n    print('torch' in sys.modules)"
+    command = [sys.executable, "-c", f"import sys\n{check_code}"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.stdout.strip().endswith("False"), process.stdout + process.stderr
 

@@ -1,4 +1,4 @@
-"""The bounded container against a list of its entries."""
+"""The bounded container compared with a list of its entries."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

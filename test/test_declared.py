@@ -14,7 +14,7 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True)
-class Sample(declared.Checked):
+class SampleFlags(declared.Checked):
     mode: str = declare("fast", "--sample-mode", "How.", choices=("fast", "slow"))
     size_mb: int = declare(8, "--sample-size-mb", "How much.", metavar="MIB", low=0, high=64)
     share: float | None = declare(None, "--sample-share", "What share of 100 %.", low=0, high=1)
@@ -23,14 +23,14 @@ class Sample(declared.Checked):
     derived: int = 3
 
 
-def _read(*argv: str) -> Sample:
+def _read(*argv: str) -> SampleFlags:
     parser = argparse.ArgumentParser()
-    declared.add_flags(parser.add_argument_group("sample"), Sample)
-    return Sample(**declared.from_args(Sample, parser.parse_args(argv)))
+    declared.add_flags(parser.add_argument_group("sample"), SampleFlags)
+    return SampleFlags(**declared.from_args(SampleFlags, parser.parse_args(argv)))
 
 
 def test_flags_that_were_not_typed_keep_the_defaults() -> None:
-    assert _read() == Sample()
+    assert _read() == SampleFlags()
 
 
 def test_values_have_the_type_of_their_field() -> None:
@@ -51,7 +51,7 @@ def test_a_wrong_value_is_refused_by_its_flag(flag: str, value: str, reason: str
     with pytest.raises(CanopyError, match=f"{flag} {reason}"):
         _read(flag, value)
     with pytest.raises(CanopyError, match="--sample-mode must be one of fast, slow, got 'odd'"):
-        Sample(mode="odd")
+        SampleFlags(mode="odd")
 
 
 def test_a_switch_takes_no_value() -> None:
@@ -77,7 +77,7 @@ def test_help_and_reference_have_the_default(capsys: pytest.CaptureFixture[str])
     help_text = " ".join(capsys.readouterr().out.split())
     assert "How much. (default: 8)" in help_text
     assert "What share of 100 %." in help_text
-    table = {row["flag"]: row for row in declared.rows(Sample)}
+    table = {row["flag"]: row for row in declared.rows(SampleFlags)}
     assert list(table) == [
         *("--sample-mode", "--sample-size-mb", "--sample-share", "--sample-extra"),
         "--sample-loud",
@@ -88,7 +88,7 @@ def test_help_and_reference_have_the_default(capsys: pytest.CaptureFixture[str])
 
 
 @dataclass(frozen=True)
-class Disk(declared.Checked):
+class DiskKeys(declared.Checked):
     path: str = declare_key("", "Folder.")
     capacity_gb: float = declare_key(10.0, "Size.", low=0)
     sizes: tuple | None = declare_key(None, "Sizes.", parse=lambda text: tuple(text.split(":")))
@@ -98,16 +98,16 @@ class Disk(declared.Checked):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("/data", Disk("/data")),
-        ("7", Disk("7")),
-        ("/data,capacity_gb=20", Disk("/data", 20)),
-        ("capacity-gb=2.5, compress=true", Disk(capacity_gb=2.5, compress=True)),
-        ("sizes=1:2,/a,/b", Disk("/a,/b", sizes=("1", "2"))),
-        ('{"path": "/data", "capacity_gb": 1}', Disk("/data", 1)),
+        ("/data", DiskKeys("/data")),
+        ("7", DiskKeys("7")),
+        ("/data,capacity_gb=20", DiskKeys("/data", 20)),
+        ("capacity-gb=2.5, compress=true", DiskKeys(capacity_gb=2.5, compress=True)),
+        ("sizes=1:2,/a,/b", DiskKeys("/a,/b", sizes=("1", "2"))),
+        ('{"path": "/data", "capacity_gb": 1}', DiskKeys("/data", 1)),
     ],
 )
-def test_one_flag_takes_a_head_and_keys_or_a_json_object(text: str, expected: Disk) -> None:
-    assert declared.keyed(Disk, "path")(text) == expected
+def test_one_flag_takes_a_head_and_keys_or_a_json_object(text: str, expected: DiskKeys) -> None:
+    assert declared.keyed(DiskKeys, "path")(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_one_flag_takes_a_head_and_keys_or_a_json_object(text: str, expected: Di
 )
 def test_a_key_that_is_wrong_is_refused_by_its_name(text: str, reason: str) -> None:
     with pytest.raises(CanopyError, match=reason):
-        declared.keyed(Disk, "path")(text)
+        declared.keyed(DiskKeys, "path")(text)
 
 
 def test_a_hidden_flag_is_accepted_and_absent_from_the_help() -> None:

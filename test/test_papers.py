@@ -17,11 +17,11 @@ VERDICTS = (
 )
 
 
-def items_of(kind: str, last: int, first: int = 1) -> list[str]:
-    return [f"{kind} {number}" for number in range(first, last + 1)]
+def items_of(item_kind: str, last: int, first: int = 1) -> list[str]:
+    return [f"{item_kind} {number}" for number in range(first, last + 1)]
 
 
-PAPERS: dict[str, list[str]] = {
+ITEMS_BY_PAPER: dict[str, list[str]] = {
     "wa": [*items_of("Figure", 29), *items_of("Table", 2)],
     "tail": [
         *(*items_of("Figure", 7), *items_of("Table", 6), *items_of("Theorem", 2), "Lemma 1"),
@@ -50,10 +50,10 @@ def rows_of(paper: str) -> dict[str, list[str]]:
     return table
 
 
-@pytest.mark.parametrize("paper", sorted(PAPERS))
+@pytest.mark.parametrize("paper", sorted(ITEMS_BY_PAPER))
 def test_every_numbered_item_of_a_paper_has_a_row_with_its_result(paper: str) -> None:
     table = rows_of(paper)
-    assert sorted(set(PAPERS[paper]) - set(table)) == []
+    assert sorted(set(ITEMS_BY_PAPER[paper]) - set(table)) == []
     for name, cells in table.items():
         assert len(cells) == 4, f"{paper}, {name}: {len(cells)} cells, not 4"
         assert all(cells), f"{paper}, {name}: an empty cell"
@@ -63,10 +63,10 @@ def test_every_numbered_item_of_a_paper_has_a_row_with_its_result(paper: str) ->
             assert len(verdict.split()) > 4, f"{paper}, {name}: no reason given"
 
 
-@pytest.mark.parametrize("paper", sorted(PAPERS))
+@pytest.mark.parametrize("paper", sorted(ITEMS_BY_PAPER))
 def test_the_target_of_a_row_exists(paper: str) -> None:
     results = {path.stem for path in (PAGES / paper).glob("*.json")}
     for name, cells in rows_of(paper).items():
-        for code in re.findall(r"`([^`]+)`", cells[3]):
-            is_found = code in results or (ROOT / code).exists()
-            assert is_found, f"{paper}, {name}: {code} is no result and no file"
+        for target in re.findall(r"`([^`]+)`", cells[3]):
+            is_found = target in results or (ROOT / target).exists()
+            assert is_found, f"{paper}, {name}: {target} is no result and no file"

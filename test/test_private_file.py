@@ -31,7 +31,7 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError):
         replace_file(tmp_path / "folder", "new")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_a_reader_returns_a_regular_file_and_does_not_wait_for_a_named_pipe(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sglang_canopy.tenant import (
     tenants_of_prompts,
 )
 
-texts = st.one_of(st.none(), st.text(max_size=6), st.text("a/%\x00#", max_size=6))
+keys_or_salts = st.one_of(st.none(), st.text(max_size=6), st.text("a/%\x00#", max_size=6))
 
 
 def test_names_are_readable() -> None:
@@ -23,7 +23,7 @@ def test_names_are_readable() -> None:
     assert tenant_of("", "") is tenant_of(None, None) is None
 
 
-@given(texts, texts, texts, texts)
+@given(keys_or_salts, keys_or_salts, keys_or_salts, keys_or_salts)
 def test_two_pairs_never_share_a_name_or_a_namespace(key, salt, other_key, other_salt):
     is_same = (key or "", salt or "") == (other_key or "", other_salt or "")
     assert (tenant_of(key, salt) == tenant_of(other_key, other_salt)) == is_same

@@ -20,15 +20,15 @@ PROFILE = load_profile("llama-3.1-8b-h100")
 
 def scan_log(count: int, gap_s: float = 1.0, chats: int = 20, has_names: bool = False) -> LogSample:
     """Chats that return among scans that never do: LRU evicts them, ``wa`` need not."""
-    rows = []
-    for number in range(count):
-        chat, turn = (number // 3) % chats, (number // 3) // chats
-        blocks, kind = range(chat * 1000, chat * 1000 + 4 + turn), "chat"
-        if number % 3:
-            blocks, kind, turn = range(10**6 + number * 8, 10**6 + number * 8 + 8), "scan", 0
-        name = f"{kind} {number if number % 3 else chat}" if has_names else None
-        rows.append(request_of(number * gap_s, blocks, conversation=name, category=kind, turn=turn + 1, block_tokens=64))  # fmt: skip
-    return sample_of(rows)
+    requests = []
+    for i in range(count):
+        chat, turn = (i // 3) % chats, (i // 3) // chats
+        blocks, category = range(chat * 1000, chat * 1000 + 4 + turn), "chat"
+        if i % 3:
+            blocks, category, turn = range(10**6 + i * 8, 10**6 + i * 8 + 8), "scan", 0
+        name = f"{category} {i if i % 3 else chat}" if has_names else None
+        requests.append(request_of(i * gap_s, blocks, conversation=name, category=category, turn=turn + 1, block_tokens=64))  # fmt: skip
+    return sample_of(requests)
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +96,13 @@ def test_lru_is_kept_without_a_simulation_if_nothing_repeats():
 
 def test_costs_are_the_profiles():
     tokens = np.array([1000, 2000])
-    first, second = PROFILE.prefill_s(400, 600), PROFILE.prefill_s(1, 1999)
+    first_s, second_s = PROFILE.prefill_s(400, 600), PROFILE.prefill_s(1, 1999)
     cost_model = CostModel(PROFILE, tokens, 1.0)
     cost = cost_model.cost(np.array([400, 0]))
-    assert cost.gpu_s_per_request == pytest.approx((first + second) / 2)
-    assert cost.ttft_mean_s == pytest.approx((first + second) / 2 + PROFILE.arrival_s)
-    waits = cost_model.transfer_s(np.array([0, 1000]), 1e9)
-    assert waits.tolist() == [0, 1000 * PROFILE.kv_bytes_per_token / 1e9]
+    assert cost.gpu_s_per_request == pytest.approx((first_s + second_s) / 2)
+    assert cost.ttft_mean_s == pytest.approx((first_s + second_s) / 2 + PROFILE.arrival_s)
+    waits_s = cost_model.transfer_s(np.array([0, 1000]), 1e9)
+    assert waits_s.tolist() == [0, 1000 * PROFILE.kv_bytes_per_token / 1e9]
 
 
 @pytest.mark.long
@@ -124,7 +124,7 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
         for agent in range(6)
     ]  # fmt: skip
     trace += [request_of(50.0 * turn + 0.5, range(9000, 9001 + turn), conversation="person") for turn in range(3)]  # fmt: skip
-    sample = sample_of(sorted(trace, key=lambda r: r.time_s))
+    sample = sample_of(sorted(trace, key=lambda request: request.time_s))
     advice = advise(sample, PROFILE, capacity_tokens=2 * 19 * 10, jobs=1)
     agents = advice.agents
     assert (agents.sessions, agents.tokens) == (6, 6 * 19 * 10)
@@ -136,7 +136,7 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
     assert f"hit {percent(hit_ratio)} of the agents' prompt tokens instead of" in line
     (line_for_large_device,) = describe_agents(advise(sample, PROFILE, capacity_tokens=1e6, jobs=1))
     assert line_for_large_device.endswith("for which the device has room.")
-    people = [r for r in sample.requests if r.conversation == "person"]
+    people = [request for request in sample.requests if request.conversation == "person"]
     assert describe_agents(advise(sample_of(people), PROFILE, capacity_tokens=100, jobs=1)) == []
 
 
@@ -152,7 +152,7 @@ def test_a_log_of_few_requests_is_too_short_for_advice() -> None:
 
 
 def test_requests_of_one_moment_have_an_interval() -> None:
-    """A bootstrap over a single window of time has no variance, so that any gain would look certain."""
+    """A bootstrap over one window of time has no variance: every gain would look certain."""
     advice = advise_alone(scan_log(900, gap_s=0.0))
     assert (advice.clusters, advice.cluster_kind) == (50, "runs of requests")
     gains = [row.gain for row in advice.rows if row.gain.points]
@@ -170,11 +170,11 @@ def test_a_capacity_smaller_than_the_prompts_is_reported() -> None:
 
 
 def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
-    rows = [request_of(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
+    requests = [request_of(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
     disk = LowerTier("a disk of 100 GB", 100.0, is_disk=True)
     tiers = (LowerTier("40 GB of host memory", 40.0), disk)
-    sentence = advise_alone(sample_of(rows), 64 * 64.0, *tiers).decision.sentence
+    sentence = advise_alone(sample_of(requests), 64 * 64.0, *tiers).decision.sentence
     assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
     small_tiers = (LowerTier("0.1 GB of host memory", 0.1), disk)
-    sentence = advise_alone(sample_of(rows), 64 * 64.0, *small_tiers).decision.sentence
+    sentence = advise_alone(sample_of(requests), 64 * 64.0, *small_tiers).decision.sentence
     assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

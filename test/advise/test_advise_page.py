@@ -14,13 +14,13 @@ from support.tiny_traces import request_of
 
 @pytest.fixture(scope="module")
 def advice():
-    rows = []
-    for number in range(240):
-        chat = number % 12
-        rows.append(request_of(float(number), range(chat * 100, chat * 100 + 3 + number // 12), conversation=f"t{chat}", turn=1 + number // 12, block_tokens=64))  # fmt: skip
-    blocks = {b for r in rows for b in r.blocks}
+    requests = []
+    for i in range(240):
+        chat = i % 12
+        requests.append(request_of(float(i), range(chat * 100, chat * 100 + 3 + i // 12), conversation=f"t{chat}", turn=1 + i // 12, block_tokens=64))  # fmt: skip
+    blocks = {block for request in requests for block in request.blocks}
     sample = LogSample(
-        rows, one_in=4, requests_in_log=960, tokens_in_log=10**6, span_s=239.0, block_tokens=64,
+        requests, one_in=4, requests_in_log=960, tokens_in_log=10**6, span_s=239.0, block_tokens=64,
         method="4 bytes of UTF-8 count as a token", token_scale=1.1, distinct_blocks=len(blocks),
         log_blocks=4.0 * len(blocks),
     )  # fmt: skip

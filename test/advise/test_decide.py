@@ -48,20 +48,20 @@ def test_an_uncertain_gain_is_not_recommended():
     assert decision.sentence.endswith("too little to act on. A disk adds 9.")
 
 
-def test_the_bootstrap_covers_nothing_gained_and_sees_something_gained() -> None:
+def test_the_interval_has_zero_if_nothing_is_gained_and_lies_above_it_otherwise() -> None:
     rng = np.random.default_rng(1)
     tokens = np.full(4000, 100)
     cluster_numbers = np.arange(4000) // 10
     changes = rng.choice((-20, 20), 4000)
-    point, low, high = bootstrap(changes, tokens, cluster_numbers, rng)
+    mean_points, low, high = bootstrap(changes, tokens, cluster_numbers, rng)
     assert low < 0 < high
-    point, low, high = bootstrap(changes + 5, tokens, cluster_numbers, rng)
-    assert low < point < high
-    assert point == pytest.approx(5.0, abs=1.0)
+    mean_points, low, high = bootstrap(changes + 5, tokens, cluster_numbers, rng)
+    assert low < mean_points < high
+    assert mean_points == pytest.approx(5.0, abs=1.0)
     assert low > 0
 
 
 def test_a_single_cluster_gives_a_degenerate_interval() -> None:
     arrays = np.array([[5, 5], [10, 10], [0, 0]])
-    point, low, high = bootstrap(*arrays, np.random.default_rng(0))
-    assert point == low == high == 50.0
+    mean_points, low, high = bootstrap(*arrays, np.random.default_rng(0))
+    assert mean_points == low == high == 50.0

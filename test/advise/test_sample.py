@@ -12,34 +12,34 @@ from sglang_canopy.errors import CanopyError
 from support.tiny_traces import request_of
 
 
-def conversation_rows(count: int, turns: int, seed: int = 0):
+def conversation_requests(count: int, turns: int, seed: int = 0):
     """Conversations that share a system prompt of 4 blocks and grow by 2 blocks a turn."""
     rng = random.Random(seed)
-    starts = sorted((rng.uniform(0, count * 10), number) for number in range(count))
+    starts_s = sorted((rng.uniform(0, count * 10), conversation) for conversation in range(count))
     rows = []
-    for start, number in starts:
+    for start_s, conversation in starts_s:
         path = [1, 2, 3, 4]
         for turn in range(turns):
-            path = [*path, *(10 + (number * turns + turn) * 2 + step for step in range(2))]
-            rows.append(request_of(start + turn * rng.uniform(5, 60), path, conversation=f"t{number}", turn=turn + 1))  # fmt: skip
-    return sorted(rows, key=lambda r: r.time_s)
+            path = [*path, *(10 + (conversation * turns + turn) * 2 + step for step in range(2))]
+            rows.append(request_of(start_s + turn * rng.uniform(5, 60), path, conversation=f"t{conversation}", turn=turn + 1))  # fmt: skip
+    return sorted(rows, key=lambda request: request.time_s)
 
 
-def chat_log(path: Path, rows: int, has_ids: bool = False) -> Path:
+def chat_log(path: Path, requests: int, has_ids: bool = False) -> Path:
     with path.open("w") as out:
-        for i in range(rows):
-            chat, turn = i % (rows // 4), i // (rows // 4)
+        for i in range(requests):
+            chat, turn = i % (requests // 4), i // (requests // 4)
             messages = [{"role": "system", "content": "S" * 2000}]
             for step in range(turn + 1):
                 messages.append({"role": "user", "content": f"{chat}/{step} " * 40})
                 messages.append({"role": "assistant", "content": f"{step}! " * 40})
-            row = {"time": float(i), "messages": messages[:-1], "prompt_tokens": 1000}
-            out.write(json.dumps(row | ({"session_id": f"s{chat}"} if has_ids else {})) + "\n")
+            fields = {"time": float(i), "messages": messages[:-1], "prompt_tokens": 1000}
+            out.write(json.dumps(fields | ({"session_id": f"s{chat}"} if has_ids else {})) + "\n")
     return path
 
 
 def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
-    rows, samples = conversation_rows(200, 5), []
+    rows, samples = conversation_requests(200, 5), []
     shuffled = random.Random(3).sample(rows, len(rows))
     for order in (rows, shuffled):
         sampler = RowSampler(100, 10**9)
@@ -51,8 +51,8 @@ def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
     sample, shuffled_sample = samples
     assert sample == shuffled_sample
     assert 50 <= len(sample) <= 100
-    assert len(sample) == 5 * len({r.conversation for r in sample})
-    assert [r.time_s for r in sample] == sorted(r.time_s for r in sample)
+    assert len(sample) == 5 * len({request.conversation for request in sample})
+    assert [request.time_s for request in sample] == sorted(request.time_s for request in sample)
 
 
 def test_blocks_are_merged_before_conversations_are_dropped():
@@ -61,7 +61,7 @@ def test_blocks_are_merged_before_conversations_are_dropped():
     for row in rows:
         sampler.add(conversation_key(row), row)
     assert sampler.merged == 4
-    assert {r.block_tokens for r in sampler.rows()} == {64}
+    assert {request.block_tokens for request in sampler.rows()} == {64}
     assert sampler.one_in == 1
 
 

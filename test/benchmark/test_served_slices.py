@@ -16,25 +16,25 @@ from canopy_lab.trace.materialise import PlannedJob
 from latency import paired, slices
 
 
-def planned_of(times_s: list[float], prompts: list[int] | None = None) -> list[PlannedJob]:
-    prompts = prompts or [10] * len(times_s)
+def planned_of(times_s: list[float], prompt_tokens: list[int] | None = None) -> list[PlannedJob]:
+    prompt_tokens = prompt_tokens or [10] * len(times_s)
     return [
-        PlannedJob(TraceRequest(t, n, 1, (), 1), i, n, 1, None)
-        for i, (t, n) in enumerate(zip(times_s, prompts, strict=True))
+        PlannedJob(TraceRequest(time_s, tokens, 1, (), 1), i, tokens, 1, None)
+        for i, (time_s, tokens) in enumerate(zip(times_s, prompt_tokens, strict=True))
     ]
 
 
 @given(st.lists(st.integers(1, 9_000), min_size=3, max_size=80), st.integers(1, 20))
-def test_slices_have_about_as_many_prompt_tokens_each(prompts: list[int], count: int) -> None:
-    count = min(count, len(prompts))
-    planned = planned_of([float(i) for i in range(len(prompts))], prompts)
-    parts = slices.cut_evenly(planned, count)
-    assert [p for part in parts for p in part] == planned
-    assert len(parts) == count
-    assert all(parts)
-    if count > 1 and len(prompts) >= 40 * count:  # no slice is short because of the others
-        mean, longest = sum(prompts) / count, max(prompts)
-        assert all(abs(sum(p.prompt_tokens for p in part) - mean) <= longest for part in parts)
+def test_slices_have_about_as_many_prompt_tokens_each(prompt_tokens: list[int], count: int) -> None:
+    count = min(count, len(prompt_tokens))
+    planned = planned_of([float(i) for i in range(len(prompt_tokens))], prompt_tokens)
+    cut = slices.cut_evenly(planned, count)
+    assert [job for each in cut for job in each] == planned
+    assert len(cut) == count
+    assert all(cut)
+    if count > 1 and len(prompt_tokens) >= 40 * count:  # no slice is short because of the others
+        mean, longest = sum(prompt_tokens) / count, max(prompt_tokens)
+        assert all(abs(sum(job.prompt_tokens for job in each) - mean) <= longest for each in cut)
 
 
 def test_requests_of_the_last_time_stamp_are_spread() -> None:
@@ -44,9 +44,9 @@ def test_requests_of_the_last_time_stamp_are_spread() -> None:
 
 def test_the_gaps_are_those_of_the_trace() -> None:
     due_s = slices.due_times(planned_of([0.0, 1.0, 4.0, 5.0]), rate=1.0, seed=0)
-    gaps = [b - a for a, b in itertools.pairwise(due_s)]
-    assert gaps[1] == pytest.approx(3 * gaps[0])
-    assert gaps[2] == pytest.approx(gaps[0])
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(due_s)]
+    assert gaps_s[1] == pytest.approx(3 * gaps_s[0])
+    assert gaps_s[2] == pytest.approx(gaps_s[0])
 
 
 def test_requests_of_one_stamp_arrive_as_a_poisson_process() -> None:
@@ -59,7 +59,7 @@ def test_requests_of_one_stamp_arrive_as_a_poisson_process() -> None:
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=40).map(sorted), st.floats(0.1, 50.0))
 def test_due_times_ascend_from_the_start_at_the_rate(times_s: list[int], rate: float) -> None:
-    due_s = slices.due_times(planned_of([3.0 * t for t in times_s]), rate=rate, seed=0)
+    due_s = slices.due_times(planned_of([3.0 * time_s for time_s in times_s]), rate=rate, seed=0)
     assert len(due_s) == len(times_s)
     assert due_s == sorted(due_s)
     assert due_s[0] >= 0.0
@@ -70,13 +70,13 @@ def test_due_times_ascend_from_the_start_at_the_rate(times_s: list[int], rate: f
 
 def test_a_load_is_a_share_of_the_tokens_a_second_and_not_of_the_requests() -> None:
     """Two slices of short and long prompts have the requested load on average."""
-    parts = [planned_of([0, 1], [10, 30]), planned_of([2, 3], [100, 60])]
-    assert slices.rate_of(parts, load=0.5, tokens_a_second=200.0) == pytest.approx(2.0)
+    cut = [planned_of([0, 1], [10, 30]), planned_of([2, 3], [100, 60])]
+    assert slices.rate_of(cut, load=0.5, tokens_a_second=200.0) == pytest.approx(2.0)
 
 
 def request_rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:
     hit = {"cached_tokens": cached}
-    return [{"ttft_s": t, "done_s": t + 1, "prompt_tokens": 10, **hit} for t in ttft]
+    return [{"ttft_s": ttft_s, "done_s": ttft_s + 1, "prompt_tokens": 10, **hit} for ttft_s in ttft]
 
 
 @pytest.fixture
@@ -87,22 +87,22 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_draws")
 def test_intervals_compare_slice_by_slice() -> None:
     """Slices differ a hundredfold, the arms by exactly a tenth: the interval has no width."""
-    base_slices = [request_rows(t, 2 * t) for t in (0.1, 1.0, 10.0)]
-    changed_slices = [request_rows(0.9 * t, 1.8 * t) for t in (0.1, 1.0, 10.0)]
+    base_slices = [request_rows(ttft_s, 2 * ttft_s) for ttft_s in (0.1, 1.0, 10.0)]
+    changed_slices = [request_rows(0.9 * ttft_s, 1.8 * ttft_s) for ttft_s in (0.1, 1.0, 10.0)]
     value, low, high = paired.compare(base_slices, changed_slices, seed=1)["mean"]
     assert (value, low, high) == pytest.approx((-0.1, -0.1, -0.1))
 
 
 def test_the_interval_is_that_of_a_mean_of_slices() -> None:
-    """Against the normal approximation: 40 slices of one request, ratio of means about one."""
+    """The expected width is the normal approximation's: 40 slices of one request each."""
     rng = random.Random(5)
     base_slices = [request_rows(1.0) for _ in range(40)]
     changes = [rng.gauss(0.0, 0.2) for _ in range(40)]
-    changed_slices = [request_rows(1.0 + c) for c in changes]
+    changed_slices = [request_rows(1.0 + change) for change in changes]
     value, low, high = paired.compare(base_slices, changed_slices, seed=2)["mean"]
-    error = statistics.stdev(changes) / 40**0.5
+    standard_error = statistics.stdev(changes) / 40**0.5
     assert value == pytest.approx(statistics.fmean(changes))
-    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.12)
+    assert (high - low) / 2 == pytest.approx(1.96 * standard_error, rel=0.12)
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -115,10 +115,10 @@ def test_hits_differ_in_points() -> None:
 
 
 def test_each_arm_is_first_equally_often() -> None:
-    first_arms = [slices.arm_order("abc", number)[0] for number in range(6)]
+    first_arms = [slices.arm_order("abc", i)[0] for i in range(6)]
     assert sorted(first_arms) == list("aabbcc")
-    pairs = {(a, b) for n in range(6) for t in [slices.arm_order("abc", n)]
-             for a, b in itertools.pairwise(t)}  # fmt: skip
+    orders = [slices.arm_order("abc", i) for i in range(6)]
+    pairs = {pair for order in orders for pair in itertools.pairwise(order)}
     assert len(pairs) == 6, "who comes before whom changes too"
 
 

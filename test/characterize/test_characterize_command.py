@@ -27,10 +27,10 @@ def report_dir(small_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def test_the_page_has_a_heading_and_a_figure_for_each_question(report_dir: Path) -> None:
-    text = (report_dir / "report.html").read_text()
-    assert text.count("<img ") == text.count('src="data:image/png;base64,') == 6
-    assert "the trace names no users" in text
-    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    html = (report_dir / "report.html").read_text()
+    assert html.count("<img ") == html.count('src="data:image/png;base64,') == 6
+    assert "the trace names no users" in html
+    headings = re.findall(r"<h2>(.*?)</h2>", html)
     assert headings[0] == "How much could be reused?"
     for question in ("How long are conversations?", "When are blocks used again?", "How much room does it take?"):  # fmt: skip
         assert question in headings
@@ -72,8 +72,8 @@ def test_a_trace_without_ids_gets_partial_answers(tmp_path, capsys):
 
 def test_a_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
     trace = tmp_path / "one.jsonl"
-    first = next(iter(synthesise(get_preset("small"), 60.0, 1)))
-    trace.write_text(to_bailian(first) + "\n")
+    first_request = next(iter(synthesise(get_preset("small"), 60.0, 1)))
+    trace.write_text(to_bailian(first_request) + "\n")
     command = ["characterize", str(trace), "--format", "bailian", "--out", str(tmp_path / "out")]
     assert main(command) == 0
 

@@ -124,13 +124,13 @@ def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
 def test_memory_does_not_grow_with_repeated_requests() -> None:
     """100,000 more accesses of 1,050 distinct blocks: memory is O(blocks + requests)."""
     chains = [tuple(range(50 * i, 50 * i + 50)) for i in range(21)]
-    peaks = []
+    peak_bytes = []
     for requests in (500, 2_500):
         trace = (request_of(float(i), chains[i % 21]) for i in range(requests))
         tracemalloc.start()
         counts = observe(trace)
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        peak_bytes.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert counts.distinct_blocks == 1050
         assert counts.hits.sum() == requests * 50 - 1050
-    assert peaks[1] - peaks[0] < 2_000 * 250
+    assert peak_bytes[1] - peak_bytes[0] < 2_000 * 250

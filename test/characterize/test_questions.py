@@ -1,4 +1,4 @@
-"""Each question, on traces whose answer a hand can work out."""
+"""The answer to each question, on traces whose answers are worked out by hand."""
 
 import math
 import random
@@ -24,9 +24,9 @@ def test_ideal_hits_are_split_between_first_and_later_turns() -> None:
     assert hits.block_hit_ratio == pytest.approx(6 / 12)
     assert hits.token_hit_ratio == pytest.approx(6 / 12)
     assert hits.requests_with_a_hit == pytest.approx(3 / 5)
-    first, later = hits.turns
+    first, later_turns = hits.turns
     assert (first.requests, first.hits, first.hit_ratio) == pytest.approx((3 / 5, 1 / 6, 1 / 5))
-    assert (later.blocks, later.hits) == pytest.approx((7 / 12, 5 / 6))
+    assert (later_turns.blocks, later_turns.hits) == pytest.approx((7 / 12, 5 / 6))
     assert [kind.name for kind in hits.kinds] == ["text", "file"]
     assert hits.window_hit_ratio == pytest.approx((3 / 8, 3 / 4))
 
@@ -70,7 +70,7 @@ def test_next_turn_probabilities_by_category() -> None:
     assert next_turns.first_turn_share == pytest.approx(40 / 60)
     assert (next_turns.p50, next_turns.longest) == (1, 2)
     assert next_turns.pause_p50_s == pytest.approx(10.0)
-    rows = {r.name: r for r in next_turns.next_turn}
+    rows = {row.name: row for row in next_turns.next_turn}
     assert rows["text-1"].probability == pytest.approx(0.5, abs=0.02)
     assert rows["text-2"].probability == 0.0
     assert math.isnan(rows["text-2"].over_time[0]) or rows["text-2"].over_time[0] == 0.0
@@ -89,16 +89,16 @@ def test_a_trace_of_first_turns_has_no_answer_about_turns() -> None:
     assert measure_turns(observe(trace)) is None
 
 
-def reuse_trace(ages: list[float], unused: int) -> list[TraceRequest]:
+def reuse_trace(ages_s: list[float], unused_blocks: int) -> list[TraceRequest]:
     """Blocks used twice, the second time after ``ages``; and ``unused`` ones used once."""
-    events = [(float(i), i) for i in range(len(ages) + unused)]
-    events += [(i + age, i) for i, age in enumerate(ages)]
+    events = [(float(i), i) for i in range(len(ages_s) + unused_blocks)]
+    events += [(i + age_s, i) for i, age_s in enumerate(ages_s)]
     return [request_of(time_s, [block]) for time_s, block in sorted(events)]
 
 
 def test_reuse_quantiles_and_means_are_correct() -> None:
-    ages = [10.0] * 50 + [100.0] * 50
-    reuse = measure_reuse_times(observe(reuse_trace(ages, 0)))
+    ages_s = [10.0] * 50 + [100.0] * 50
+    reuse = measure_reuse_times(observe(reuse_trace(ages_s, 0)))
     assert reuse.all.reuses == 100
     assert reuse.all.mean_s == pytest.approx(55.0)
     assert reuse.all.p50_s == pytest.approx(10.0, rel=0.1)
@@ -107,16 +107,15 @@ def test_reuse_quantiles_and_means_are_correct() -> None:
 
 
 def test_blocks_still_waiting_at_the_end_are_censored() -> None:
-    """Half are used again after 10 s and never later: one in three uses is followed.
-
-    The last uses cannot have been followed yet, so they do not lower the share."""
+    """Half are used again after 10 s and never later: one in three uses is followed. The last uses cannot
+    have been followed yet, so they do not lower the share."""
     rng = random.Random(1)
-    ages = [10.0 if rng.random() < 0.5 else 1e9 for _ in range(2000)]
-    trace = [r for r in reuse_trace(ages, 0) if r.time_s < 2000.0]
-    row = measure_reuse_times(observe(trace)).all
-    assert row.reuses + row.waiting == len(trace)
-    assert row.reused_by_end == pytest.approx(1 / 3, abs=0.02)
-    assert list(row.observed) == sorted(row.observed)
+    ages_s = [10.0 if rng.random() < 0.5 else 1e9 for _ in range(2000)]
+    trace = [use for use in reuse_trace(ages_s, 0) if use.time_s < 2000.0]
+    reuse = measure_reuse_times(observe(trace)).all
+    assert reuse.reuses + reuse.waiting == len(trace)
+    assert reuse.reused_by_end == pytest.approx(1 / 3, abs=0.02)
+    assert list(reuse.observed) == sorted(reuse.observed)
 
 
 def test_a_trace_without_reuse_has_no_reuse_times() -> None:
@@ -131,24 +130,24 @@ def test_the_capacity_that_a_loop_needs_is_its_length() -> None:
     """Three blocks in turn: LRU needs all three, and so does a cache with hindsight."""
     trace = [request_of(float(i), [i % 3]) for i in range(30)]
     counts, lru = observe(trace), lru_curve(trace)
-    result = measure_capacity(counts, lru, 100)
-    assert result.ideal_hit_ratio == pytest.approx(27 / 30)
-    assert dict(result.lru_for_share)[0.5] == 3
-    assert result.live_peak == 3
-    sizes, ratio = lru_points(lru)
-    assert ratio[list(sizes).index(3)] == pytest.approx(27 / 30)
+    capacity = measure_capacity(counts, lru, 100)
+    assert capacity.ideal_hit_ratio == pytest.approx(27 / 30)
+    assert dict(capacity.lru_for_share)[0.5] == 3
+    assert capacity.live_peak == 3
+    capacities, hit_ratio = lru_points(lru)
+    assert hit_ratio[list(capacities).index(3)] == pytest.approx(27 / 30)
 
 
 def test_capacity_counts_only_reused_blocks() -> None:
     trace = [request_of(0, [1]), request_of(1, [2]), request_of(2, [3]), request_of(3, [1])]
     counts, lru = observe(trace), lru_curve(trace)
-    result = measure_capacity(counts, lru, 1)
-    assert result.live_peak == 1
+    capacity = measure_capacity(counts, lru, 1)
+    assert capacity.live_peak == 1
     assert lru_blocks_for(lru, 1.0) == 3
 
 
 def test_published_numbers_are_compared_and_missing_ones_listed() -> None:
-    rows = {r.name: r for r in compare("trace-a", observe(THREE_CONVERSATIONS))}
+    rows = {row.name: row for row in compare("trace-a", observe(THREE_CONVERSATIONS))}
     assert rows["ideal block hit ratio"].value == pytest.approx(0.5)
     assert rows["ideal block hit ratio"].is_met is False
     assert rows["first turns, of requests"].value == pytest.approx(0.6)

@@ -30,9 +30,9 @@ def refused_values(option: Any) -> list[Any]:
 )
 def test_a_value_outside_its_bounds_is_refused(flags_class: Any, field: Any, option: Any) -> None:
     required = {
-        f.name: None
-        for f in dataclasses.fields(flags_class)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        each.name: None
+        for each in dataclasses.fields(flags_class)
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
     }
     for value in refused_values(option):
         with pytest.raises(CanopyError, match=f"{option.flag} must be"):

@@ -12,7 +12,7 @@ from sglang_canopy.config.server_settings import (
 )
 from sglang_canopy.errors import CanopyError
 
-PLANNED = ServerSettings(
+PLANNED_SETTINGS = ServerSettings(
     page_size=64,
     max_total_tokens=4096,
     enable_hierarchical_cache=True,
@@ -26,7 +26,7 @@ def test_defaults_are_those_of_sglangs_server_args() -> None:
     from sglang.srt.arg_groups.arg_utils import record_fields
     from sglang.srt.server_args import ServerArgs
 
-    sglang_defaults = {f.name: f.default for f in record_fields(ServerArgs)}
+    sglang_defaults = {field.name: field.default for field in record_fields(ServerArgs)}
     canopy_defaults = SGLANG_DEFAULTS.to_json()
     for name, value in canopy_defaults.items():
         if sglang_defaults.get(name) is not None:
@@ -37,7 +37,7 @@ def test_defaults_are_those_of_sglangs_server_args() -> None:
         "page_size", "chunked_prefill_size", "max_running_requests",
         "prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token",
     }  # fmt: skip
-    assert {f.name for f in dataclasses.fields(ServerSettings)} - set(sglang_defaults) == {
+    assert {field.name for field in dataclasses.fields(ServerSettings)} - set(sglang_defaults) == {
         "prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token",
     }  # fmt: skip
 
@@ -48,14 +48,14 @@ def test_defaults_that_sglang_computes_are_equal() -> None:
 
     no_page_size = SimpleNamespace(page_size=None)
     assert _page_size_default(no_page_size) == {"page_size": SGLANG_DEFAULTS.page_size}
-    _, threshold, base, per_ki, _ = HybridCacheController.parse_storage_backend_extra_config(None)
+    _, threshold, base_s, per_ki, _ = HybridCacheController.parse_storage_backend_extra_config(None)
     assert threshold == SGLANG_DEFAULTS.prefetch_threshold
-    assert base == SGLANG_DEFAULTS.prefetch_timeout_base
+    assert base_s == SGLANG_DEFAULTS.prefetch_timeout_base
     assert per_ki == SGLANG_DEFAULTS.prefetch_timeout_per_ki_token
 
 
-@pytest.mark.parametrize("gib", [16, 24, 40, 80, 141, 192])
-def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
+@pytest.mark.parametrize("memory_gib", [16, 24, 40, 80, 141, 192])
+def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, memory_gib) -> None:
     from sglang.srt.arg_groups import memory_hook
 
     declared = {}
@@ -71,22 +71,22 @@ def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     sizes = {"chunked_prefill_size": None, "tp_size": 1}
     view = SimpleNamespace(device="cuda", cuda_graph_config=graphs, **sizes)
     monkeypatch.setattr(memory_hook, "resolving_view", lambda args: view)
-    monkeypatch.setattr(memory_hook, "get_device_memory_capacity", lambda device: gib * 1024)
+    monkeypatch.setattr(memory_hook, "get_device_memory_capacity", lambda device: memory_gib * 1024)
     monkeypatch.setattr(memory_hook, "declare_resolution", declare)
     with pytest.raises(StopHere):
         memory_hook.handle_gpu_memory_settings(None)
-    assert declared == {"chunked_prefill_size": default_chunk_tokens(gib)}
+    assert declared == {"chunked_prefill_size": default_chunk_tokens(memory_gib)}
 
 
 def test_settings_restored_from_their_flags_are_equal() -> None:
-    flags = PLANNED.flags()
+    flags = PLANNED_SETTINGS.flags()
     assert flags["page-size"] == 64
     assert flags["enable-hierarchical-cache"] is True
     assert "prefetch-threshold" not in flags
-    extra = {"hicache-storage-backend-extra-config": PLANNED.extra_config()}
-    assert ServerSettings.from_flags({**flags, **extra, "canopy-host-gb": 3}) == PLANNED
-    expected = dataclasses.replace(PLANNED, page_size=1)
-    assert ServerSettings(page_size=1).fill_from(PLANNED) == expected
+    extra = {"hicache-storage-backend-extra-config": PLANNED_SETTINGS.extra_config()}
+    assert ServerSettings.from_flags({**flags, **extra, "canopy-host-gb": 3}) == PLANNED_SETTINGS
+    expected = dataclasses.replace(PLANNED_SETTINGS, page_size=1)
+    assert ServerSettings(page_size=1).fill_from(PLANNED_SETTINGS) == expected
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
 
 
-def args_of(**changes):
+def args_of(**fields):
     """Return the fields of ``ServerArgs`` that are read."""
     defaults = {
         "radix_eviction_policy": "wa",
@@ -27,7 +27,7 @@ def args_of(**changes):
         "hicache_size": 0,
         "hicache_ratio": None,
     }
-    return SimpleNamespace(**{**defaults, **changes})
+    return SimpleNamespace(**{**defaults, **fields})
 
 
 def flags_of(**flags):
@@ -39,11 +39,11 @@ def tier_options(flags: dict, **others) -> TierOptions:
     return tiers_module.tier_options(TierFlags(**from_args(TierFlags, flags_of(**flags))), **others)
 
 
-def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() -> None:
+def test_without_options_the_host_shares_the_devices_model_and_the_disk_has_its_policy() -> None:
     server_args = args_of(radix_eviction_policy_config={"min_samples": 9, "quantum_tokens": 16})
     tiers = start_flags.resolve_tiers(server_args, flags_of(), is_canopy=True)
-    live = make_policies("wa", server_args.radix_eviction_policy_config, tiers)
-    assert live.host_policy.model is live.device_policy.model  # type: ignore[attr-defined]
+    policies = make_policies("wa", server_args.radix_eviction_policy_config, tiers)
+    assert policies.host_policy.model is policies.device_policy.model  # type: ignore[attr-defined]
     disk_config = json.loads(server_args.hicache_storage_backend_extra_config)
     assert (disk_config["policy"], disk_config["policy_config"]) == ("wa", {"min_samples": 9})
     assert server_args.hicache_storage_backend == "dynamic"
@@ -54,9 +54,9 @@ def test_each_tier_takes_its_own_policy() -> None:
     server_args = args_of(radix_eviction_policy="canopy-lru")
     flags = flags_of(canopy_host_eviction="wa,min_samples=5", canopy_disk_eviction="etlru")
     tiers = start_flags.resolve_tiers(server_args, flags, is_canopy=True)
-    live = make_policies("canopy-lru", None, tiers)
-    assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")
-    assert live.host_policy.config.min_samples == 5
+    policies = make_policies("canopy-lru", None, tiers)
+    assert (policies.device_policy.name, policies.host_policy.name) == ("lru", "wa")
+    assert policies.host_policy.config.min_samples == 5
     assert json.loads(server_args.hicache_storage_backend_extra_config)["policy"] == "etlru"
 
 
@@ -74,13 +74,13 @@ def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
 
 
 def test_nodes_have_the_labels_of_the_policy_that_learns() -> None:
-    live = make_policies("canopy-lru", None, tier_options({"canopy_host_eviction": "wa"}))
-    assert live.learners[0] is live.host_policy
-    live = make_policies("wa", None, tier_options({"canopy_host_eviction": "etlru"}))
-    assert live.learners[0] is live.device_policy
-    live = make_policies("canopy-lru", None, tier_options({"canopy_disk_eviction": "wa"}))
-    assert live.learners[0].name == "wa"
-    assert live.does_disk_learn
+    policies = make_policies("canopy-lru", None, tier_options({"canopy_host_eviction": "wa"}))
+    assert policies.learners[0] is policies.host_policy
+    policies = make_policies("wa", None, tier_options({"canopy_host_eviction": "etlru"}))
+    assert policies.learners[0] is policies.device_policy
+    policies = make_policies("canopy-lru", None, tier_options({"canopy_disk_eviction": "wa"}))
+    assert policies.learners[0].name == "wa"
+    assert policies.does_disk_learn
 
 
 def test_a_quota_is_for_every_tenant_or_for_named_ones() -> None:
@@ -108,7 +108,7 @@ def test_ttls_and_the_host_pools_size_reach_their_tiers() -> None:
 
 
 @pytest.mark.parametrize(("backend", "warned"), [("canopy", False), ("file", True), (None, True)])
-def test_a_ttl_without_pages_that_have_one_is_announced(caplog, backend, warned) -> None:
+def test_a_ttl_that_applies_to_no_tier_is_logged(caplog, backend, warned) -> None:
     flags = flags_of(canopy_ttl='{"residual_ttl_s": 10}')
     start_flags.resolve_tiers(args_of(hicache_storage_backend=backend), flags, is_canopy=True)
     assert ("--canopy-ttl acts on a tier that this server lacks" in caplog.text) == warned

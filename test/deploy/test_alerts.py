@@ -9,21 +9,20 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRING = {
+FIRING_CASES = {
     "a first fault": ("_x5 3x30", 7),
     "a first fault after zero": ("0x5 3x30", 7),
     "a later fault": ("1x20 2x30", 22),
 }
-SILENT = {"no fault": ("0x40", 20), "an old fault": ("3x40", 20)}
-SERIES = {
+SILENT_CASES = {"no fault": ("0x40", 20), "an old fault": ("3x40", 20)}
+SERIES_BY_ALERT = {
     "CanopyDiskFull": 'canopy:disk_faults_total{instance="a",kind="full"}',
     "CanopyDiskFaults": 'canopy:disk_faults_total{instance="a",kind="io"}',
 }
 
 
 def evaluate(folder: Path, series: str, values: str, query: str, minute: int, samples: list[dict]):
-    """Check the value of ``query`` at ``minute``, under the alerts, while ``series`` has a value a
-    minute."""
+    """Check ``query`` at ``minute`` under the alerts, while ``series`` takes ``values``, one a minute."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not on the PATH: it is in Debian's package prometheus")
@@ -43,13 +42,13 @@ def evaluate(folder: Path, series: str, values: str, query: str, minute: int, sa
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-@pytest.mark.parametrize("alert", SERIES)
-@pytest.mark.parametrize("case", [*FIRING, *SILENT])
+@pytest.mark.parametrize("alert", SERIES_BY_ALERT)
+@pytest.mark.parametrize("case", [*FIRING_CASES, *SILENT_CASES])
 def test_an_alert_fires_for_the_first_fault_and_every_new_one(tmp_path, alert, case) -> None:
-    values, minute = (FIRING | SILENT)[case]
+    values, minute = (FIRING_CASES | SILENT_CASES)[case]
     alerts = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
-    samples = [{"labels": "{}", "value": int(case in FIRING)}]
-    evaluate(tmp_path, SERIES[alert], values, alerts, minute, samples)
+    samples = [{"labels": "{}", "value": int(case in FIRING_CASES)}]
+    evaluate(tmp_path, SERIES_BY_ALERT[alert], values, alerts, minute, samples)
 
 
 def test_the_panel_of_lost_tokens_has_a_value_without_a_host_tier(tmp_path) -> None:

@@ -30,14 +30,14 @@ PANELS = {
 
 
 def labels_by_series() -> dict[str, set[str]]:
-    """Names on ``/metrics`` and the labels of each."""
+    """Return the labels of each series on ``/metrics``."""
     labels_of = {}
     for metric in (*CACHE_METRICS, *METRICS):
         labels_of[PREFIX + metric.name] = {*metric.labels, *COMMON_LABELS}
     return labels_of
 
 
-def sglang_collector() -> str:
+def read_sglang_collector() -> str:
     from sglang.srt.observability import metrics_collector
 
     return Path(metrics_collector.__file__).read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def test_a_query_reads_existing_series(title) -> None:
     promql_parser.parse(query)  # raises if it is not PromQL
     names = re.findall(r"\b((?:canopy|sglang):\w+)", query)
     assert names
-    labels_of, text = labels_by_series(), sglang_collector()
+    labels_of, collector_code = labels_by_series(), read_sglang_collector()
     grouping_labels = {
         label.strip()
         for labels in re.findall(r"\b(?:by|ignoring) \(([^)]*)\)", query)
@@ -58,7 +58,7 @@ def test_a_query_reads_existing_series(title) -> None:
     filters = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~|!=|=)", query))
     for name in names:
         if name.startswith("sglang:"):
-            assert f'"{name.removesuffix("_bucket")}"' in text, name
+            assert f'"{name.removesuffix("_bucket")}"' in collector_code, name
             assert grouping_labels <= COMMON_LABELS
         else:
             assert name in labels_of, name
@@ -76,7 +76,8 @@ def test_every_series_of_faults_has_an_alert() -> None:
 
 
 def test_legends_name_labels() -> None:
-    for panel in DASHBOARD["panels"]:
-        for target in panel.get("targets", ()):
-            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
-                assert re.search(rf"by \([^)]*\b{label}\b", target["expr"])
+    legends = [title.partition(": ")[2] for title in PANELS]
+    assert any("{{" in legend for legend in legends)
+    for legend, query in zip(legends, PANELS.values()):
+        for label in re.findall(r"{{(\w+)}}", legend):
+            assert re.search(rf"by \([^)]*\b{label}\b", query)

@@ -38,12 +38,12 @@ def test_the_server_accepts_every_flag(server, smollm2, tmp_path) -> None:
     from sglang_canopy.doctor import command_line
 
     overrides = {"--model-path": str(smollm2), "--port": "30999"}
-    words = []
-    for word in server["args"]:
-        name, _, value = word.partition("=")
+    argv = []
+    for argument in server["args"]:
+        name, _, value = argument.partition("=")
         value = value.replace("/var/cache/canopy", str(tmp_path))
-        words.append(f"{name}={overrides.get(name, value)}" if value else name)
-    args = command_line.parse_options(words)
+        argv.append(f"{name}={overrides.get(name, value)}" if value else name)
+    args = command_line.parse_options(argv)
     assert args.radix_eviction_policy == "auto"
     assert args.hicache_storage_backend == "canopy"
     assert not command_line.refusal_findings(args)
@@ -51,12 +51,12 @@ def test_the_server_accepts_every_flag(server, smollm2, tmp_path) -> None:
 
 def test_every_key_comes_from_a_secret_and_is_never_written_down(server) -> None:
     env = {variable["name"]: variable for variable in server["env"]}
-    for word in server["args"]:
-        name, _, value = word.partition("=")
-        if "key" in name:
-            reference = re.fullmatch(r"\$\((\w+)\)", value)
-            assert reference, word
-            assert "secretKeyRef" in env[reference[1]]["valueFrom"]
+    keys = [argument for argument in server["args"] if "key" in argument.partition("=")[0]]
+    assert keys
+    for argument in keys:
+        reference = re.fullmatch(r"\$\((\w+)\)", argument.partition("=")[2])
+        assert reference, argument
+        assert "secretKeyRef" in env[reference[1]]["valueFrom"]
     text = (MANIFESTS / "server.yaml").read_text(encoding="utf-8")
     for variable in env.values():
         if "valueFrom" in variable:
@@ -92,7 +92,7 @@ def test_every_volume_is_mounted_and_the_store_has_its_own(objects_by_kind, pod,
     volumes |= {claim["metadata"]["name"] for claim in claims}
     mounts = {mount["name"]: mount["mountPath"] for mount in server["volumeMounts"]}
     assert set(mounts) == volumes
-    config = next(word for word in server["args"] if "extra-config" in word)
+    config = next(argument for argument in server["args"] if "extra-config" in argument)
     path = Path(yaml.safe_load(config.partition("=")[2])["path"])
     assert path.parent == Path(mounts["kv"])  # a folder in it: the mount itself is root's
     claimed_size = claims[0]["spec"]["resources"]["requests"]["storage"]
@@ -105,7 +105,7 @@ def test_no_pod_runs_as_root_or_with_more_rights(pod, server) -> None:
     assert not server["securityContext"]["allowPrivilegeEscalation"]
     assert server["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert server["securityContext"]["readOnlyRootFilesystem"]
-    (home,) = (v["value"] for v in server["env"] if v["name"] == "HOME")
+    (home,) = (variable["value"] for variable in server["env"] if variable["name"] == "HOME")
     assert home in {mount["mountPath"] for mount in server["volumeMounts"]}
     assert pod["automountServiceAccountToken"] is False
 
@@ -124,16 +124,16 @@ def test_images_are_of_the_pinned_releases() -> None:
     pins = (ROOT / "requirements" / "cuda.txt").read_text(encoding="utf-8")
     sglang = re.search(r"^sglang==([\d.]+)$", pins, re.MULTILINE)[1]
     torch = re.search(r'"torch==([\d.]+)"', project)[1]
-    cuda = (DEPLOY / "Dockerfile.cuda").read_text(encoding="utf-8")
-    assert f"lmsysorg/sglang:v{sglang}\n" in cuda
-    assert f"'{sglang}'" in cuda
-    cpu = (DEPLOY / "Dockerfile.cpu").read_text(encoding="utf-8")
-    assert f"torch=={torch} " in cpu
-    assert f"'{torch}'" in cpu
+    cuda_image = (DEPLOY / "Dockerfile.cuda").read_text(encoding="utf-8")
+    assert f"lmsysorg/sglang:v{sglang}\n" in cuda_image
+    assert f"'{sglang}'" in cuda_image
+    cpu_image = (DEPLOY / "Dockerfile.cpu").read_text(encoding="utf-8")
+    assert f"torch=={torch} " in cpu_image
+    assert f"'{torch}'" in cpu_image
     assert f"torch=={torch}" in (ROOT / "requirements" / "cpu.txt").read_text(encoding="utf-8")
-    for line in re.findall(r"(?:-r|-c) (requirements/[\w.-]+)", cpu):
+    for line in re.findall(r"(?:-r|-c) (requirements/[\w.-]+)", cpu_image):
         assert (ROOT / line).is_file()
-    for folder in re.findall(r" (\./[\w/-]+)", cpu):
+    for folder in re.findall(r" (\./[\w/-]+)", cpu_image):
         assert (ROOT / folder / "pyproject.toml").is_file()
 
 
@@ -147,9 +147,9 @@ def test_kubernetes_defines_every_field(objects_by_kind) -> None:
                 schemas.validate(document, "1.31", strict=True)
 
 
-@pytest.mark.parametrize("file", ["Dockerfile.cpu", "Dockerfile.cuda"])
-def test_an_image_ends_as_the_manifests_user(file, pod) -> None:
-    lines = (DEPLOY / file).read_text(encoding="utf-8").splitlines()
-    user = [line.split()[1] for line in lines if line.startswith("USER ")]
-    assert user[-1] == str(pod["securityContext"]["runAsUser"])
-    assert f"useradd --uid {user[-1]} " in " ".join(lines)
+@pytest.mark.parametrize("dockerfile", ["Dockerfile.cpu", "Dockerfile.cuda"])
+def test_an_image_ends_as_the_manifests_user(dockerfile, pod) -> None:
+    lines = (DEPLOY / dockerfile).read_text(encoding="utf-8").splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users[-1] == str(pod["securityContext"]["runAsUser"])
+    assert f"useradd --uid {users[-1]} " in " ".join(lines)

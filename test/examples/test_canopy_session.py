@@ -53,13 +53,13 @@ def test_a_known_tool_is_announced(stream: bool, example) -> None:
     answers = [assistant_calls(*tools.split()) for tools in ("search", "search clock", "search")]
     with chat_endpoint(answers) as (url, received), example.Session(url) as session:
         client = new_client(example, url)
-        for expected in (0, 0, 1):  # unknown; ``clock`` is unknown; known
+        for expected_hints in (0, 0, 1):  # unknown; ``clock`` is unknown; known
             answer = send(client, stream=stream)
             if stream:
                 list(answer)
             if session.last_hint is not None:
                 session.last_hint.result()
-            assert len(received.hints) == expected
+            assert len(received.hints) == expected_hints
     hint = hint_of(received.hints[0], 0.0)
     assert hint["conversation"] == session.name
     assert hint["return_in_s"] > 0
@@ -85,17 +85,17 @@ def test_concurrent_tasks_have_their_own_sessions(example) -> None:
     with chat_endpoint([]) as (url, received):
         asyncio.run(run_both(url))
         bodies = [body for path, body in received.requests if path[:3] == "/v1"]
-    names = [(body["messages"][0]["content"], body["custom_params"]) for body in bodies]
-    assert sorted(name for name, _ in names) == ["a", "a", "b", "b"]
-    assert all(fields["canopy_conversation"] == name for name, fields in names)
+    sent = [(body["messages"][0]["content"], body["custom_params"]) for body in bodies]
+    assert sorted(name for name, _ in sent) == ["a", "a", "b", "b"]
+    assert all(fields["canopy_conversation"] == name for name, fields in sent)
     assert example.current_session.get() is None
 
 
 def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(example, monkeypatch):
     with chat_endpoint([]) as (url, received), chat_endpoint([]) as (other_url, other_received):
-        for base in (url, other_url):
+        for base_url in (url, other_url):
             with example.Session(url, "s-1") as session:
-                send(new_client(example, base, "k1"))
+                send(new_client(example, base_url, "k1"))
             session.last_hint.result()
         assert received.auth_keys == ["Bearer k1", None], "a key goes to no other server"
         assert other_received.auth_keys == []

@@ -10,7 +10,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "compare_policies.
 
 def test_the_notebook_is_committed_without_outputs() -> None:
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-    assert [c for c in cells if c.get("outputs") or c.get("execution_count")] == []
+    assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
 
 
 def test_the_notebook_runs_and_compares_policies() -> None:

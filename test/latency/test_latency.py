@@ -14,12 +14,12 @@ from canopy_lab.latency.slo import parse_slo
 from sglang_canopy.errors import CanopyError
 
 
-def report_of(ttft, *, due_s=None, end_s=None, prompt=None, sessions=None, **options):
-    due_s = list(range(len(ttft))) if due_s is None else due_s
-    end_s = [d + t for d, t in zip(due_s, ttft, strict=True)] if end_s is None else end_s
-    prompt = [100] * len(ttft) if prompt is None else prompt
-    sessions = list(range(len(ttft))) if sessions is None else sessions
-    return latency_report(due_s, ttft, end_s, prompt, sessions, **options)
+def report_of(ttft_s, *, due_s=None, end_s=None, prompt=None, sessions=None, **options):
+    due_s = list(range(len(ttft_s))) if due_s is None else due_s
+    end_s = [due + t for due, t in zip(due_s, ttft_s, strict=True)] if end_s is None else end_s
+    prompt = [100] * len(ttft_s) if prompt is None else prompt
+    sessions = list(range(len(ttft_s))) if sessions is None else sessions
+    return latency_report(due_s, ttft_s, end_s, prompt, sessions, **options)
 
 
 def test_the_warm_up_is_excluded_by_due_time():
@@ -30,11 +30,11 @@ def test_the_warm_up_is_excluded_by_due_time():
 
 
 def test_deciles_are_by_the_length_of_prompts():
-    ttft = [float(i % 10) for i in range(100)]
-    latencies = report_of(ttft, prompt=[(i % 10) * 50 for i in range(100)], warm_up_share=0.0)
-    assert [d.requests for d in latencies.deciles] == [10] * 10
-    assert [d.ttft_s.mean for d in latencies.deciles] == [float(i) for i in range(10)]
-    assert [d.longest_tokens for d in latencies.deciles] == [i * 50 for i in range(10)]
+    ttft_s = [float(i % 10) for i in range(100)]
+    latencies = report_of(ttft_s, prompt=[(i % 10) * 50 for i in range(100)], warm_up_share=0.0)
+    assert [decile.requests for decile in latencies.deciles] == [10] * 10
+    assert [decile.ttft_s.mean for decile in latencies.deciles] == [float(i) for i in range(10)]
+    assert [decile.longest_tokens for decile in latencies.deciles] == [i * 50 for i in range(10)]
 
 
 def test_a_session_lasts_from_its_first_request_to_its_last_answer():
@@ -48,20 +48,20 @@ def test_a_session_lasts_from_its_first_request_to_its_last_answer():
     assert latencies.session_s.p50 == pytest.approx((30 + 1) / 2)
 
 
-@given(ratio=st.floats(0.3, 3.0), seed=st.integers(0, 50))
-def test_growth_is_the_rate_at_which_a_single_server_falls_behind(ratio, seed):
+@given(load=st.floats(0.3, 3.0), seed=st.integers(0, 50))
+def test_growth_is_the_rate_at_which_a_single_server_falls_behind(load, seed):
     # A queue of one server, by Lindley's recursion: arrivals `ratio` times as fast as it serves.
     rng, now_s, free_s, due_s, waits_s = random.Random(seed), 0.0, 0.0, [], []
     for _ in range(4000):
-        now_s += rng.expovariate(ratio)
+        now_s += rng.expovariate(load)
         free_s = max(free_s, now_s) + 1.0
         due_s.append(now_s)
         waits_s.append(free_s - now_s)
     growth = report_of(waits_s, due_s=due_s).growth
-    if ratio < 0.9:
+    if load < 0.9:
         assert growth < 0.02
-    elif ratio > 1.1:
-        assert growth == pytest.approx(ratio - 1, rel=0.25, abs=0.03)
+    elif load > 1.1:
+        assert growth == pytest.approx(load - 1, rel=0.25, abs=0.03)
 
 
 def test_the_saturation_of_a_single_server_is_its_rate():

@@ -5,7 +5,7 @@ import re
 from canopy_lab.report.html import HtmlPage, HtmlTable, Section
 
 
-def html(*sections: Section, title: str = "t", **fields: object) -> str:
+def make_html(*sections: Section, title: str = "t", **fields: object) -> str:
     return HtmlPage(title, sections, command="plan", source=".", **fields).html()  # type: ignore[arg-type]
 
 
@@ -13,7 +13,7 @@ def test_texts_of_traces_and_users_are_escaped() -> None:
     tricky = "<script>alert('x')</script> & more"
     table = HtmlTable([tricky], [[tricky]])
     section = Section(tricky, [tricky], b"png", table=table, points=[tricky])
-    page = html(
+    page = make_html(
         section, title=tricky, box=[tricky], steps=[(tricky, tricky)], lead=[tricky], notes=[tricky],
         details=[tricky],
     )  # fmt: skip
@@ -22,6 +22,6 @@ def test_texts_of_traces_and_users_are_escaped() -> None:
 
 
 def test_a_page_loads_nothing() -> None:
-    page = html(Section("h", figure=b"ABC"))
+    page = make_html(Section("h", figure=b"ABC"))
     assert page.count('src="data:image/png;base64,QUJD"') == 1
     assert not re.search(r"(?:src|href)=\"?https?:|<link|@import|url\(", page)

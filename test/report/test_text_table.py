@@ -1,3 +1,5 @@
+"""Tables, numbers, sizes and durations as text."""
+
 from canopy_lab.report.table import short_number, text_table
 from canopy_lab.report.units import seconds, size
 
@@ -17,13 +19,13 @@ def test_a_wide_table_is_neither_wrapped_nor_cut_short():
     assert table.splitlines()[2] == "x" * 300 + "  [bold]y[/bold]"
 
 
-def test_numbers_stay_short():
-    assert [short_number(x) for x in (0, 1234, 12_345, 999_999, 4_560_000)] == [
+def test_numbers_sizes_and_durations_are_short():
+    assert [short_number(number) for number in (0, 1234, 12_345, 999_999, 4_560_000)] == [
         "0",
         "1234",
         "12.3k",
         "1M",
         "4.56M",
     ]
-    assert [size(x) for x in (0, 2048, 1.5 * 2**30)] == ["0 B", "2 KiB", "1.5 GiB"]
-    assert [seconds(s) for s in (0.085, 1.234, 45, 3437, 97459, 10**6)] == ["85 ms", "1.23 s", "45 s", "57.3 min", "27.1 h", "11.6 days"]  # fmt: skip
+    assert [size(number) for number in (0, 2048, 1.5 * 2**30)] == ["0 B", "2 KiB", "1.5 GiB"]
+    assert [seconds(duration_s) for duration_s in (0.085, 1.234, 45, 3437, 97459, 10**6)] == ["85 ms", "1.23 s", "45 s", "57.3 min", "27.1 h", "11.6 days"]  # fmt: skip
