@@ -11,37 +11,37 @@ DOCUMENTS, DOCUMENT_TOKENS = 6, 100
 TOTAL_TOKENS = DOCUMENTS * DOCUMENT_TOKENS
 
 
-def server_of(ttft, tier: str = "disk"):
-    """Return ``send_prompt`` for a server with a TTFT of ``ttft(tokens in documents, ratio)`` seconds."""
+def make_send_prompt(ttft_s, tier: str = "disk"):
+    """Return ``send_prompt`` for a server with a TTFT of ``ttft_s(tokens in documents, ratio)`` seconds."""
     encoded_documents: set[tuple[int, ...]] = set()
 
     def send_prompt(ids, bounds, ratio):
-        documents = [tuple(ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
+        documents = [tuple(ids[start:end]) for start, end in zip(bounds[::2], bounds[1::2])]
         if ratio is None:
             encoded_documents.update(documents)
             return 1.0, {"fused": False, "why": "too few of its documents are stored"}
         assert encoded_documents >= set(documents), "a document that was never sent"
         tokens = sum(map(len, documents))
-        return ttft(tokens, ratio), {"fused": True, f"reused_{tier}": int((1 - ratio) * tokens)}
+        return ttft_s(tokens, ratio), {"fused": True, f"reused_{tier}": int((1 - ratio) * tokens)}
 
     return send_prompt
 
 
-def calibrate(ttft, tier: str = "disk"):
-    sizes = ((10, 200), 2, DOCUMENTS, DOCUMENT_TOKENS)
-    prompts = ServedPrompts(server_of(ttft, tier), lambda: None, *sizes, repeats=1)
+def calibrate(ttft_s, tier: str = "disk"):
+    prompt_sizes = ((10, 200), 2, DOCUMENTS, DOCUMENT_TOKENS)
+    prompts = ServedPrompts(make_send_prompt(ttft_s, tier), lambda: None, *prompt_sizes, repeats=1)
     prompts.learn()
     calibration, _ = calibrate_server(prompts, 0.15, tolerance=0.02)
     return calibration, prompts
 
 
 def overlapped(compute_s: float, transfer_s: float, other_s: float):
-    """Equation 10: transfer overlaps compute."""
+    """Equation 10 for n tokens and ratio r: transfer overlaps compute."""
     return lambda n, r: max(r * n * compute_s, (1 - r) * n * transfer_s) + other_s
 
 
 def sequential(compute_s: float, transfer_s: float, other_s: float):
-    """All KV is placed first, then computed."""
+    """The TTFT for n tokens and ratio r if compute begins after all transfers."""
     return lambda n, r: r * n * compute_s + (1 - r) * n * transfer_s + other_s
 
 
@@ -58,9 +58,9 @@ def test_with_overlap_the_best_ratio_balances_both_times(compute_s, transfer_s, 
     assert calibration.profile.other_s >= 0.0
 
 
-@pytest.mark.parametrize(("compute_s", "load_s", "ratio"), [(1e-3, 1e-4, 0.15), (1e-4, 1e-3, 1.0)])
-def test_without_overlap_the_best_ratio_is_a_bound(compute_s, load_s, ratio) -> None:
-    calibration, _ = calibrate(sequential(compute_s, load_s, 0.3))
+@pytest.mark.parametrize(("compute_s", "move_s", "ratio"), [(1e-3, 1e-4, 0.15), (1e-4, 1e-3, 1.0)])
+def test_without_overlap_the_best_ratio_is_a_bound(compute_s, move_s, ratio) -> None:
+    calibration, _ = calibrate(sequential(compute_s, move_s, 0.3))
     assert calibration.ratio == pytest.approx(ratio, abs=0.021)
 
 

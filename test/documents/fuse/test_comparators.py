@@ -12,11 +12,11 @@ from canopy_documents.fuse.selectors import SelectorInput
 from canopy_documents.store.chunk import FusedPrompt, PlacedChunk
 from support.fused_prompts import encode, flat_chunk, prompt_of_two
 
-OWN_BUDGET = ("hkvd", "epic")
-"""Comparators with their own rule, each tested below."""
+SELECTORS_WITH_OWN_BUDGET = ("hkvd", "epic")
+"""Comparators that do not take ``ratio`` of the chunk tokens; each has a test below."""
 
 
-@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in OWN_BUDGET])
+@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SELECTORS_WITH_OWN_BUDGET])
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
 def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, ratio):
     prompt = prompt_of_two(llama, ids)
@@ -36,9 +36,9 @@ def test_first_k_takes_the_head_of_every_chunk(llama, ids):
 
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
 def test_epic_takes_the_first_16_tokens_of_each_chunk_at_any_ratio(llama, ids, ratio):
-    short = PlacedChunk(encode(llama, ids[180:190].tolist()), 180)
+    short_chunk = PlacedChunk(encode(llama, ids[180:190].tolist()), 180)
     prompt = prompt_of_two(llama, ids)
-    prompt = FusedPrompt(prompt.ids, (*prompt.placed, short))
+    prompt = FusedPrompt(prompt.ids, (*prompt.placed, short_chunk))
     cache = caches.dense_cache(llama, len(prompt))
     fused = fused_prefill(llama, prompt, cache, make_selector("epic"), ratio)
     chosen = fused.rows[prompt.in_chunk()[fused.rows]].tolist()
@@ -46,7 +46,7 @@ def test_epic_takes_the_first_16_tokens_of_each_chunk_at_any_ratio(llama, ids, r
 
 
 def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(llama, ids):
-    """Against a plain softmax in float64 over the context's keys, head by head."""
+    """The expected scores are a plain softmax in float64 over the keys before the question, per head."""
     from comparators.prophetkv import context_attention
 
     from canopy_documents.fuse import rows as engine
@@ -55,44 +55,44 @@ def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(lla
     cache = caches.dense_cache(llama, len(prompt))
     place_chunks(llama, prompt.placed, cache, prompt.in_chunk())
     scores = context_attention(SelectorInput(llama, prompt, cache, 0.2))
-    end, rows = 140, (~prompt.in_chunk()).nonzero()[:, 0]
-    expected, shape = numpy.zeros(len(prompt)), llama.shape
+    context_end, question_rows = 140, (~prompt.in_chunk()).nonzero()[:, 0]
+    expected_scores, shape = numpy.zeros(len(prompt)), llama.shape
 
     def add_attention(layer, q, positions):
-        keys = cache.read(layer, torch.arange(end))[0].double().numpy()
-        queries = q[positions >= end].double().numpy()
+        keys = cache.read(layer, torch.arange(context_end))[0].double().numpy()
+        queries = q[positions >= context_end].double().numpy()
         for head in range(shape.heads):
             dots = queries[:, head] @ keys[:, head * shape.kv_heads // shape.heads].T
             weights = numpy.exp(dots * shape.head_dim**-0.5)
             weights /= weights.sum(1, keepdims=True)
-            expected[:end] += weights.mean(0) / shape.heads / shape.layers
+            expected_scores[:context_end] += weights.mean(0) / shape.heads / shape.layers
 
-    engine.run_rows(llama, prompt.ids[rows], rows, cache, watch=add_attention)
+    engine.run_rows(llama, prompt.ids[question_rows], question_rows, cache, watch=add_attention)
     assert float(scores.sum()) == pytest.approx(1.0, abs=1e-5)
-    assert numpy.allclose(scores.numpy(), expected, atol=1e-6)
+    assert numpy.allclose(scores.numpy(), expected_scores, atol=1e-6)
 
 
 def test_hkvd_narrows_its_set_in_two_steps(llama, ids, monkeypatch):
     prompt = prompt_of_two(llama, ids)
     cache = caches.dense_cache(llama, len(prompt))
     place_chunks(llama, prompt.placed, cache, prompt.in_chunk())
-    selections, choose = [], deviation.top_positions
+    selections, top_positions = [], deviation.top_positions
 
     def record(scores, count):
-        return selections.append(choose(scores, count)) or selections[-1]
+        return selections.append(top_positions(scores, count)) or selections[-1]
 
     monkeypatch.setattr(deviation, "top_positions", record)
     chosen = make_selector("hkvd").choose(SelectorInput(llama, prompt, cache, 0.2))
-    outside = len(prompt) - prompt.chunk_tokens
-    assert [len(selection) - outside for selection in selections] == [36, 24]
+    tokens_outside_chunks = len(prompt) - prompt.chunk_tokens
+    assert [len(selection) - tokens_outside_chunks for selection in selections] == [36, 24]
     assert len(chosen) == 24
     assert prompt.in_chunk()[chosen].all()
 
 
-def test_the_same_chunk_gets_the_same_random_tokens_everywhere():
-    a, b = flat_chunk(), flat_chunk()
+def test_random_tokens_do_not_depend_on_a_chunks_keys():
+    chunk, b = flat_chunk(), flat_chunk()
     b.raw_k.zero_()
-    assert torch.equal(make_selector("random").scores(a), make_selector("random").scores(b))
+    assert torch.equal(make_selector("random").scores(chunk), make_selector("random").scores(b))
 
 
 def test_the_oracle_selects_a_token_with_wrong_values(llama, ids):

@@ -35,8 +35,8 @@ def prompt_of(model, ids):
     """20 tokens of prefix, chunks of 60, 1, 0 and 90 tokens with a gap, and a question."""
     prefix = ids[:20].tolist()
     spans = [(20, 80), (80, 81), (81, 81), (90, 180)]
-    chunks = [(encode(model, ids[a:b].tolist(), prefix), a) for a, b in spans]
-    return FusedPrompt(ids, tuple(PlacedChunk(c, a) for c, a in chunks))
+    chunks = [(encode(model, ids[start:end].tolist(), prefix), start) for start, end in spans]
+    return FusedPrompt(ids, tuple(PlacedChunk(chunk, start) for chunk, start in chunks))
 
 
 def exact_prompt(model, ids, cache):
@@ -64,14 +64,14 @@ def test_recomputing_everything_over_garbage_is_plain_prefill(hf_model, ids):
     assert (fused.logits - expected[-1]).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("count", [1, 40, 150])
-def test_any_rows_over_exact_kv_give_the_plain_rows(hf_model, ids, count):
+@pytest.mark.parametrize("rows_run", [1, 40, 150])
+def test_any_rows_over_exact_kv_give_the_plain_rows(hf_model, ids, rows_run):
     model = from_transformers(hf_model)
     expected, cache = plain_prefill(model, ids)
-    rows = torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(count))[:count]
+    rows = torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(rows_run))[:rows_run]
     rows = rows.sort()[0]
-    states = run_rows(model, ids[rows], rows, cache)
-    assert (model.logits(states) - expected[rows]).abs().max() < TOLERANCE
+    hidden_states = run_rows(model, ids[rows], rows, cache)
+    assert (model.logits(hidden_states) - expected[rows]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))
@@ -107,14 +107,14 @@ def test_triton_and_torch_agree_through_a_whole_model(llama, ids, monkeypatch):
     attend = attention.sparse_prefill
     chunk = encode(llama, ids[20:60].tolist(), ids[:20].tolist())
     prompt = FusedPrompt(ids[:70], (PlacedChunk(chunk, 20),))
-    results = []
+    logits = []
     for backend in ("triton", "blocked", "reference"):
         cache = paged_cache(llama, len(prompt), 16)
         forced = functools.partial(attend, backend=backend)
         monkeypatch.setattr(attention, "sparse_prefill", forced)
-        results.append(fused_prefill(llama, prompt, cache, make_selector("first-k"), 0.1).logits)
-    assert (results[0] - results[1]).abs().max() < TOLERANCE
-    assert (results[0] - results[2]).abs().max() < TOLERANCE
+        logits.append(fused_prefill(llama, prompt, cache, make_selector("first-k"), 0.1).logits)
+    assert (logits[0] - logits[1]).abs().max() < TOLERANCE
+    assert (logits[0] - logits[2]).abs().max() < TOLERANCE
 
 
 def test_one_encoder_makes_the_chunks_that_single_calls_make(llama, ids):
@@ -138,21 +138,21 @@ def test_in_bf16_fusion_is_within_the_rounding_of_plain_prefill(ids):
 
     expected, _ = plain_prefill(from_transformers(build_model("llama")), ids)
     bf16_model = from_transformers(build_model("llama", torch.bfloat16))
-    rounded, cache = plain_prefill(bf16_model, ids)
+    bf16_logits, cache = plain_prefill(bf16_model, ids)
 
-    def relative_difference(x, y):
-        return float((x - y).norm() / y.norm())
+    def relative_difference(logits, reference):
+        return float((logits - reference).norm() / reference.norm())
 
-    rounding = relative_difference(rounded[-1], expected[-1])
-    assert 0.001 < rounding < 0.1
+    bf16_rounding = relative_difference(bf16_logits[-1], expected[-1])
+    assert 0.001 < bf16_rounding < 0.1
     prompt = prompt_of(bf16_model, ids)
     all_rows_cache = fill_with_garbage(caches.dense_cache(bf16_model, len(prompt)))
     fused = fused_prefill(bf16_model, prompt, all_rows_cache, make_selector("random"), 1.0)
-    assert relative_difference(fused.logits, rounded[-1]) < 1e-5
+    assert relative_difference(fused.logits, bf16_logits[-1]) < 1e-5
     prompt = exact_prompt(bf16_model, ids, cache)
     fused_cache = caches.dense_cache(bf16_model, len(prompt))
     fused = fused_prefill(bf16_model, prompt, fused_cache, make_selector("random"), 0.15)
-    assert relative_difference(fused.logits, rounded[-1]) < 2 * rounding
+    assert relative_difference(fused.logits, bf16_logits[-1]) < 2 * bf16_rounding
 
 
 def test_the_last_token_is_computed_even_inside_a_chunk(llama, ids):
@@ -177,7 +177,7 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
 
 
 def test_a_view_of_a_cache_waits_for_the_same_transfers(llama):
-    layers, cache = [], caches.dense_cache(llama, 8)
-    cache.transfers.append(SimpleNamespace(order_after=layers.append))
+    awaited_layers, cache = [], caches.dense_cache(llama, 8)
+    cache.transfers.append(SimpleNamespace(order_after=awaited_layers.append))
     cache.upto(4).read(1, torch.arange(4))
-    assert layers == [1]
+    assert awaited_layers == [1]

@@ -17,19 +17,19 @@ def test_low_frequency_energy_follows_the_slow_bump_and_not_the_spike():
     slow = torch.exp(-((torch.arange(64.0) - 20) ** 2) / 50)
     chunk.v[0, :, 0, 0] = chunk.raw_k[0, :, 0, 0] = 10 * slow
     chunk.v[0, 50, 0, 0] = chunk.raw_k[0, 50, 0, 0] = 10.0
-    low = layer_scores(chunk)[0]
-    high = layer_scores(chunk, high=True)[0]
-    assert abs(int(low.argmax()) - 20) <= 1
-    assert abs(int(high.argmax()) - 50) <= 1
-    assert float(low.sum()) == pytest.approx(1.0)
+    low_scores = layer_scores(chunk)[0]
+    high_scores = layer_scores(chunk, high=True)[0]
+    assert abs(int(low_scores.argmax()) - 20) <= 1
+    assert abs(int(high_scores.argmax()) - 50) <= 1
+    assert float(low_scores.sum()) == pytest.approx(1.0)
 
 
 def test_offline_scores_are_made_once_and_stored_with_the_chunk(llama, ids):
     chunk = encode(llama, ids[:40].tolist())
     selector = make_selector("frequency")
-    first = selector.scores(chunk)
-    assert selector.scores(chunk) is first is chunk.scores["frequency"]
-    assert first.shape == (40,)
+    scores = selector.scores(chunk)
+    assert selector.scores(chunk) is scores is chunk.scores["frequency"]
+    assert scores.shape == (40,)
 
 
 def test_the_cutoff_of_frequency_is_half_of_the_spectrum(llama, ids):
@@ -40,16 +40,16 @@ def test_the_cutoff_of_frequency_is_half_of_the_spectrum(llama, ids):
     assert torch.equal(make_selector("frequency").scores(chunk), scores[1])
 
 
-def test_the_default_spends_nothing_on_a_chunk_that_is_exact(llama, ids):
+def test_the_default_selector_recomputes_no_token_of_an_exact_chunk(llama, ids):
     def computed_rows(prompt):
         cache = caches.dense_cache(llama, len(prompt))
         return fused_prefill(llama, prompt, cache, make_selector("question"), 0.15).rows
 
-    exact = computed_rows(prompt_of_two(llama, ids))
-    inexact = computed_rows(prompt_of_two(llama, ids, with_prefix=False))
-    assert not ((exact >= 20) & (exact < 80)).any()
-    assert ((exact >= 80) & (exact < 140)).sum() == 18
-    assert ((inexact >= 20) & (inexact < 80)).any()
+    rows_if_exact = computed_rows(prompt_of_two(llama, ids))
+    rows_if_inexact = computed_rows(prompt_of_two(llama, ids, with_prefix=False))
+    assert not ((rows_if_exact >= 20) & (rows_if_exact < 80)).any()
+    assert ((rows_if_exact >= 80) & (rows_if_exact < 140)).sum() == 18
+    assert ((rows_if_inexact >= 20) & (rows_if_inexact < 80)).any()
 
 
 def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
@@ -67,8 +67,8 @@ def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
     assert torch.allclose(scores, cached_scores, atol=1e-5)
     for layer in range(llama.shape.layers):
         cache.k[layer][:20] = 0  # the probe reads them and does not recompute them
-    other_scores = question_scores(SelectorInput(llama, prompt, cache, 0.2, 20))
-    assert not torch.allclose(scores, other_scores, atol=1e-5)
+    scores_with_zero_keys = question_scores(SelectorInput(llama, prompt, cache, 0.2, 20))
+    assert not torch.allclose(scores, scores_with_zero_keys, atol=1e-5)
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
@@ -84,47 +84,47 @@ def test_a_probe_weighs_keys_by_the_attention_it_computes(weights):
     assert torch.allclose(out, attention.reference(q, k[:, None], v[:, None], rows, 0.3), atol=1e-5)
     assert float(mass.sum()) == pytest.approx(4 * float(weights.sum()), rel=1e-5)
     first = torch.softmax(torch.einsum("hd,nhd->hn", q[0], k[:5].repeat_interleave(2, 1)) * 0.3, -1)
-    other_mass = _attend_and_score(q[1:], k, v, positions[1:], 17, weights[1:], 0.3)[1]
-    assert torch.allclose(mass[:5], weights[0] * first.sum(0) + other_mass[:5], atol=1e-5)
+    later_mass = _attend_and_score(q[1:], k, v, positions[1:], 17, weights[1:], 0.3)[1]
+    assert torch.allclose(mass[:5], weights[0] * first.sum(0) + later_mass[:5], atol=1e-5)
 
 
 def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
     """If eight adjacent tokens have equal keys and values, reading one of them is enough."""
     from canopy_documents.fuse.selectors import question
 
-    shape, n = llama.shape, 96
-    rows = torch.zeros(shape.layers, n, shape.kv_heads, shape.head_dim)
-    chunk = Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows)
+    shape, chunk_tokens = llama.shape, 96
+    zero_kv = torch.zeros(shape.layers, chunk_tokens, shape.kv_heads, shape.head_dim)
+    chunk = Chunk(tuple(ids[20 : 20 + chunk_tokens].tolist()), zero_kv, zero_kv)
     prompt = FusedPrompt(ids, (PlacedChunk(chunk, 20),))
-    distinct = torch.randn(2, shape.layers, n // 8, 1, shape.kv_heads, shape.head_dim)
+    distinct_kv = torch.randn(2, shape.layers, chunk_tokens // 8, 1, shape.kv_heads, shape.head_dim)
     scores = []
     for stride in (1, 8):
         monkeypatch.setattr(question, "STRIDE", stride)
         monkeypatch.setattr(question, "MIN_SAMPLES", 1)
         cache = caches.dense_cache(llama, len(prompt))
         for layer in range(shape.layers):
-            for pool, layers in ((cache.k, distinct[0]), (cache.v, distinct[1])):
-                pool[layer][20 : 20 + n] = layers[layer].repeat_interleave(8, 0)
+            for pool, kv_by_layer in ((cache.k, distinct_kv[0]), (cache.v, distinct_kv[1])):
+                pool[layer][20 : 20 + chunk_tokens] = kv_by_layer[layer].repeat_interleave(8, 0)
         selector_input = SelectorInput(llama, prompt, cache, 0.15)
         scores.append(question.question_scores(selector_input, last_weight=0.5))
         assert (
             question._sample_keys(prompt, torch.tensor([len(prompt) - 1]), 1)[0].numel()
-            == len(prompt) - n + n // stride
+            == len(prompt) - chunk_tokens + chunk_tokens // stride
         )
     assert torch.allclose(scores[0], scores[1], atol=1e-5)
     assert float(scores[0].sum()) > 1
 
 
-def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
+def test_computing_a_long_prompt_head_first_gives_the_same_logits(llama, ids, monkeypatch):
     from canopy_documents.fuse import fusion
 
-    prompt, prefills = prompt_of_two(llama, ids), []
+    prompt, fused_prefills = prompt_of_two(llama, ids), []
     for head_tokens in (1, 1000):
         monkeypatch.setattr(fusion, "MIN_HEAD_TOKENS", head_tokens)
         cache = caches.dense_cache(llama, len(prompt))
-        prefills.append(fused_prefill(llama, prompt, cache, make_selector("question"), 0.15))
-    assert torch.equal(prefills[0].rows, prefills[1].rows)
-    assert torch.allclose(prefills[0].logits, prefills[1].logits, atol=1e-4)
+        fused_prefills.append(fused_prefill(llama, prompt, cache, make_selector("question"), 0.15))
+    assert torch.equal(fused_prefills[0].rows, fused_prefills[1].rows)
+    assert torch.allclose(fused_prefills[0].logits, fused_prefills[1].logits, atol=1e-4)
 
 
 def test_an_unknown_selector_is_named_with_those_allowed():
@@ -132,7 +132,7 @@ def test_an_unknown_selector_is_named_with_those_allowed():
         make_selector("magic")
 
 
-def test_a_prompt_without_chunks_is_plain(llama, ids):
+def test_a_prompt_without_chunks_is_computed_whole(llama, ids):
     prompt = FusedPrompt(ids, ())
     for name in SELECTORS:
         cache = caches.dense_cache(llama, len(prompt))

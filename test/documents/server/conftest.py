@@ -24,6 +24,6 @@ def make_engine(llama, monkeypatch):
 
 @pytest.fixture
 def chunks(llama, ids):
-    starts = range(SYSTEM_TOKENS, SYSTEM_TOKENS + 3 * DOCUMENT_TOKENS, DOCUMENT_TOKENS)
+    document_starts = range(SYSTEM_TOKENS, SYSTEM_TOKENS + 3 * DOCUMENT_TOKENS, DOCUMENT_TOKENS)
     system = ids[:SYSTEM_TOKENS].tolist()
-    return [encode(llama, ids[a : a + DOCUMENT_TOKENS].tolist(), system) for a in starts]
+    return [encode(llama, ids[a : a + DOCUMENT_TOKENS].tolist(), system) for a in document_starts]

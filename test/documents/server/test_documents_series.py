@@ -26,14 +26,14 @@ def test_counts_are_shown_by_reason_and_tier() -> None:
     counts["reused_tokens"], counts["not_fused"] = 300, {"lora": 2, "multimodal": 1}
     reporter.report()
 
-    def value(name, **labels):
+    def sample(name, **labels):
         return registry.get_sample_value(f"canopy:documents_{name}", {"dp_rank": "0", **labels})
 
-    assert value("fused_requests_total") == 1
-    assert value("reused_tokens_total") == 300
-    assert (value("kept_requests_total"), value("kept_tokens_total")) == (3, 500)
-    assert value("not_fused_total", reason="lora") == 2
-    assert value("not_fused_total", reason="multimodal") == 1
-    assert value("stored_bytes", tier="memory") == 4096
-    assert (value("checked_total"), value("differed_total")) == (8, 2)
-    assert (value("tenants", step="raised"), value("tenants", step="stopped")) == (1, 0)
+    assert sample("fused_requests_total") == 1
+    assert sample("reused_tokens_total") == 300
+    assert (sample("kept_requests_total"), sample("kept_tokens_total")) == (3, 500)
+    assert sample("not_fused_total", reason="lora") == 2
+    assert sample("not_fused_total", reason="multimodal") == 1
+    assert sample("stored_bytes", tier="memory") == 4096
+    assert (sample("checked_total"), sample("differed_total")) == (8, 2)
+    assert (sample("tenants", step="raised"), sample("tenants", step="stopped")) == (1, 0)

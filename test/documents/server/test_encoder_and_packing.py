@@ -17,10 +17,10 @@ def store(llama) -> ChunkStore:
 
 
 def run_until_idle(encoder: BackgroundEncoder) -> int:
-    tokens = 0
+    encoded_tokens = 0
     while encoder.busy:
-        tokens += encoder.step()
-    return tokens
+        encoded_tokens += encoder.step()
+    return encoded_tokens
 
 
 def test_pieces_give_the_chunk_of_one_encoding_and_their_prefix_is_encoded_once(llama, store, ids):
@@ -29,9 +29,9 @@ def test_pieces_give_the_chunk_of_one_encoding_and_their_prefix_is_encoded_once(
     encoder.enqueue(document, prefix, "")
     encoder.enqueue(ids[170:230].tolist(), prefix, "")
     assert run_until_idle(encoder) == 10 + 160 + 60
-    for part in (document, ids[170:230].tolist()):
-        stored = store.chunks.get(store.key(part, prefix))
-        expected = encode(llama, part, prefix)
+    for document_ids in (document, ids[170:230].tolist()):
+        stored = store.chunks.get(store.key(document_ids, prefix))
+        expected = encode(llama, document_ids, prefix)
         torch.testing.assert_close(stored.raw_k, expected.raw_k, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(stored.v, expected.v, atol=2e-5, rtol=1e-4)
 
@@ -49,8 +49,8 @@ def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, 
 
 
 def test_the_queue_is_bounded_and_counts_dropped_chunks(llama, store, ids, monkeypatch) -> None:
-    limit = 2 * background_encoder.MIN_QUEUED_TOKENS - 1
-    monkeypatch.setattr(background_encoder, "MAX_WAITING_TOKENS", limit)
+    max_waiting_tokens = 2 * background_encoder.MIN_QUEUED_TOKENS - 1
+    monkeypatch.setattr(background_encoder, "MAX_WAITING_TOKENS", max_waiting_tokens)
     encoder = BackgroundEncoder(llama, store)
     encoder.enqueue(ids[:60].tolist(), (), "")
     encoder.enqueue(ids[60:120].tolist(), (), "")
@@ -70,8 +70,8 @@ def test_a_deleted_chunk_in_progress_is_not_encoded(llama, store, ids) -> None:
 
 def test_a_packed_batch_has_matching_rows_slots_and_lengths() -> None:
     batch = batch_of([(10, 30), (0, 5), (49, 50)])
-    chosen = [torch.tensor([12, 13, 29]), torch.arange(5), torch.tensor([49])]
-    packed, plan = pack_rows(batch, batch.table, chosen)
+    chosen_positions = [torch.tensor([12, 13, 29]), torch.arange(5), torch.tensor([49])]
+    packed, plan = pack_rows(batch, batch.table, chosen_positions)
     assert packed.extend_lens == [3, 5, 1]
     assert packed.extend_num_tokens == 9
     assert packed.prefix_lens == [27, 0, 49]
@@ -85,7 +85,7 @@ def test_a_packed_batch_has_matching_rows_slots_and_lengths() -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen",
+    "chosen_positions",
     [
         [torch.tensor([9, 12])],  # before the prefix
         [torch.tensor([12, 30])],  # past the window
@@ -93,10 +93,10 @@ def test_a_packed_batch_has_matching_rows_slots_and_lengths() -> None:
         [torch.tensor([], dtype=torch.long)],  # nothing
     ],
 )
-def test_rows_that_break_an_invariant_are_never_run(chosen) -> None:
+def test_rows_that_break_an_invariant_are_never_run(chosen_positions) -> None:
     batch = batch_of([(10, 30)])
     with pytest.raises(AssertionError):
-        pack_rows(batch, batch.table, chosen)
+        pack_rows(batch, batch.table, chosen_positions)
 
 
 def test_slots_that_are_not_the_rows_are_never_written() -> None:
@@ -109,8 +109,8 @@ def test_slots_that_are_not_the_rows_are_never_written() -> None:
 def test_tenants_take_turns_in_the_queue(llama, store, ids) -> None:
     encoder = BackgroundEncoder(llama, store)
     for tenant in ("a", "a", "a", "b", "b"):
-        n = len(encoder.queue)
-        encoder.enqueue(ids[n : n + 20].tolist(), (), f"salt {tenant}", tenant)
+        queued = len(encoder.queue)
+        encoder.enqueue(ids[queued : queued + 20].tolist(), (), f"salt {tenant}", tenant)
     run_until_idle(encoder)
     assert [chunk.tenant for chunk in store.chunks.values()] == ["a", "b", "a", "b", "a"]
 

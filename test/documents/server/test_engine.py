@@ -1,4 +1,4 @@
-"""State of a scheduler's engine: addresses, encoding, bounds."""
+"""A scheduler's document engine: the heads of documents, encoding in idle time, and its bounds."""
 
 import time
 from types import SimpleNamespace
@@ -35,23 +35,23 @@ from support.fused_prompts import encode
 
 def test_only_a_first_document_is_stored_from_a_plain_prefill(make_engine, llama, ids, monkeypatch):
     engine = make_engine()
-    stand_in = len(engine.stand_ins[0])
+    head_tokens = len(engine.stand_ins[0])
     system, document = ids[:SYSTEM_TOKENS].tolist(), ids[SYSTEM_TOKENS:DOCUMENT_END].tolist()
-    prompt_ids = system + [7] * stand_in + document
-    start = SYSTEM_TOKENS + stand_in  # as many tokens as the prefix that it is encoded behind
+    prompt_ids = system + [7] * head_tokens + document
+    start = SYSTEM_TOKENS + head_tokens  # as many tokens as the prefix that it is encoded behind
     req = request([*prompt_ids, 1], [SYSTEM_TOKENS, start, start, start + DOCUMENT_TOKENS])
-    state = engine.new_request(req)
-    register_head(engine, state)
-    captured = []
+    document_request = engine.new_request(req)
+    register_head(engine, document_request)
+    captured_starts = []
 
     def capture(model, cache, document, start, prefix):
-        captured.append(start)
+        captured_starts.append(start)
         return encode(llama, document, prefix)
 
     monkeypatch.setattr(library, "capture", capture)
     monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
-    engine.encode_missing(req, state, torch.arange(len(prompt_ids)))
-    assert captured == [SYSTEM_TOKENS]
+    engine.encode_missing(req, document_request, torch.arange(len(prompt_ids)))
+    assert captured_starts == [SYSTEM_TOKENS]
     assert len(engine.library.encoder.queue) == 1
     assert chunk_tiers(engine, req) == ["host", None]
 
@@ -61,11 +61,11 @@ def test_a_prompt_that_was_replaced_or_cut_is_not_read(make_engine, ids, remaini
     engine = make_engine()
     prompt_ids, bounds = prompt(ids)
     req = request(prompt_ids, bounds)
-    state = engine.new_request(req)
+    document_request = engine.new_request(req)
     req.origin_input_ids = remaining_ids or prompt_ids[: bounds[-1] - 5]
-    assert not engine.may_fuse(req, state)
-    assert state.reason == "aborted or truncated"
-    engine.encode_missing(req, state, torch.arange(1))
+    assert not engine.may_fuse(req, document_request)
+    assert document_request.reason == "aborted or truncated"
+    engine.encode_missing(req, document_request, torch.arange(1))
     assert not engine.library.encoder.busy
 
 
@@ -76,12 +76,12 @@ def test_a_waiting_requests_documents_on_disk_are_read(make_engine, ids, tmp_pat
     disk.finish()
     for key in list(engine.library.store.chunks):
         engine.library.store.delete(key)
-    state = engine.new_request(req)
+    document_request = engine.new_request(req)
     assert chunk_tiers(engine, req) == ["disk"] * 3
-    engine.library.read_ahead(state)
-    assert set(disk._reads) == {keys[0] for keys in state.keys}
-    opened = engine.library.load(state, req.origin_input_ids)
-    assert [document.tier for document in opened] == ["disk"] * 3
+    engine.library.read_ahead(document_request)
+    assert set(disk._reads) == {keys[0] for keys in document_request.keys}
+    loaded = engine.library.load(document_request, req.origin_input_ids)
+    assert [document.tier for document in loaded] == ["disk"] * 3
     assert not disk._reads
     assert chunk_tiers(engine, req) == ["host"] * 3
 
@@ -89,9 +89,9 @@ def test_a_waiting_requests_documents_on_disk_are_read(make_engine, ids, tmp_pat
 def test_a_prefill_earns_encoding_that_a_later_forward_runs(make_engine, ids) -> None:
     engine = make_engine(learn_share=0.1, stand_ins=False)
     req = request(*prompt(ids))
-    state = engine.new_request(req)
-    state.fused = True
-    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    document_request = engine.new_request(req)
+    document_request.fused = True
+    engine.encode_missing(req, document_request, torch.arange(len(req.origin_input_ids)))
     engine.library.earn_encoding(630)  # one piece is 64 tokens
     engine.work_before_batch(10_000)
     assert engine.library.encoder.encoded_tokens == 0
@@ -106,7 +106,7 @@ def test_a_prefill_earns_encoding_that_a_later_forward_runs(make_engine, ids) ->
 
 
 def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(make_engine) -> None:
-    engine, delayed = make_engine(learn_share=0.5, stand_ins=False), 0
+    engine, delayed_batches = make_engine(learn_share=0.5, stand_ins=False), 0
     for number in range(30):
         engine.library.encoder.enqueue(range(300), (), f"{number}", None)
         engine.library.earn_encoding(1024)
@@ -116,8 +116,8 @@ def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(m
         engine.library.encoder.enqueue(range(300), (), f"{number}", None)
         encoded_before = engine.library.encoder.encoded_tokens
         engine.work_before_batch(1)
-        delayed += engine.library.encoder.encoded_tokens > encoded_before
-    assert 0 < delayed <= 8
+        delayed_batches += engine.library.encoder.encoded_tokens > encoded_before
+    assert 0 < delayed_batches <= 8
 
 
 def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make_engine, ids) -> None:
@@ -125,27 +125,27 @@ def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make_engine,
     engine.checker.limits.interval = 1
     learn(engine, request(*prompt(ids, (2,))))
     req = request(*prompt(ids, (2,)))
-    state = engine.new_request(req)
-    state.fused = True
-    engine.offer_check(req, state)
+    document_request = engine.new_request(req)
+    document_request.fused = True
+    engine.offer_check(req, document_request)
     pieces = []
     for worker in (engine.library.encoder, engine.checker):
-        name = "step" if worker is engine.library.encoder else "run_piece"
-        call = getattr(worker, name)
-        setattr(worker, name, lambda *args, call=call: pieces.append(1) or call(*args))
-    for tokens, expected in ((64, 1), (10 * 128, 2)):
+        method = "step" if worker is engine.library.encoder else "run_piece"
+        stock = getattr(worker, method)
+        setattr(worker, method, lambda *args, stock=stock: pieces.append(1) or stock(*args))
+    for tokens, expected_pieces in ((64, 1), (10 * 128, 2)):
         engine.library.encoder.enqueue(range(300), (), "", None)
         engine.library.earn_encoding(6400)
         engine.work_before_batch(tokens)
-        assert len(pieces) == expected
+        assert len(pieces) == expected_pieces
         pieces.clear()
     while engine.library.encoder.busy:
         engine.library.encode_piece()
     pieces.clear()
     engine.checker.add_budget(6400)
-    for tokens, expected in ((64, 1), (50 * 128, 1)):  # 128 earned tokens are two pieces
+    for tokens, expected_pieces in ((64, 1), (50 * 128, 1)):  # 128 earned tokens are two pieces
         engine.work_before_batch(tokens)
-        assert len(pieces) == expected
+        assert len(pieces) == expected_pieces
         pieces.clear()
 
 
@@ -190,11 +190,11 @@ def test_a_request_waits_for_a_layer_of_idle_work_whose_piece_is_repeated(make_e
     scheduler.work_when_idle(server)
     assert len(waits_ms) == 4  # before the piece, before two of its layers, and after it
     assert encoder.encoded_tokens == 0
-    encoded = []
+    encoded_after_request = []
     for _ in range(MAX_STOPS + 2):  # requests come all the time
         engine.work_when_idle(lambda: True)
-        encoded.append(encoder.encoded_tokens)
-    assert encoded == [0] * (MAX_STOPS - 1) + [MIN_ROWS] * 3
+        encoded_after_request.append(encoder.encoded_tokens)
+    assert encoded_after_request == [0] * (MAX_STOPS - 1) + [MIN_ROWS] * 3
     monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks="two"))
     waits_ms.clear()
     scheduler.work_when_idle(server)
@@ -222,9 +222,9 @@ def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make_engine, id
     learn(engine, request(*prompt(ids)))
     req = request(*prompt(ids), rid="r")
     scheduler.check_insert(None, req, up_to=100)  # it names no documents
-    state = queue_req(engine, req)
+    document_request = queue_req(engine, req)
     scheduler.check_insert(None, req, up_to=100)  # nothing was reused
-    state.fused = True
+    document_request.fused = True
     scheduler.check_insert(None, req, up_to=100)  # it is in a namespace of its own
     req.extra_key = None
     with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
@@ -232,22 +232,22 @@ def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make_engine, id
 
 
 def prefixes_of(engine: DocumentEngine, req) -> list[tuple[int, ...] | None]:
-    """Return the context that each used document of a request was encoded behind."""
+    """Return the prefix after which each document was encoded; ``None`` for one that is not stored."""
     documents = engine.library.load(engine.new_request(req), req.origin_input_ids)
     return [document.chunk.prefix if document.chunk is not None else None for document in documents]
 
 
 def test_the_position_in_the_prompt_decides_a_documents_head(make_engine, ids) -> None:
     engine = make_engine()
-    head = tuple(ids[:SYSTEM_TOKENS].tolist())
-    later = head + engine.stand_ins[0]
+    at_head = tuple(ids[:SYSTEM_TOKENS].tolist())
+    behind = at_head + engine.stand_ins[0]
     learn(engine, request(*prompt(ids)))
-    assert prefixes_of(engine, request(*prompt(ids))) == [head, later, later]
+    assert prefixes_of(engine, request(*prompt(ids))) == [at_head, behind, behind]
     reordered = request(*prompt(ids, (2, 0, 1)))
-    assert prefixes_of(engine, reordered) == [later, head, later]  # the stored ones, at once
+    assert prefixes_of(engine, reordered) == [behind, at_head, behind]  # the stored ones, at once
     learn(engine, reordered)
     for order in ((2, 0, 1), (0, 1, 2), (0, 2, 1)):
-        assert prefixes_of(engine, request(*prompt(ids, order))) == [head, later, later]
+        assert prefixes_of(engine, request(*prompt(ids, order))) == [at_head, behind, behind]
     assert len(engine.library.store) == 5  # the second document was never first
 
 
@@ -278,9 +278,9 @@ def test_the_turns_of_a_conversation_do_not_make_its_head_return(make_engine, id
     engine = make_engine()
     for kept_tokens in (0, 5, 5):
         req = request(*prompt(ids))
-        state = engine.new_request(req)
-        state.fused, state.kept_tokens = True, kept_tokens
-        engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+        document_request = engine.new_request(req)
+        document_request.fused, document_request.kept_tokens = True, kept_tokens
+        engine.encode_missing(req, document_request, torch.arange(len(req.origin_input_ids)))
         while engine.library.encoder.busy:
             engine.library.encoder.step()
     assert engine.library.encoder.stats()["encoded_chunks"] == 3
@@ -329,26 +329,26 @@ def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
     learn(engine, request(*prompt(ids)), head_returns=False)
     prompt_ids, bounds = prompt(ids)
     monkeypatch.setattr(requests, "LONG_TOKENS", len(prompt_ids))
-    long = request([7, *prompt_ids[1:]], bounds)
-    assert prefixes_of(engine, long) == [short_stand_ins] * 3  # at once
-    learn(engine, long, head_returns=False)
-    assert prefixes_of(engine, long) == [long_stand_ins] * 3
+    long_req = request([7, *prompt_ids[1:]], bounds)
+    assert prefixes_of(engine, long_req) == [short_stand_ins] * 3  # at once
+    learn(engine, long_req, head_returns=False)
+    assert prefixes_of(engine, long_req) == [long_stand_ins] * 3
     monkeypatch.undo()
-    short = request([8, *prompt_ids[1:]], bounds)
+    short_req = request([8, *prompt_ids[1:]], bounds)
     for key, chunk in list(engine.library.store.chunks.items()):
         if chunk.prefix == short_stand_ins:
             engine.library.store.delete(key)
-    learn(engine, short, head_returns=False)
-    assert prefixes_of(engine, short) == [long_stand_ins] * 3  # as good, so not encoded again
+    learn(engine, short_req, head_returns=False)
+    assert prefixes_of(engine, short_req) == [long_stand_ins] * 3  # as good, so not encoded again
 
 
 def test_many_readings_collect_the_counters_a_bounded_number_of_times(make_engine, monkeypatch):
     engine, read_times_s = make_engine(), []
-    stats = engine.stats
-    monkeypatch.setattr(engine, "stats", lambda: read_times_s.append(time.monotonic()) or stats())
-    result = SimpleNamespace(internal_state={})
+    collect = engine.stats
+    monkeypatch.setattr(engine, "stats", lambda: read_times_s.append(time.monotonic()) or collect())
+    output = SimpleNamespace(internal_state={})
     for _ in range(500):
-        scheduler.internal_state(result, scheduler_of(engine))
-        assert result.internal_state["canopy_documents"]["fused_requests"] == 0
+        scheduler.internal_state(output, scheduler_of(engine))
+        assert output.internal_state["canopy_documents"]["fused_requests"] == 0
     span_s = read_times_s[-1] - read_times_s[0]
     assert len(read_times_s) <= READING_BURST + 2 + READINGS_PER_S * span_s

@@ -64,7 +64,7 @@ def test_a_document_past_the_end_of_the_prompt_is_refused() -> None:
 def parse_flags(*argv: str) -> options.ReuseOptions | None:
     parser = argparse.ArgumentParser()
     plugin.ADDON.add_flags(None, parser)
-    plugin.ADDON.add_flags(None, parser)  # twice is once
+    plugin.ADDON.add_flags(None, parser)  # a second plugin may add them again
     server_args = argparse.Namespace(tp_size=1)
     plugin.parse_options(server_args, parser.parse_args(argv))
     return getattr(server_args, plugin.ATTRIBUTE)
@@ -77,11 +77,11 @@ def test_documents_are_off_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
+    "keys",
     ["on,ratio=0.3,memory_mb=64", "ratio=0.3,memory-mb=64", '{"ratio": 0.3, "memory_mb": 64}'],
 )
-def test_keys_are_read_from_words_or_json(value: str) -> None:
-    assert parse_flags("--canopy-documents", value) == options.ReuseOptions(ratio=0.3, memory_mb=64)
+def test_keys_are_read_from_words_or_json(keys: str) -> None:
+    assert parse_flags("--canopy-documents", keys) == options.ReuseOptions(ratio=0.3, memory_mb=64)
     assert parse_flags("--canopy-documents", "on") == options.ReuseOptions()
 
 
@@ -93,24 +93,24 @@ def test_the_flags_earlier_name_works_with_a_warning(caplog: pytest.LogCaptureFi
 def test_the_pages_flags_are_accepted() -> None:
     docs = Path(__file__).parents[3] / "docs"
     text = "".join((docs / part / "documents.md").read_text() for part in ("guide", "reference"))
-    values = re.findall(r"--canopy-documents ('[^']*'|[^\s`']+)", text)
-    assert len(values) >= 3
-    for value in values:
-        assert parse_flags("--canopy-documents", value.strip("'")), value
+    flag_values = re.findall(r"--canopy-documents ('[^']*'|[^\s`']+)", text)
+    assert len(flag_values) >= 3
+    for flag_value in flag_values:
+        assert parse_flags("--canopy-documents", flag_value.strip("'")), flag_value
 
 
 def test_whole_graphs_of_prefill_are_refused_in_both_spellings_and_others_are_not() -> None:
     """A replayed graph runs no Python: documents' KV would be ignored silently."""
     config = pytest.importorskip("sglang.srt.model_executor.cuda_graph_config")
-    resolved = config.default_cuda_graph_config()
+    graph_config = config.default_cuda_graph_config()
     for prefill, decode, is_refused in (
         ("full", "disabled", True), ("breakable", "full", False), ("disabled", "full", False),
     ):  # fmt: skip
-        resolved.prefill.backend, resolved.decode.backend = prefill, decode
-        as_dict = {"prefill": {"backend": prefill}, "decode": {"backend": decode}}
+        graph_config.prefill.backend, graph_config.decode.backend = prefill, decode
+        graph_config_dict = {"prefill": {"backend": prefill}, "decode": {"backend": decode}}
         for flags in (
-            {"cuda_graph_config": resolved},
-            {"cuda_graph_config": as_dict},
+            {"cuda_graph_config": graph_config},
+            {"cuda_graph_config": graph_config_dict},
             {"cuda_graph_backend_prefill": prefill, "cuda_graph_backend_decode": decode},
         ):
             refusal = unsupported_reason(DOCUMENTS, argparse.Namespace(**flags), environment={})

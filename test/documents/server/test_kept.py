@@ -34,7 +34,7 @@ def make_engine(make_engine, ids):
     return new_engine
 
 
-def key_of(engine, ids, params=None, **fields) -> str | None:
+def extra_key_of(engine, ids, params=None, **fields) -> str | None:
     req = request_with(ids, params, **fields)
     queue_req(engine, req)
     return req.extra_key
@@ -50,28 +50,28 @@ def engine(make_engine):
 
 
 def test_requests_share_kept_kv_under_equal_settings_alone(engine, make_engine, ids) -> None:
-    key = key_of(engine, ids)
+    key = extra_key_of(engine, ids)
     assert key is not None
     assert tenants.is_documents_key(key)
-    assert key_of(engine, ids) == key
+    assert extra_key_of(engine, ids) == key
     keys = [key]
-    keys.append(key_of(engine, ids, {"canopy_recompute_ratio": 0.3}))
-    keys.append(key_of(make_engine(selector="frequency"), ids))
-    keys.append(key_of(make_engine(stand_ins=False), ids))
-    keys.append(key_of(make_engine(ratio=0.2), ids))
-    calibrated = make_engine()
-    calibrated.ratios = {"host": 0.4}
-    keys.append(key_of(calibrated, ids))
+    keys.append(extra_key_of(engine, ids, {"canopy_recompute_ratio": 0.3}))
+    keys.append(extra_key_of(make_engine(selector="frequency"), ids))
+    keys.append(extra_key_of(make_engine(stand_ins=False), ids))
+    keys.append(extra_key_of(make_engine(ratio=0.2), ids))
+    calibrated_engine = make_engine()
+    calibrated_engine.ratios = {"host": 0.4}
+    keys.append(extra_key_of(calibrated_engine, ids))
     set_level(engine, RAISED)
-    keys.append(key_of(engine, ids))
+    keys.append(extra_key_of(engine, ids))
     assert len(set(keys)) == len(keys)
 
 
-def test_other_weights_have_other_names(engine, ids, monkeypatch) -> None:
-    key_before = key_of(engine, ids)
+def test_other_weights_have_another_key(engine, ids, monkeypatch) -> None:
+    key_before = extra_key_of(engine, ids)
     other_model = SimpleNamespace(identity="other weights")
     monkeypatch.setattr(engine.library, "model", other_model)
-    assert key_of(engine, ids) != key_before
+    assert extra_key_of(engine, ids) != key_before
 
 
 def test_a_request_in_the_tree_of_documents_is_still_its_tenants(engine, ids) -> None:
@@ -79,9 +79,9 @@ def test_a_request_in_the_tree_of_documents_is_still_its_tenants(engine, ids) ->
     tenant_req.extra_key = "mine"
     engine.count_matched_tokens = lambda req, key: int(tenants.is_documents_key(key))
     tenant_before = tenants.tenant_of_req(tenant_req)
-    state = queue_req(engine, tenant_req)
+    documents = queue_req(engine, tenant_req)
     assert tenant_req.extra_key.startswith("mine\x00")
-    assert tenants.tenant_of_req(tenant_req) == state.tenant == tenant_before
+    assert tenants.tenant_of_req(tenant_req) == documents.tenant == tenant_before
     assert tenant_req.cache_salt == "secret"
 
 
@@ -95,7 +95,7 @@ def test_a_request_in_the_tree_of_documents_is_still_its_tenants(engine, ids) ->
     ],
 )
 def test_a_request_that_runs_normally_keeps_its_clients_key(make_engine, ids, fields) -> None:
-    assert key_of(make_engine(), ids, **fields) is None
+    assert extra_key_of(make_engine(), ids, **fields) is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_request_changes_its_key_only_if_that_saves_more_than_its_exact_prefix
     engine.count_matched_tokens = lambda req, key: (
         kept_tokens if tenants.is_documents_key(key) else exact_tokens
     )
-    assert (key_of(engine, ids) is not None) == enters_tree
+    assert (extra_key_of(engine, ids) is not None) == enters_tree
 
 
 def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make_engine, ids) -> None:
@@ -117,76 +117,76 @@ def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make_engine, ids) -
     for tokens, enters_tree in ((0, False), (60, True)):
         engine.count_matched_tokens = lambda req, key, n=tokens: n * tenants.is_documents_key(key)
         long_req = request_with(ids)
-        state = queue_req(engine, long_req)
+        documents = queue_req(engine, long_req)
         assert (long_req.extra_key is not None) == enters_tree
-        assert not engine.may_fuse(long_req, state)
-        state.begin_window(long_req, tokens, len(long_req.origin_input_ids))
-        report = engine.report_prompt(long_req, state)
+        assert not engine.may_fuse(long_req, documents)
+        documents.begin_window(long_req, tokens, len(long_req.origin_input_ids))
+        report = engine.report_prompt(long_req, documents)
         expected = (True, None) if enters_tree else (False, "more than 100 tokens")
         assert (report["fused"], report.get("why")) == (expected)
 
 
 def test_very_many_documents_are_computed(make_engine, ids) -> None:
-    req = request([1] * 2000, [x for i in range(300) for x in (5 * i, 5 * i + 5)], rid="r")
+    req = request([1] * 2000, [bound for i in range(300) for bound in (5 * i, 5 * i + 5)], rid="r")
     engine = make_engine()
-    state = queue_req(engine, req)
-    assert (state.keys, state.reason) == ((), "more than 256 documents")
-    assert engine.report_prompt(req, state)["why"] == state.reason
+    documents = queue_req(engine, req)
+    assert (documents.keys, documents.reason) == ((), "more than 256 documents")
+    assert engine.report_prompt(req, documents)["why"] == documents.reason
 
 
 def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make_engine, ids) -> None:
     for engine_at_ratio in (engine, make_engine(ratio=1.0)):
         params = {"canopy_recompute_ratio": 1} if engine_at_ratio is engine else {}
         req = request_with(ids, params)
-        state = queue_req(engine_at_ratio, req)
+        documents = queue_req(engine_at_ratio, req)
         assert req.extra_key is None
-        assert engine_at_ratio.may_fuse(req, state)
+        assert engine_at_ratio.may_fuse(req, documents)
 
 
-def test_a_step_to_ratio_1_holds_for_the_whole_request(make_engine, ids) -> None:
+def test_a_step_to_ratio_1_applies_to_the_whole_request(make_engine, ids) -> None:
     engine = make_engine(ratio=0.6)
     set_level(engine, RAISED)
     req = request_with(ids)
-    state = queue_req(engine, req)
+    documents = queue_req(engine, req)
     assert req.extra_key is None
     set_level(engine, 0)  # while it waits
-    assert engine.ratio_for(state, []) == 1.0
+    assert engine.ratio_for(documents, []) == 1.0
 
 
 def test_a_retraction_changes_nothing(engine, ids) -> None:
     req = request_with(ids)
-    state = queue_req(engine, req)
+    documents = queue_req(engine, req)
     key_before = req.extra_key
     set_level(engine, RAISED)
     scheduler.set_extra_key(scheduler_of(engine), req)
-    assert req.extra_key == key_before == state.kept_key
+    assert req.extra_key == key_before == documents.kept_key
 
 
 def test_a_request_whose_namespace_cannot_be_named_runs_normally(engine, ids, monkeypatch) -> None:
     monkeypatch.setattr(kept, "_namespace_digest", lambda *_: 1 / 0)
     req = request_with(ids)
-    state = queue_req(engine, req)
+    documents = queue_req(engine, req)
     assert req.extra_key is None
-    assert not engine.may_fuse(req, state)
+    assert not engine.may_fuse(req, documents)
 
 
 def report_differences_until_stopped(engine, tenant) -> None:
     req = SimpleNamespace(tenant=tenant, keys=())
     set_level(engine, STOPPED - 1, tenant)
-    waiting = checkers.WaitingCheck((), req, STOPPED - 1, 0.15)
+    waiting_check = checkers.WaitingCheck((), req, STOPPED - 1, 0.15)
     while engine.checker.limits.quality_level(tenant) != STOPPED:
-        engine.checker._record_result(engine.library, waiting, True)
+        engine.checker._record_result(engine.library, waiting_check, True)
 
 
 def test_kv_from_before_a_stop_is_not_used_again(engine, ids) -> None:
-    stopped_key, other_key = key_of(engine, ids), key_of(engine, ids, salt="other")
+    stopped_key, other_key = extra_key_of(engine, ids), extra_key_of(engine, ids, salt="other")
     report_differences_until_stopped(engine, None)
-    stopped = request_with(ids)
-    assert queue_req(engine, stopped).reason == DIFFERED
-    assert stopped.extra_key is None
+    stopped_req = request_with(ids)
+    assert queue_req(engine, stopped_req).reason == DIFFERED
+    assert stopped_req.extra_key is None
     set_level(engine, 0)
-    assert key_of(engine, ids) != stopped_key
-    assert key_of(engine, ids, salt="other") == other_key
+    assert extra_key_of(engine, ids) != stopped_key
+    assert extra_key_of(engine, ids, salt="other") == other_key
 
 
 def test_kv_on_a_storage_is_not_used_again_after_a_restart(make_engine, ids, monkeypatch) -> None:
@@ -196,9 +196,9 @@ def test_kv_on_a_storage_is_not_used_again_after_a_restart(make_engine, ids, mon
     engine.runner.server_args = SimpleNamespace(hicache_storage_backend="canopy")
     restarted, restarted_again = make_engine(), make_engine()
     assert restarted.runner is engine.runner
-    keys = {key_of(e, ids) for e in (engine, restarted, restarted_again)}
+    keys = {extra_key_of(each, ids) for each in (engine, restarted, restarted_again)}
     assert len(keys) == 3
-    assert key_of(restarted, ids) in keys
+    assert extra_key_of(restarted, ids) in keys
 
 
 def test_stops_of_many_tenants_are_bounded_and_not_forgotten(make_engine, ids, monkeypatch) -> None:
@@ -215,47 +215,47 @@ def test_stops_of_many_tenants_are_bounded_and_not_forgotten(make_engine, ids, m
 def test_a_document_behind_kept_kv_is_never_stored_as_exact(make_engine, ids, monkeypatch) -> None:
     engine = make_engine(stand_ins=False)
     req = request_with(ids)
-    state = queue_req(engine, req)
+    documents = queue_req(engine, req)
     for key in list(engine.library.store.chunks):
         engine.library.store.delete(key)
-    state.begin_window(req, SYSTEM_TOKENS, len(req.origin_input_ids))
-    assert state.kept_tokens == 0  # the system text is exact in every namespace
+    documents.begin_window(req, SYSTEM_TOKENS, len(req.origin_input_ids))
+    assert documents.kept_tokens == 0  # the system text is exact in every namespace
     captures = []
     monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
     monkeypatch.setattr(library, "capture", lambda *args: captures.append(args) or 1 / 0)
     monkeypatch.setattr(engine.library.encoder, "enqueue", lambda *_: None)
     row = torch.arange(len(req.origin_input_ids))
     with pytest.raises(ZeroDivisionError):
-        engine.encode_missing(req, state, row)
-    state.begin_window(req, SYSTEM_TOKENS + 1, len(req.origin_input_ids))  # after a restart
-    assert state.kept_tokens == 1
+        engine.encode_missing(req, documents, row)
+    documents.begin_window(req, SYSTEM_TOKENS + 1, len(req.origin_input_ids))  # after a restart
+    assert documents.kept_tokens == 1
     captures.clear()
-    engine.encode_missing(req, state, row)
+    engine.encode_missing(req, documents, row)
     assert not captures
 
 
 def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
     req = request_with(ids)
-    state = queue_req(engine, req)
+    documents = queue_req(engine, req)
     for start, end in ((0, 40), (40, 80), (80, 138)):
-        state.begin_window(req, start, end)
-    assert (state.kept_tokens, state.fused) == (0, False)
+        documents.begin_window(req, start, end)
+    assert (documents.kept_tokens, documents.fused) == (0, False)
 
 
 def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
     engine.checker.limits.interval = 1
     req = request_with(ids)
     learn(engine, request_with(ids))
-    state = queue_req(engine, req)
-    end = state.bounds[-1][1]
+    documents = queue_req(engine, req)
+    end = documents.bounds[-1][1]
     req.full_untruncated_fill_ids = req.origin_input_ids
-    state.begin_window(req, end, len(req.origin_input_ids))
-    assert engine.plan(req, state, end, torch.arange(len(req.origin_input_ids))) is None
-    assert state.reason is None
-    report = engine.report_prompt(req, state)
+    documents.begin_window(req, end, len(req.origin_input_ids))
+    assert engine.plan(req, documents, end, torch.arange(len(req.origin_input_ids))) is None
+    assert documents.reason is None
+    report = engine.report_prompt(req, documents)
     assert (report["fused"], report["kept"], report["reused"]) == (True, end - SYSTEM_TOKENS, 0)
     assert engine.counts["kept_requests"] == 1
-    engine.offer_check(req, state)
+    engine.offer_check(req, documents)
     assert len(engine.checker.waiting) == 1
 
 

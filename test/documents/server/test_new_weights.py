@@ -28,8 +28,8 @@ def engine_and_req(make_engine, ids, tmp_path):
 
 @pytest.fixture
 def change_weights(llama, monkeypatch):
-    def change(engine, name: str) -> None:
-        new_model = dataclasses.replace(llama, identity=name * 16)
+    def change(engine, identity: str) -> None:
+        new_model = dataclasses.replace(llama, identity=identity * 16)
         monkeypatch.setattr(engines.model_view, "served_model", lambda *_: new_model)
         replace_stale_store(True, scheduler_of(engine))
 
@@ -40,8 +40,8 @@ def test_files_of_earlier_weights_are_deleted(engine_and_req, change_weights, tm
     """A server whose weights change at every step would fill the disk."""
     engine, req = engine_and_req
     block_counts: list[int] = []
-    for name in "abcdef":
-        change_weights(engine, name)
+    for identity in "abcdef":
+        change_weights(engine, identity)
         assert chunk_tiers(engine, req) == [None] * 3
         learn(engine, req)
         engine.library.store.disk.finish()
@@ -88,28 +88,28 @@ def test_every_weight_update_gets_a_new_identity(weights) -> None:
 
 
 def test_files_that_differ_in_some_rows_are_other_weights(tmp_path) -> None:
-    files = []
-    for name, row in (("a", 0), ("b", 0), ("c", 1)):
+    digests = []
+    for name, changed_byte in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
-        rows = bytearray(1 << 20)
-        rows[777_777] = row
-        (tmp_path / name / "model.safetensors").write_bytes(rows)
+        content = bytearray(1 << 20)
+        content[777_777] = changed_byte
+        (tmp_path / name / "model.safetensors").write_bytes(content)
         config = SimpleNamespace(model_path=str(tmp_path / name))
-        files.append(model_view.weight_files(SimpleNamespace(model_config=config)))
-    assert files[0] == files[1] != files[2]
+        digests.append(model_view.weight_files(SimpleNamespace(model_config=config)))
+    assert digests[0] == digests[1] != digests[2]
     missing = SimpleNamespace(model_config=SimpleNamespace(model_path="no/such-model"))
     assert model_view.weight_files(missing) == ""
 
 
-@pytest.mark.parametrize("flushes", [True, False])
+@pytest.mark.parametrize("is_cache_flushed", [True, False])
 def test_documents_from_before_an_update_are_not_reused(
-    make_engine, llama, ids, monkeypatch, weights, flushes
+    make_engine, llama, ids, monkeypatch, weights, is_cache_flushed
 ) -> None:
     engine, causal_lm = make_engine(), EmbeddingModel()
 
     def served_model(_runner, _files=""):
-        name = model_view.weights_digest(causal_lm, MODEL_CONFIG, weights.id)
-        return dataclasses.replace(llama, identity=name)
+        identity = model_view.weights_digest(causal_lm, MODEL_CONFIG, weights.id)
+        return dataclasses.replace(llama, identity=identity)
 
     monkeypatch.setattr(engines.model_view, "served_model", served_model)
     engine.replace_if_weights_changed()
@@ -119,7 +119,7 @@ def test_documents_from_before_an_update_are_not_reused(
     engine.work_when_idle()
     assert chunk_tiers(engine, req) == ["host"] * 3
     weights.record_load()
-    if flushes:
+    if is_cache_flushed:
         replace_stale_store(True, scheduler_of(engine))
     assert chunk_tiers(engine, req) == [None] * 3
     assert not engine.library.encoder.busy

@@ -64,9 +64,9 @@ def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector) -> None:
         engine = pool_engine(move_model(llama, device), monkeypatch, device.put, selector=selector)
         assert encode_documents(engine, device.put) == expected_keys
     for key, *_ in expected_keys:
-        chunk, expected = (e.library.store.chunks.get(key) for e in (engine, cpu_engine))
-        for a, b in ((chunk.raw_k, expected.raw_k), (chunk.v, expected.v)):
-            torch.testing.assert_close(unwrap(a), b, atol=2e-5, rtol=1e-4)
+        chunk, expected = (each.library.store.chunks.get(key) for each in (engine, cpu_engine))
+        for stored_kv, expected_kv in ((chunk.raw_k, expected.raw_k), (chunk.v, expected.v)):
+            torch.testing.assert_close(unwrap(stored_kv), expected_kv, atol=2e-5, rtol=1e-4)
         assert list(chunk.scores) == list(expected.scores)
         for name in expected.scores:
             torch.testing.assert_close(chunk.scores[name], expected.scores[name])
@@ -100,9 +100,9 @@ def test_cuda_detects_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch) -
 
     cuda = SimpleNamespace(put=to_device)
     engine = pool_engine(move_model(llama, cuda), monkeypatch, to_device)
-    for mode in ("default", "error"):  # the first step compiles kernels, which waits
+    for sync_mode in ("default", "error"):  # the first step compiles kernels, which waits
         req, batch, _ = step_of(engine, ids, chunks, to_device)
-        torch.cuda.set_sync_debug_mode(mode)
+        torch.cuda.set_sync_debug_mode(sync_mode)
         try:
             run_step(engine, batch, monkeypatch)
         finally:

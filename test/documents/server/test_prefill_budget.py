@@ -30,18 +30,18 @@ class StockAdder:
         return "yes"
 
 
-def request(length: int, prefix: int = 0):
+def request(prompt_tokens: int, prefix_tokens: int = 0):
     return SimpleNamespace(
-        full_untruncated_fill_ids=[0] * length,
-        prefix_len=prefix,
+        full_untruncated_fill_ids=[0] * prompt_tokens,
+        prefix_len=prefix_tokens,
         host_hit_length=0,
-        extend_end=prefix,
+        extend_end=prefix_tokens,
     )
 
 
 @pytest.fixture
 def make_adder(monkeypatch):
-    """``make_adder(window, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
+    """``make_adder(window_tokens, *spans)``: an adder whose prompts reuse these spans, at ratio 0.2."""
 
     def new_adder(window_tokens: int | None, *spans: tuple[int, int]):
         reuse = admission.ExpectedReuse(spans, 0.2)
@@ -57,7 +57,7 @@ def test_a_fused_prompt_fills_only_its_share_of_a_window(make_adder) -> None:
     assert adder.add_one_req(request(120)) == "yes"
     assert adder.can_run_list[0].extend_end == 120
     assert adder.rem_chunk_tokens == adder.rem_input_tokens == 60
-    assert adder.add_one_req(request(190, prefix=140)) == "yes"  # behind the span: nothing saved
+    assert adder.add_one_req(request(190, 140)) == "yes"  # behind the span: nothing saved
     assert adder.rem_chunk_tokens == 10
 
 
@@ -80,11 +80,11 @@ def test_a_long_prompt_is_cut_after_a_window_of_computed_tokens(make_adder) -> N
 
 def test_tokens_cut_by_another_limit_return_their_savings(make_adder) -> None:
     adder = make_adder(100, (0, 400))
-    stock = StockAdder.add_one_req
+    stock_add = StockAdder.add_one_req
 
     def add_50_tokens(self, req, *_):  # the pool has room for 50 tokens
-        cut_reqs = request(50, 0)
-        stock(self, cut_reqs)
+        cut_req = request(50, 0)
+        stock_add(self, cut_req)
         req.extend_end = 50
         return "yes"
 
@@ -105,9 +105,9 @@ def test_without_chunked_prefill_all_savings_count() -> None:
 class AdderRequest(SimpleNamespace):
     """The fields of SGLang's request that its adder reads."""
 
-    def __init__(self, number: int, length: int) -> None:
+    def __init__(self, index: int, prompt_tokens: int) -> None:
         super().__init__(
-            number=number, full_untruncated_fill_ids=[0] * length, prefix_len=0, extend_end=0,
+            index=index, full_untruncated_fill_ids=[0] * prompt_tokens, prefix_len=0, extend_end=0,
             output_ids=[], last_node=None, host_hit_length=0, swa_host_hit_length=0, auxiliary_swa_host_hit_length=0,
             retracted_stain=False, lock=None,
             sampling_params=SimpleNamespace(max_new_tokens=4, ignore_eos=False),
@@ -121,11 +121,11 @@ class AdderRequest(SimpleNamespace):
         return False
 
 
-def hooked_adder(window_tokens: int, page_tokens: int):
-    """SGLang's own adder, as it is hooked in a server, over an empty pool."""
-    stock, policy = bare_adder(page_tokens)
+def hooked_adder_class(window_tokens: int, page_tokens: int):
+    """Return SGLang's adder class as a server hooks it, over an empty pool, and its result enum."""
+    stock_class, policy = bare_adder(page_tokens)
 
-    class HookedAdder(stock):
+    class HookedAdder(stock_class):
         def __init__(self) -> None:
             super().__init__(1 << 20, window_tokens)
             self.tree_cache.lock = lambda node: None
@@ -151,24 +151,24 @@ def hooked_adder(window_tokens: int, page_tokens: int):
 def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
     window_tokens, page_tokens, prompts, ratio, is_resumed
 ) -> None:
-    stock, result = hooked_adder(window_tokens, page_tokens)
-    adder_class = admission._make_adder_class(stock, object())
+    stock_class, add_result = hooked_adder_class(window_tokens, page_tokens)
+    adder_class = admission._make_adder_class(stock_class, object())
     spans = [((min(start, length), min(start + size, length)),) for length, start, size in prompts]
 
     def expected_reuse(engine, req):
-        return admission.ExpectedReuse(spans[req.number], ratio)
+        return admission.ExpectedReuse(spans[req.index], ratio)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(admission, "expected_reuse", expected_reuse)
-        first_come = SimpleNamespace(schedule_policy="fcfs")
-        patch.setattr("sglang.srt.managers.schedule_policy.get_schedule", lambda: first_come)
+        schedule = SimpleNamespace(schedule_policy="fcfs")
+        patch.setattr("sglang.srt.managers.schedule_policy.get_schedule", lambda: schedule)
         adder = adder_class()
-        for number, (length, _, _) in enumerate(prompts):
-            if adder.budget_state() is result.OTHER:
+        for index, (length, _, _) in enumerate(prompts):
+            if adder.budget_state() is add_result.OTHER:
                 break
-            req = AdderRequest(number, length)
+            req = AdderRequest(index, length)
             verdict = adder.add_one_req(req, has_chunked_req=is_resumed, truncation_align_size=None)
-            if verdict is not result.CONTINUE:
+            if verdict is not add_result.CONTINUE:
                 break
     cut_reqs = [r for r in adder.can_run_list if r.extend_end < len(r.full_untruncated_fill_ids)]
     assert cut_reqs == [r for r in [adder.new_chunked_req] if r and not is_resumed]

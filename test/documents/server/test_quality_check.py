@@ -66,50 +66,49 @@ def check_arguments(llama, monkeypatch, tmp_path, calibrated: dict[str, float], 
             selector=selector, ratios=ratios
         ),
     )
-    settings = ReuseOptions(**options, **({"calibration": str(path)} if calibrated else {}))
-    canopy = SimpleNamespace(name="torch_native")
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy=canopy))
-    engine = SimpleNamespace(options=settings, model=llama, runner=runner)
+    reuse_options = ReuseOptions(**options, **({"calibration": str(path)} if calibrated else {}))
+    canopy_attention = SimpleNamespace(name="torch_native")
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy=canopy_attention))
+    engine = SimpleNamespace(options=reuse_options, model=llama, runner=runner)
     start._calibrate_and_check(engine, None, 1)
     return arguments
 
 
-DISK = {"disk_mb": 8, "directory": "somewhere"}
+DISK_OPTIONS = {"disk_mb": 8, "directory": "somewhere"}
 
 
 @pytest.mark.parametrize(
-    ("calibrated", "options", "ratios"),
+    ("calibrated", "options", "expected_ratios"),
     [
         ({}, {}, {DEFAULT_RATIO}),
         ({}, {"ratio": 0.3}, {0.3}),
-        ({"memory": 0.06, "disk": 0.093}, DISK, {0.06, 0.093}),
-        ({"disk": 0.093}, {**DISK, "selector": "frequency"}, {DEFAULT_RATIO, 0.093}),
-        ({"memory": 0.06, "disk": 0.093}, {**DISK, "ratio": 0.0}, {0.0}),
+        ({"memory": 0.06, "disk": 0.093}, DISK_OPTIONS, {0.06, 0.093}),
+        ({"disk": 0.093}, {**DISK_OPTIONS, "selector": "frequency"}, {DEFAULT_RATIO, 0.093}),
+        ({"memory": 0.06, "disk": 0.093}, {**DISK_OPTIONS, "ratio": 0.0}, {0.0}),
     ],
 )
 def test_the_check_measures_the_served_selector_at_every_ratio_that_may_be_served(
-    llama, monkeypatch, tmp_path, calibrated, options, ratios
+    llama, monkeypatch, tmp_path, calibrated, options, expected_ratios
 ) -> None:
     arguments = check_arguments(llama, monkeypatch, tmp_path, calibrated, **options)
-    assert arguments == {"ratios": ratios, "selector": options.get("selector", SELECTOR)}
+    assert arguments == {"ratios": expected_ratios, "selector": options.get("selector", SELECTOR)}
 
 
 def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:
-    """Answers are decoded freely, not forced; at ratio 1 all agree."""
     monkeypatch.setattr(start_check, "DOCUMENT_TOKENS", 24)
     monkeypatch.setattr(start_check, "contains_answer", lambda text, answers: bool(text))
-    kept_by_ratio = start_check.measure_kept(llama, LetterSums(), SELECTOR, [0.2, 1.0], 2)
+    kept_by_ratio = start_check.measure_kept(llama, LetterSumTokenizer(), SELECTOR, [0.2, 1.0], 2)
     assert kept_by_ratio[1.0] == KeptAnswers(2, 2)
     monkeypatch.undo()
     example = next(iter(start_check.make_examples(["single"], 1, ["a b c d e f g h"])))
-    case = start_check.tokenise(LetterSums(), example, 6, 24)
+    case = start_check.tokenise(LetterSumTokenizer(), example, 6, 24)
     chunks = start_check.encode_case(llama, case)
-    exact = start_check.fused_answer(llama, LetterSums(), case, chunks, SELECTOR, 1.0)
-    assert exact == start_check.full_answer(llama, LetterSums(), case)
+    exact = start_check.fused_answer(llama, LetterSumTokenizer(), case, chunks, SELECTOR, 1.0)
+    assert exact == start_check.full_answer(llama, LetterSumTokenizer(), case)
 
 
-class LetterSums:
-    """A token a word, by its letters."""
+class LetterSumTokenizer:
+    """A tokenizer of one token per word: the sum of the word's character codes, modulo 300."""
 
     eos_token_id = None
 
