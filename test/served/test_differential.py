@@ -32,10 +32,11 @@ VOLATILE_KEYS = re.compile(
 )
 """Keys whose values depend on time, names or the cache."""
 RANDOM_NAMES = re.compile(
-    r"\b(resp|msg|chatcmpl|cmpl|call|rs|fc)_[0-9a-f]{8,}|\b[0-9a-f]{32}\b|127\.0\.0\.1:\d+|0x[0-9a-f]+"
+    r"\b(resp|msg|chatcmpl|cmpl|call|rs|fc)_[0-9a-f]{8,}|\b[0-9a-f]{32}\b|127\.0\.0\.1:\d+|0x[0-9a-f]+|\[\d\d(:\d\d){2}\]"
 )
 JOINED_KEYS = {"content", "reasoning_content", "arguments", "text", "delta", "partial_json", "thinking"}  # fmt: skip
 """Keys of streams' pieces: a stream's pieces depend on time, and their sum does not."""
+PIECE_PATHS = (".choices", ".response", ".message", ".content")  # others repeat what was sent
 
 
 class FoldedAnswer(NamedTuple):
@@ -96,11 +97,11 @@ def _fold(value: Any, path: str, is_streamed: bool, leaves: dict[str, Any]) -> N
             index = child.get("index", number) if isinstance(child, dict) else number
             _fold(child, f"{path}[{index}]", is_streamed, leaves)
     elif isinstance(value, str):
-        is_cumulative = not path.startswith((".choices", ".response", ".message", ".content"))
-        is_piece = is_streamed and key in JOINED_KEYS and not is_cumulative
+        is_piece = is_streamed and key in JOINED_KEYS and path.startswith(PIECE_PATHS)
         leaves[path] = (leaves[path] if is_piece else "") + RANDOM_NAMES.sub("*", value)
     elif not is_streamed or value is not None:
-        leaves[path] = _round(value)
+        is_piece = isinstance(value, list) and path.startswith(PIECE_PATHS)
+        leaves[path] = [*leaves[path], *_round(value)] if is_piece else _round(value)
 
 
 def _round(value: Any) -> Any:
@@ -112,8 +113,7 @@ def _round(value: Any) -> Any:
 
 def types_of(answer: FoldedAnswer) -> FoldedAnswer:
     """Return the types of an answer's leaves: SGLang's defaults draw its text."""
-    types = {leaf: type(value) for leaf, value in answer.leaves.items()}
-    return FoldedAnswer(answer.status, types)
+    return FoldedAnswer(answer.status, {leaf: type(v) for leaf, v in answer.leaves.items()})
 
 
 def differences(expected: FoldedAnswer, actual: FoldedAnswer) -> Iterator[str]:
