@@ -10,6 +10,8 @@ from hypothesis import settings
 from support.chip import environment, has_cuda
 from support.ranks import Runner, two_ranks
 
+ROOT = Path(__file__).resolve().parent.parent
+
 # No deadline: an example's time depends on the machine's load. Examples are equal in each run, so that
 # only a change makes a test fail; `--all` draws new examples, and more of them.
 settings.register_profile("canopy", deadline=None, derandomize=True, max_examples=25)
@@ -18,6 +20,8 @@ settings.register_profile("explore", deadline=None, print_blob=True)
 # Set before sglang or triton is imported.
 for name, value in environment(has_cuda()).items():
     os.environ.setdefault(name, value)
+# Else the checkouts of a machine build SGLang's page hash again whenever another one has.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(ROOT / ".canopy" / "torch_extensions"))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -25,10 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "support.models")
 
 # Files of over twenty seconds; at the end of a run one of them would delay a single worker.
-EARLY_FILES = {"test_ranks", "test_fuzz", "test_scenarios"}
-EARLY_FILES |= {"test_plan_command", "test_real_traces"}
-
-ROOT = Path(__file__).resolve().parent.parent
+EARLY_FILES = {"test_ranks", "test_fuzz", "test_scenarios", "test_plan_command", "test_real_traces"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
