@@ -7,8 +7,7 @@ import pytest
 
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
-from sglang_canopy.radix.missed import TierEviction
-from sglang_canopy.radix.traffic import MAX_EVICTIONS, EvictionLog
+from sglang_canopy.radix.traffic import MAX_EVICTIONS, EvictionLog, TierEviction
 from sglang_canopy.reuse.survival import continuation_probability
 from support.live_tree import LiveTree, check
 

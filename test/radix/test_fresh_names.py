@@ -13,7 +13,7 @@ import pytest
 
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.radix import departures
+from sglang_canopy.radix import missed
 from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.records import CLIENT, GATEWAY, LateHint
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
@@ -37,7 +37,7 @@ SLACK_ENTRIES = 512
 def small_bounds(monkeypatch) -> None:
     """Set bounds that are reached before growth is measured."""
     monkeypatch.setattr(meter, "Origins", functools.partial(Origins, 256))
-    monkeypatch.setattr(departures, "MIN_BLOCKS", 256)
+    monkeypatch.setattr(missed, "MIN_BLOCKS", 256)
 
 
 class Server:

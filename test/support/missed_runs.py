@@ -46,6 +46,6 @@ def missed_tokens(tree: LiveTree) -> int:
 
 def tokens_by_cause(tree: LiveTree) -> dict[tuple[str, str], int]:
     """Missed tokens by cause and tier; they sum to ``missed_tokens``."""
-    tokens = {key: n for key, n in tree.core.departures.totals.sums.items() if n}
+    tokens = {key: n for key, n in tree.core.missed.tokens.items() if n}
     assert sum(tokens.values()) == missed_tokens(tree), (tokens, missed_tokens(tree))
     return tokens

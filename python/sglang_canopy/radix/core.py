@@ -17,10 +17,10 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang_canopy.policy.base import tokens_kept
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
-from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock
+from sglang_canopy.radix.missed import MissedTokens
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.protected import ProtectedPaths
 from sglang_canopy.radix.recorder import Recorder
@@ -59,8 +59,8 @@ class CanopyTreeCore(OffsetWalkCore):
         self.clock = RequestClock()
         self.protected = ProtectedPaths(self.clock, self.readmit, allocator.size, live.settings)
         self.disk: DiskTier = live.make_disk_tier(self)
-        self.departures = Departures(live.settings.block_tokens, params.page_size, live, self.disk)
-        self.traffic = TierTraffic(live, self.clock, self.departures)
+        self.missed = MissedTokens(live.settings.block_tokens, params.page_size, live, self.disk)
+        self.traffic = TierTraffic(live, self.clock, self.missed)
         self.groups = LiveGroups(live.tiers)
         self.conversations = Conversations(self)
         self.requests = TreeRequests(self, self.conversations)

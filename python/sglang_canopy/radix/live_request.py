@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_canopy.radix.missed import RequestMisses
 
 _ABORTED = "FINISH_ABORT"
 UNSTAMPED_GAP_S = 0.001
@@ -66,6 +65,32 @@ class RequestPhase(enum.Enum):
     """Its answer has ended."""
     REFUSED = enum.auto()
     """It ended without admission."""
+
+
+CauseAndTier = tuple[str, str]
+TokensByCause = dict[CauseAndTier, int]
+
+
+class RequestMisses:
+    """Missed tokens of one request by cause, from its admission to its end, and its blocks' latest fact."""
+
+    __slots__ = ("is_running", "tokens", "tokens_by_scale", "written_tokens")
+
+    def __init__(self) -> None:
+        self.tokens: TokensByCause = {}
+        self.tokens_by_scale: dict[int, int] = {}
+        """Evicted tokens by the smallest of ``missed.MEMORY_SCALES`` that would still hold them, as an index."""
+        self.is_running = True
+        self.written_tokens = 0
+        """Number of tokens of its path that are in the tree."""
+
+    def add(self, key: CauseAndTier, tokens: int) -> None:
+        if tokens > 0:
+            self.tokens[key] = self.tokens.get(key, 0) + tokens
+
+    def end(self) -> None:
+        """End the request. What remains is the fact of its blocks."""
+        self.is_running, self.tokens, self.tokens_by_scale = False, {}, {}
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -68,7 +68,7 @@ class TreeRequests:
         """Record the causes of the misses of ``req``, which is about to be computed."""
         host_tokens = getattr(req, "host_hit_length", 0)
         loaded_tokens = getattr(req, "host_loaded_length", 0)
-        self.tree.departures.classify_misses(
+        self.tree.missed.classify(
             request,
             min(getattr(req, "prefix_len", 0), request.prompt_tokens),
             max(0, host_tokens - loaded_tokens),
@@ -89,7 +89,8 @@ class TreeRequests:
             return
         request.phase, request.stop = RequestPhase.DONE, ABORT
         if request.misses is not None:
-            request.misses.computing.is_running, request.misses = False, None
+            request.misses.end()
+            request.misses = None
         if not request.pending_samples:
             self.finish(request)
 
@@ -109,7 +110,7 @@ class TreeRequests:
         hits = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
         label, tokens = request.label or request.category, request.prompt_tokens
         self.live.counters.record_request(label, tokens, hits, request.tenant)
-        self.tree.departures.count_misses(request, sum(hits))
+        self.tree.missed.count_misses(request, sum(hits))
         if meter is not None:
             meter.record_request(request, req.cached_tokens_device + req.cached_tokens_host)
 
@@ -180,7 +181,7 @@ class TreeRequests:
                 tree.protected.keep_path(node, request.keep_until, charged_to)
             if request.misses is not None:
                 set_offsets(node)
-                tree.departures.record_written(request, node.canopy.offset + node.canopy.length)
+                tree.missed.record_written(request, node.canopy.offset + node.canopy.length)
         is_done = request is not None and tree.disk.active and request.phase is RequestPhase.DONE
         device, host = tree.evictable_device_leaves, tree.evictable_host_leaves
         while node is not tree.root_node:

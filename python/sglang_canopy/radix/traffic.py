@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.radix.counters import DEVICE
-from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.live_request import LiveRequest, RequestClock
-from sglang_canopy.radix.missed import TierEviction
+from sglang_canopy.radix.missed import MissedTokens
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -22,6 +21,27 @@ MAX_EVICTIONS = 4096
 """Maximum evictions remembered, over all tenants."""
 RATE_WINDOW_S = 300.0
 """Seconds over which the eviction rate is measured, or the remembered time if shorter."""
+
+
+class TierEviction(NamedTuple):
+    """An eviction from a tier, and the state of its tokens at that time."""
+
+    time: float
+    """Seconds on the requests' clock."""
+    tier: int
+    tenant: str | None
+    conversation: Hashable | None
+    category: str
+    offset: int
+    tokens: int
+    reason: int
+    """Index of ``counters.REASONS``."""
+    policy: str
+    """The policy that chose the tokens."""
+    idle_s: float
+    """Seconds since the tokens were last used."""
+    demoted: bool
+    """Whether the tier below still has them."""
 
 
 class EvictionLog(deque[TierEviction]):
@@ -56,8 +76,8 @@ class EvictionLog(deque[TierEviction]):
 class TierTraffic:
     """Counts insertions into and evictions from one tree's tiers."""
 
-    def __init__(self, live: LivePolicies, clock: RequestClock, departures: Departures) -> None:
-        self.live, self.clock, self.departures = live, clock, departures
+    def __init__(self, live: LivePolicies, clock: RequestClock, missed: MissedTokens) -> None:
+        self.live, self.clock, self.missed = live, clock, missed
         self.evictions = EvictionLog()
 
     def record_computed_tokens(self, tokens: int, request: LiveRequest | None) -> None:
@@ -98,7 +118,7 @@ class TierTraffic:
         self.evictions.append(eviction)
         counters.record_eviction(tier, leaf.category, tokens, reason, is_demoted, leaf.tenant)
         if not is_demoted and leaf.path and (tier == DEVICE or is_off_device(node)):
-            self.departures.record_eviction(eviction, leaf.path, self.last_page_on_disk(node))
+            self.missed.record_eviction(tier, leaf, tokens, self.last_page_on_disk(node))
 
     def last_page_on_disk(self, node: UnifiedTreeNode) -> str | None:
         """Return the name of the last page of ``node`` if it was written to the disk."""
@@ -109,7 +129,7 @@ class TierTraffic:
         for node in nodes:
             if node.canopy.path:
                 page = self.last_page_on_disk(node)
-                self.departures.record_flush(node.canopy, len(node.key), page)
+                self.missed.record_flush(node.canopy, len(node.key), page)
 
 
 def is_off_device(node: UnifiedTreeNode) -> bool:

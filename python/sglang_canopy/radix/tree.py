@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.live import LivePolicies
 from sglang_canopy.radix.live_request import LiveRequest, RequestClock
+from sglang_canopy.radix.missed import MissedTokens
 from sglang_canopy.radix.protected import ProtectedPaths
 from sglang_canopy.radix.traffic import TierTraffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
@@ -23,7 +23,7 @@ class Tree(Protocol):
 
     live: LivePolicies
     clock: RequestClock
-    departures: Departures
+    missed: MissedTokens
     disk: DiskTier
     groups: LiveGroups
     protected: ProtectedPaths

@@ -95,7 +95,7 @@ class StatusCollector:
             "session_gate": self._gate(now),
             "agents": self._agents(rows),
             "queue": self._queue(),
-            "missed": self.cache.tree_core.departures.stats(),
+            "missed": self.cache.tree_core.missed.stats(),
             "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.session_gate()),
             "files_set_aside": dict(SET_ASIDE),
