@@ -11,32 +11,32 @@ from canopy_lab.cli.main import main
 def chats(tmp_path):
     """A gateway's log: forty conversations of three turns, which share a system prompt."""
     path = tmp_path / "chats.jsonl"
-    with path.open("w") as out:
-        for number in range(120):
-            chat, turn = number % 40, number // 40
+    with path.open("w") as log_file:
+        for i in range(120):
+            chat, turn = i % 40, i // 40
             messages = [{"role": "system", "content": "Be brief. " * 60}]
-            for k in range(turn + 1):
-                messages.append({"role": "user", "content": f"secret {chat} {k} " * 30})
-                messages.append({"role": "assistant", "content": f"{chat}: {k} " * 30})
-            row = {"startTime": 1.7e9 + number, "messages": messages[:-1], "completion_tokens": 9}
-            out.write(json.dumps(row) + "\n")
+            for earlier in range(turn + 1):
+                messages.append({"role": "user", "content": f"secret {chat} {earlier} " * 30})
+                messages.append({"role": "assistant", "content": f"{chat}: {earlier} " * 30})
+            fields = {"startTime": 1.7e9 + i, "messages": messages[:-1], "completion_tokens": 9}
+            log_file.write(json.dumps(fields) + "\n")
     return path
 
 
 def advise(tmp_path, log, *options):
     out = tmp_path / "page.html"
-    common = ["--capacity-tokens", "20000", "--out", str(out), "--jobs", "1"]
-    return main(["advise", str(log), *common, *options]), out
+    common_options = ["--capacity-tokens", "20000", "--out", str(out), "--jobs", "1"]
+    return main(["advise", str(log), *common_options, *options]), out
 
 
 def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
-    numbers = tmp_path / "advice.json"
-    status, out = advise(tmp_path, chats, "--json-out", str(numbers), "--host-gb", "8,16")
+    json_path = tmp_path / "advice.json"
+    status, out = advise(tmp_path, chats, "--json-out", str(json_path), "--host-gb", "8,16")
     printed = capsys.readouterr().out
     assert status == 0
     assert "120 requests" in printed
     assert "16 GB of host memory" in printed
-    report = json.loads(numbers.read_text())
+    report = json.loads(json_path.read_text())
     assert report["decision"]["sentence"] in printed
     assert 0.3 < report["repeats"] < 1
     assert report["decision"]["sentence"].split()[0] in ("Use", "Keep")
@@ -44,17 +44,17 @@ def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
 
 
 def server_log(tmp_path, pool):
-    """A server's own log, of a pool of ``pool`` tokens; ``None``: without the line that states it."""
+    """Write a server's log with a pool of ``pool_tokens``; ``None``: without the line that states it."""
     lines = [] if pool is None else [f"[2026-01-02 03:04:01] max_total_num_tokens={pool}, chunk"]
-    for number in range(120):
-        ids = [1000 * (number % 40) + token for token in range(64 * (number // 40 + 1))]
+    for i in range(120):
+        ids = [1000 * (i % 40) + token for token in range(64 * (i // 40 + 1))]
         out = {"meta_info": {"completion_tokens": 4, "finish_reason": {"type": "stop"}}}
-        for kind, second, fields in (
-            ("received", number, {"obj": {}}),
-            ("finished", number + 0.5, {"obj": {"input_ids": ids, "text": None}, "out": out}),
+        for event_name, time_s, fields in (
+            ("received", i, {"obj": {}}),
+            ("finished", i + 0.5, {"obj": {"input_ids": ids, "text": None}, "out": out}),
         ):
-            stamp = f"2026-01-02T03:{second // 60:02.0f}:{second % 60:09.6f}"
-            event = {"timestamp": stamp, "event": f"request.{kind}", "rid": str(number), **fields}
+            stamp = f"2026-01-02T03:{time_s // 60:02.0f}:{time_s % 60:09.6f}"
+            event = {"timestamp": stamp, "event": f"request.{event_name}", "rid": str(i), **fields}
             lines.append("[2026-01-02 03:04:05] " + json.dumps(event))
     path = tmp_path / "server.log"
     path.write_text("\n".join(lines) + "\n")
@@ -62,10 +62,10 @@ def server_log(tmp_path, pool):
 
 
 def advise_plainly(tmp_path, log):
-    numbers = tmp_path / "n.json"
-    out = ["--out", str(tmp_path / "page.html"), "--json-out", str(numbers), "--jobs", "1"]
+    json_path = tmp_path / "n.json"
+    out = ["--out", str(tmp_path / "page.html"), "--json-out", str(json_path), "--jobs", "1"]
     assert main(["advise", str(log), *out]) == 0
-    return json.loads(numbers.read_text())
+    return json.loads(json_path.read_text())
 
 
 def test_the_capacity_is_the_one_in_the_servers_log(tmp_path, capsys):
@@ -82,7 +82,7 @@ def test_without_a_capacity_the_pool_at_which_lru_lost_five_points_is_assumed(tm
     assert "--capacity-tokens" in sentence
     assert sentence in printed
     lru = dict(zip(report["lru"]["tokens"], report["lru"]["hit_ratio"]))
-    hit_ratio = max(hits for tokens, hits in lru.items() if tokens <= report["capacity_tokens"])
+    hit_ratio = max(ratio for tokens, ratio in lru.items() if tokens <= report["capacity_tokens"])
     assert hit_ratio <= report["repeats"] - 0.05 + 1e-9
 
 

@@ -14,26 +14,26 @@ SESSIONS, TURNS = 16, 6
 def write_litellm_log(path: Path) -> str:
     """Write LiteLLM's ``StandardLoggingPayload`` of sessions among single prompts, a call a second."""
     lines = []
-    for number in range(2 * SESSIONS * TURNS):
-        chat, turn = number // 2 % SESSIONS, number // 2 // SESSIONS
+    for i in range(2 * SESSIONS * TURNS):
+        chat, turn = i // 2 % SESSIONS, i // 2 // SESSIONS
         texts, session = ([f"session {chat} step {k} " * 40 for k in range(turn + 1)], f"s{chat}")
-        if number % 2:
-            texts, session = [f"scan {number} of a long file " * 120], None
-        row = {
-            "id": f"chatcmpl-{number}", "call_type": "acompletion", "status": "success", "model": "m",
-            "startTime": 1.7e9 + number, "endTime": 1.7e9 + number + 0.4,
-            "messages": [{"role": ("user", "assistant")[k % 2], "content": t} for k, t in enumerate(texts)],
+        if i % 2:
+            texts, session = [f"scan {i} of a long file " * 120], None
+        entry = {
+            "id": f"chatcmpl-{i}", "call_type": "acompletion", "status": "success", "model": "m",
+            "startTime": 1.7e9 + i, "endTime": 1.7e9 + i + 0.4,
+            "messages": [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)],
             "response": {"choices": [{"finish_reason": "stop"}]},
             "prompt_tokens": sum(map(len, texts)) // 4, "completion_tokens": 9,
             "metadata": {"requester_metadata": {"session_id": session}} if session else {},
         }  # fmt: skip
-        lines.append(json.dumps(row) + "\n")
+        lines.append(json.dumps(entry) + "\n")
     path.write_text("".join(lines))
     return str(path)
 
 
 POOL_TOKENS = "6000"
-"""Tokens: less than the open sessions have."""
+"""Less than the tokens of the open sessions, as an option's text."""
 PLAN_OPTIONS = (
     "--device-tokens", POOL_TOKENS, "--disks", "none", "--server", "page_size=64", "--ttl", "none",
     "--search", "dram_levels=1,checks=off", "--jobs", "1",
@@ -51,9 +51,9 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
     advice = json.loads((tmp_path / "advice.json").read_text())
     assert advice["sample"]["requests"] == 2 * SESSIONS * TURNS
     assert advice["decision"]["flag"] == "auto"
-    start = "--radix-eviction canopy-lru --canopy-whatif canopy-lru,wa,floor=off"
+    start_flags = "--radix-eviction canopy-lru --canopy-whatif canopy-lru,wa,floor=off"
     printed = capsys.readouterr().out
-    assert f"Start: sglang serve MODEL {start}" in printed
+    assert f"Start: sglang serve MODEL {start_flags}" in printed
     assert "restart with --radix-eviction auto" in printed
     assert main(["plan", log, *PLAN_OPTIONS, "--out", "plan.yaml", "--json-out", "plan.json"]) == 0
     assert "Policy: auto, as canopy advise finds" in capsys.readouterr().out

@@ -19,7 +19,7 @@ def trace_line(**fields: object) -> str:
 
 
 @pytest.fixture
-def files(conversations, tmp_path) -> dict[str, Path]:
+def paths(write_conversations, tmp_path) -> dict[str, Path]:
     texts = {
         "empty": "",
         "backwards": f"{trace_line()}\n{trace_line(timestamp=1)}\n",
@@ -33,20 +33,20 @@ def files(conversations, tmp_path) -> dict[str, Path]:
         "texts": FIXTURES / "logs" / "texts-are-measured-by-the-servers-own-counts.jsonl",
     }
     written = {name: tmp_path / name for name in (*texts, "out")}
-    return {"trace": conversations(120, gap_ms=400), **logs, **written}
+    return {"trace": write_conversations(120, gap_ms=400), **logs, **written}
 
 
 @pytest.mark.parametrize(("command", "options", "sentence"), MISTAKES)
 def test_a_mistake_is_one_line_with_the_remedy(
-    files, tmp_path, monkeypatch, capsys, command, options, sentence
+    paths, tmp_path, monkeypatch, capsys, command, options, sentence
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, path in files.items():
+    for name, path in paths.items():
         command, options = (text.replace(f"{{{name}}}", str(path)) for text in (command, options))
-    words = [*command.split(), *shlex.split(options)]
-    assert main(words) == 2
+    argv = [*command.split(), *shlex.split(options)]
+    assert main(argv) == 2
     printed = capsys.readouterr().err
     (line,) = [line for line in printed.splitlines() if line.startswith("canopy ")]
-    assert line.startswith(f"canopy {words[0]}")
+    assert line.startswith(f"canopy {argv[0]}")
     assert sentence in line
     assert "Traceback" not in printed

@@ -30,34 +30,34 @@ UNCHECKED = ("--search", "dram_levels=3,disk_levels=2,checks=off")
 
 
 @pytest.fixture
-def trace(conversations):
-    return conversations(120, gap_ms=400)
+def trace_path(write_conversations):
+    return write_conversations(120, gap_ms=400)
 
 
 @pytest.fixture
-def plan(trace, tmp_path):
-    """Return a function that runs the command on the trace, and gives its status and its JSON."""
+def plan(trace_path, tmp_path):
+    """``plan(*arguments)``: run the command on the trace; return its exit status and its JSON."""
 
     def run(*arguments, base=SMALL_SEARCH):
         out = tmp_path / "out.json"
-        common = [str(trace), "--format", "mooncake"]
-        status = main(["plan", *common, *base, "--json-out", str(out), *arguments])
+        input_options = [str(trace_path), "--format", "mooncake"]
+        status = main(["plan", *input_options, *base, "--json-out", str(out), *arguments])
         return status, json.loads(out.read_text()) if out.exists() else None
 
     return run
 
 
 def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
-    page, file = tmp_path / "plan.html", tmp_path / "plan.yaml"
+    page_path, plan_path = tmp_path / "plan.html", tmp_path / "plan.yaml"
     status, report = plan(
-        "--slo", "p99_ttft<600s", "--best", "cost", "--html", str(page), "--out", str(file),
+        "--slo", "p99_ttft<600s", "--best", "cost", "--html", str(page_path), "--out", str(plan_path),
         "--disk-path", "/var/lib/kv",
     )  # fmt: skip
     assert status == 0
     printed = capsys.readouterr().out
     for phrase in ("Pareto front", "against the fixed baseline", "Chosen (least cost",
                   "at other loads", "an example to replace",
-                  f"--config {file}"):  # fmt: skip
+                  f"--config {plan_path}"):  # fmt: skip
         assert phrase in printed
     assert {"evaluations", "front", "baseline", "hypervolume", "seconds"} <= set(report)
     assert all(set(row) >= ROW_KEYS for row in [*report["front"], report["baseline"]])
@@ -67,21 +67,21 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     assert set(report["sensitivity"]) == {"0.8", "1", "1.2"}
     chosen = report["chosen"]
     assert chosen["cost"] == min(row["cost"] for row in report["evaluated"])
-    config = read_config(file)
+    config = read_config(plan_path)
     assert config["radix-eviction"] == "canopy-lru"
     assert config.get("canopy-host-gb", 0) == round(chosen["dram_gib"] * 2**30) / 1e9
     assert config["page-size"] == chosen["page_size"]
     assert config["max-total-tokens"] == 30000
-    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
-    html = page.read_text()
+    assert stat.S_IMODE(os.stat(plan_path).st_mode) == 0o600
+    html = page_path.read_text()
     assert html.count("data:image/png;base64,") == 1
     assert html.index("Chosen (least cost") < html.index("<img") < html.index("<details>")
     assert "http" not in html.split("<p class=small>Prices")[0]
 
 
 def test_unmet_limits_name_the_binding_one_and_the_nearest_point(plan, tmp_path, capsys):
-    file = tmp_path / "plan.yaml"
-    status, report = plan("--slo", "p99_ttft<1us,cost<1000", "--out", str(file))
+    plan_path = tmp_path / "plan.yaml"
+    status, report = plan("--slo", "p99_ttft<1us,cost<1000", "--out", str(plan_path))
     printed = capsys.readouterr().out
     assert status == 1
     assert "No configuration meets p99_ttft<1us and cost<1000" in printed
@@ -91,13 +91,13 @@ def test_unmet_limits_name_the_binding_one_and_the_nearest_point(plan, tmp_path,
     assert not report["feasible"]
     assert report["binding"] == ["p99_ttft<1us"]
     assert "Try next: more instances (--instances 2)" in printed
-    assert not file.exists()
+    assert not plan_path.exists()
 
 
-def test_prompts_larger_than_the_device_are_skipped_and_counted(plan, trace, capsys):
+def test_prompts_larger_than_the_device_are_skipped_and_counted(plan, trace_path, capsys):
     """A server of this size refuses them, so the plan is for the others."""
     long_row = {"timestamp": 10**6, "input_length": 29_950, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 59)]}  # fmt: skip
-    trace.write_text(trace.read_text() + json.dumps(long_row) + "\n")
+    trace_path.write_text(trace_path.read_text() + json.dumps(long_row) + "\n")
     status, report = plan(*UNCHECKED)
     assert status == 0
     assert (report["about"]["requests"], report["about"]["too_long"]) == (120, 1)
@@ -106,11 +106,11 @@ def test_prompts_larger_than_the_device_are_skipped_and_counted(plan, trace, cap
     assert "few requests" in printed
 
 
-def test_a_trace_of_one_moment_is_planned_and_the_report_names_it(plan, trace, capsys):
+def test_a_trace_of_one_moment_is_planned_and_the_report_names_it(plan, trace_path, capsys):
     plan(*UNCHECKED)
     assert "all have the same time" not in capsys.readouterr().out
-    rows = [json.loads(line) for line in trace.read_text().splitlines()]
-    trace.write_text("".join(json.dumps({**row, "timestamp": 5}) + "\n" for row in rows))
+    rows = [json.loads(line) for line in trace_path.read_text().splitlines()]
+    trace_path.write_text("".join(json.dumps({**row, "timestamp": 5}) + "\n" for row in rows))
     assert plan(*UNCHECKED)[0] == 0
     assert "all have the same time" in capsys.readouterr().out
 

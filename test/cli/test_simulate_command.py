@@ -14,8 +14,8 @@ ROW_KEYS = (
 
 
 @pytest.fixture
-def trace(conversations):
-    return conversations(160, gap_ms=500)
+def trace(write_conversations):
+    return write_conversations(160, gap_ms=500)
 
 
 def simulate(trace, *arguments, jobs="1"):
@@ -27,7 +27,7 @@ def simulate(trace, *arguments, jobs="1"):
 
 def drop_times(rows):
     """Return the rows without values that depend on the machine's load."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
 def test_rows_have_the_run_and_its_result(trace, capsys):
@@ -39,9 +39,9 @@ def test_rows_have_the_run_and_its_result(trace, capsys):
         for policy in ("canopy-lru", "belady")
         for blocks in (rows[0]["capacity_blocks"], rows[1]["capacity_blocks"], 30)
     ]
-    distinct = rows[0]["distinct_blocks"]
-    assert rows[1]["capacity_blocks"] == round(0.2 * distinct)
-    assert rows[2]["capacity_fraction"] == 30 / distinct
+    distinct_blocks = rows[0]["distinct_blocks"]
+    assert rows[1]["capacity_blocks"] == round(0.2 * distinct_blocks)
+    assert rows[2]["capacity_fraction"] == 30 / distinct_blocks
     assert rows[0]["requests"] == 160
     for lru, bound in zip(rows[:3], rows[3:]):
         assert bound["block_hit_ratio"] >= lru["block_hit_ratio"]

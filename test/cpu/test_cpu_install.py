@@ -31,7 +31,7 @@ def test_installing_twice_has_no_further_effect():
 def test_nothing_is_installed_or_imported_where_torch_has_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cpu, "_installed", False)
-    monkeypatch.setattr(cpu, "check_function", lambda *a: pytest.fail("checked a function"))
+    monkeypatch.setattr(cpu, "check_function", lambda *args: pytest.fail("checked a function"))
     cpu.install()
     assert cpu._installed is False
 
@@ -58,12 +58,12 @@ def test_a_disabled_cpu_engine_is_reported_in_one_line(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is another device")
-@pytest.mark.parametrize("engine", [{}, {"SGLANG_USE_CPU_ENGINE": "0"}])
-def test_an_import_of_sglang_enables_the_cpu_engine_unless_it_is_given(engine):
+@pytest.mark.parametrize("variables", [{}, {"SGLANG_USE_CPU_ENGINE": "0"}])
+def test_an_import_of_sglang_enables_the_cpu_engine_unless_it_is_given(variables):
     """SGLang selects the CPU with it: test_environment.py."""
     code = "import os, importlib.util; importlib.util.find_spec('sglang')\n"  # as an import begins
-    process = run_python(f"{code}print(os.environ['SGLANG_USE_CPU_ENGINE'])", **engine)
-    assert process.stdout.strip() == ("0" if engine else "1"), process.stderr
+    process = run_python(f"{code}print(os.environ['SGLANG_USE_CPU_ENGINE'])", **variables)
+    assert process.stdout.strip() == ("0" if variables else "1"), process.stderr
 
 
 def test_a_plain_interpreter_imports_neither_torch_nor_sglang():

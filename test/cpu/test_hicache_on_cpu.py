@@ -19,8 +19,8 @@ def installed():
 
 
 def device_layers():
-    count = LAYERS * DEVICE_TOKENS * HEADS * DIM
-    return list(torch.arange(count, dtype=torch.float32).view(LAYERS, DEVICE_TOKENS, HEADS, DIM))
+    elements = LAYERS * DEVICE_TOKENS * HEADS * DIM
+    return list(torch.arange(elements, dtype=torch.float32).view(LAYERS, DEVICE_TOKENS, HEADS, DIM))
 
 
 def slots_of(pages):
@@ -46,14 +46,14 @@ def test_pages_survive_a_page_first_host_pool():
 
 def test_tokens_survive_a_layer_first_host_pool():
     keys = device_layers()
-    host = [torch.zeros(HOST_PAGES * PAGE_TOKENS, HEADS, DIM) for _ in keys]
-    source, target = torch.tensor([3, 30, 4]), torch.tensor([11, 0, 35])
-    hicache.transfer_kv_direct(keys, host, source, target, 1)
+    host_pools = [torch.zeros(HOST_PAGES * PAGE_TOKENS, HEADS, DIM) for _ in keys]
+    source_slots, target_slots = torch.tensor([3, 30, 4]), torch.tensor([11, 0, 35])
+    hicache.transfer_kv_direct(keys, host_pools, source_slots, target_slots, 1)
     loaded = [torch.zeros_like(layer) for layer in keys]
-    hicache.transfer_kv_direct(host, loaded, target, source, 1)
+    hicache.transfer_kv_direct(host_pools, loaded, target_slots, source_slots, 1)
     for layer, copy in zip(keys, loaded):
-        assert torch.equal(copy[source], layer[source])
-        assert copy.count_nonzero() <= layer[source].numel()
+        assert torch.equal(copy[source_slots], layer[source_slots])
+        assert copy.count_nonzero() <= layer[source_slots].numel()
 
 
 def test_sglangs_host_pool_finds_the_copies_and_pins_nothing():

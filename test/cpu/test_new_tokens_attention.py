@@ -1,4 +1,4 @@
-"""The CPU backend against SGLang's stock functions, side by side on the same random batches."""
+"""The CPU backend's attention, compared with SGLang's stock functions on the same random batches."""
 
 from types import SimpleNamespace
 
@@ -44,31 +44,31 @@ def make_batch(lengths, new_lengths, heads, kv_heads, dtype=torch.float32, seed=
     }
 
 
-def runner():
+def fake_runner():
     return SimpleNamespace(device="cpu", req_to_token_pool=None, token_to_kv_pool=None)
 
 
 def extend(backend_class, batch, new_lengths, **options):
-    new = torch.tensor(new_lengths)
+    new_counts = torch.tensor(new_lengths)
     arguments = {
         **batch,
         "output": batch["output"].clone(),
-        "extend_seq_lens": new,
-        "extend_prefix_lens": batch["seq_lens"] - new,
+        "extend_seq_lens": new_counts,
+        "extend_prefix_lens": batch["seq_lens"] - new_counts,
         "causal": True,
         **options,
     }
-    return backend_class(runner())._run_sdpa_forward_extend(**arguments)
+    return backend_class(fake_runner())._run_sdpa_forward_extend(**arguments)
 
 
 def decode(backend_class, batch, **options):
     arguments = {**batch, "output": batch["output"].clone(), **options}
-    return backend_class(runner())._run_sdpa_forward_decode(**arguments)
+    return backend_class(fake_runner())._run_sdpa_forward_decode(**arguments)
 
 
-def assert_close(ours, stock):
-    assert not torch.isnan(ours).any()
-    assert (ours - stock).abs().max().item() <= 1e-5
+def assert_close(output, expected):
+    assert not torch.isnan(output).any()
+    assert (output - expected).abs().max().item() <= 1e-5
 
 
 request_sizes = st.lists(
@@ -83,8 +83,8 @@ def test_extend_equals_stock_on_mixed_batches(requests, heads, seed):
     lengths = [cached + new for cached, new in requests]
     new_lengths = [new for _, new in requests]
     batch = make_batch(lengths, new_lengths, *heads, seed=seed)
-    ours = extend(NewTokensAttnBackend, batch, new_lengths)
-    assert_close(ours, extend(TorchNativeAttnBackend, batch, new_lengths))
+    output = extend(NewTokensAttnBackend, batch, new_lengths)
+    assert_close(output, extend(TorchNativeAttnBackend, batch, new_lengths))
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,12 +98,12 @@ def test_decode_equals_stock_on_mixed_batches(lengths, heads, seed):
     assert_close(decode(NewTokensAttnBackend, batch), decode(TorchNativeAttnBackend, batch))
 
 
-@pytest.mark.parametrize("cached", [0, 5, 700])
-def test_extend_longer_than_a_query_block_equals_stock(cached):
-    new = attention.QUERY_BLOCK * 2 + 17
-    batch = make_batch([cached + new, 40], [new, 1], 4, 2)
-    ours = extend(NewTokensAttnBackend, batch, [new, 1])
-    assert_close(ours, extend(TorchNativeAttnBackend, batch, [new, 1]))
+@pytest.mark.parametrize("cached_tokens", [0, 5, 700])
+def test_extend_longer_than_a_query_block_equals_stock(cached_tokens):
+    new_tokens = attention.QUERY_BLOCK * 2 + 17
+    batch = make_batch([cached_tokens + new_tokens, 40], [new_tokens, 1], 4, 2)
+    output = extend(NewTokensAttnBackend, batch, [new_tokens, 1])
+    assert_close(output, extend(TorchNativeAttnBackend, batch, [new_tokens, 1]))
 
 
 def test_a_cache_of_another_dtype_is_read_like_stock():
@@ -124,22 +124,22 @@ def test_a_cache_of_another_dtype_is_read_like_stock():
 )
 def test_attention_that_is_not_plain_causal_uses_the_stock_path(options):
     batch = make_batch([60, 33], [60, 33], 4, 2)
-    ours = extend(NewTokensAttnBackend, batch, [60, 33], **options)
-    stock = extend(TorchNativeAttnBackend, batch, [60, 33], **options)
-    assert torch.equal(ours, stock)
+    output = extend(NewTokensAttnBackend, batch, [60, 33], **options)
+    expected = extend(TorchNativeAttnBackend, batch, [60, 33], **options)
+    assert torch.equal(output, expected)
 
 
 def test_a_sliding_window_decodes_like_stock():
     batch = make_batch([60, 33], [1, 1], 4, 2)
-    ours = decode(NewTokensAttnBackend, batch, sliding_window_size=16)
-    assert torch.equal(ours, decode(TorchNativeAttnBackend, batch, sliding_window_size=16))
+    output = decode(NewTokensAttnBackend, batch, sliding_window_size=16)
+    assert torch.equal(output, decode(TorchNativeAttnBackend, batch, sliding_window_size=16))
 
 
 def test_layers_of_one_forward_share_a_plan_and_the_next_forward_makes_its_own(monkeypatch):
     plans = []
     original = attention.plan_decode
-    monkeypatch.setattr(attention, "plan_decode", lambda *a: plans.append(1) or original(*a))
-    backend = NewTokensAttnBackend(runner())
+    monkeypatch.setattr(attention, "plan_decode", lambda *args: plans.append(1) or original(*args))
+    backend = NewTokensAttnBackend(fake_runner())
     batch = make_batch([30, 60], [1, 1], 4, 2)
     forward = SimpleNamespace(
         req_pool_indices=batch["req_pool_indices"], seq_lens=batch["seq_lens"], out_cache_loc=None
@@ -154,8 +154,8 @@ def test_layers_of_one_forward_share_a_plan_and_the_next_forward_makes_its_own(m
     batch["seq_lens"] += 1
     batch["req_to_token"][batch["req_pool_indices"], batch["seq_lens"] - 1] = 3
     backend.init_forward_metadata(forward)
-    ours = backend._run_sdpa_forward_decode(**{**batch, "output": batch["output"].clone()})
-    assert_close(ours, decode(TorchNativeAttnBackend, batch))
+    output = backend._run_sdpa_forward_decode(**{**batch, "output": batch["output"].clone()})
+    assert_close(output, decode(TorchNativeAttnBackend, batch))
 
 
 def test_requests_of_similar_length_are_decoded_together():
@@ -165,7 +165,7 @@ def test_requests_of_similar_length_are_decoded_together():
 
 
 @given(st.lists(st.integers(1, 5000), max_size=40))
-def test_groups_hold_every_request_once_with_little_padding(lengths):
+def test_every_request_is_in_one_group_and_padding_is_bounded(lengths):
     groups = group_by_length(lengths)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:

@@ -1,4 +1,4 @@
-"""Sliding windows with a pool of their own, and causal convolutions, against plain formulas."""
+"""Sliding windows with a pool of their own, and causal convolutions, compared with plain formulas."""
 
 from types import SimpleNamespace
 
@@ -13,9 +13,9 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from canopy_cpu import short_conv
 from canopy_cpu.attention import NewTokensAttnBackend
 
-HEADS, KV_HEADS, HEAD_SIZE, WINDOW, SLOTS = 4, 2, 8, 6, 96
+HEADS, KV_HEADS, HEAD_SIZE, WINDOW_TOKENS, SLOTS = 4, 2, 8, 6, 96
 SLIDING, FULL = 0, 1
-"""Layers."""
+"""Ids of the layer with a sliding window and of the layer with full attention."""
 
 
 class SlidingWindowPools:
@@ -43,7 +43,7 @@ class SlidingWindowPools:
             req_to_token_pool=SimpleNamespace(req_to_token=self.rows),
         )
         self.backend = NewTokensAttnBackend(runner)
-        self.draw = torch.Generator().manual_seed(5)
+        self.generator = torch.Generator().manual_seed(5)
         # The two pools hand out different slots from here on.
         self.allocator.free(self.allocator.alloc(3))
         held_slots = self.allocator.alloc(5)
@@ -51,20 +51,20 @@ class SlidingWindowPools:
         self.kv: dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {SLIDING: {}, FULL: {}}
 
     def randn(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self.draw)
+        return torch.randn(*shape, generator=self.generator)
 
     def step(self, layer: int, requests: dict[int, int], slots: dict[int, torch.Tensor], is_decode):
-        """Run new tokens of each request through ``layer``; return the answer and the formula's."""
-        lengths, parts = [], []
+        """Run the new tokens by row through ``layer``; return the output and the formula's output."""
+        lengths, new_kv = [], []
         for row, new_tokens in requests.items():
             key, value = (self.randn(new_tokens, KV_HEADS, HEAD_SIZE) for _ in range(2))
             old_kv = self.kv[layer].get(row)
             all_kv = (key, value)
             if old_kv is not None:
-                all_kv = tuple(torch.cat(pair) for pair in zip(old_kv, all_kv))
+                all_kv = tuple(torch.cat(tensors) for tensors in zip(old_kv, all_kv))
             self.kv[layer][row] = all_kv
             lengths.append(len(all_kv[0]))
-            parts.append((key, value))
+            new_kv.append((key, value))
         query = self.randn(sum(requests.values()), HEADS * HEAD_SIZE)
         new_lengths = torch.tensor(list(requests.values()))
         batch = SimpleNamespace(
@@ -85,28 +85,28 @@ class SlidingWindowPools:
             scaling=HEAD_SIZE**-0.5,
             is_cross_attention=False,
             attn_type=AttentionType.DECODER,
-            sliding_window_size=WINDOW if layer == SLIDING else -1,
+            sliding_window_size=WINDOW_TOKENS if layer == SLIDING else -1,
         )
         self.backend.init_forward_metadata(batch)
-        run = self.backend.forward_decode if is_decode else self.backend.forward_extend
-        key, value = (torch.cat(tensors) for tensors in zip(*parts))
-        answer = run(query, key, value, attention, batch)
-        return answer.view(-1, HEADS, HEAD_SIZE), self._formula(layer, requests, query)
+        forward = self.backend.forward_decode if is_decode else self.backend.forward_extend
+        key, value = (torch.cat(tensors) for tensors in zip(*new_kv))
+        output = forward(query, key, value, attention, batch)
+        return output.view(-1, HEADS, HEAD_SIZE), self._formula(layer, requests, query)
 
     def _formula(self, layer, requests, query) -> torch.Tensor:
-        window = WINDOW if layer == SLIDING else 10**6
-        result, row_index = [], 0
-        for row, new in requests.items():
+        window = WINDOW_TOKENS if layer == SLIDING else 10**6
+        outputs, row_index = [], 0
+        for row, new_tokens in requests.items():
             keys, values = self.kv[layer][row]
-            for position in range(len(keys) - new, len(keys)):
+            for position in range(len(keys) - new_tokens, len(keys)):
                 q = query[row_index].view(HEADS, HEAD_SIZE)
-                first = max(0, position - window)
-                k = keys[first : position + 1].repeat_interleave(HEADS // KV_HEADS, 1)
-                v = values[first : position + 1].repeat_interleave(HEADS // KV_HEADS, 1)
+                first_position = max(0, position - window)
+                k = keys[first_position : position + 1].repeat_interleave(HEADS // KV_HEADS, 1)
+                v = values[first_position : position + 1].repeat_interleave(HEADS // KV_HEADS, 1)
                 weights = (torch.einsum("hd,thd->ht", q, k) * HEAD_SIZE**-0.5).softmax(-1)
-                result.append(torch.einsum("ht,thd->hd", weights, v))
+                outputs.append(torch.einsum("ht,thd->hd", weights, v))
                 row_index += 1
-        return torch.stack(result)
+        return torch.stack(outputs)
 
 
 @pytest.mark.parametrize("layer", [SLIDING, FULL])
@@ -129,7 +129,7 @@ def test_slots_outside_the_window_may_be_freed() -> None:
     slots = pools.allocator.alloc(20)
     pools.rows[3, :20] = slots.int()
     pools.step(SLIDING, {3: 20}, {3: slots}, False)
-    pools.allocator.free_swa(slots[: 20 - WINDOW - 1])
+    pools.allocator.free_swa(slots[: 20 - WINDOW_TOKENS - 1])
     new_slot = pools.allocator.alloc(1)
     pools.rows[3, 20:21] = new_slot.int()
     answer, formula = pools.step(SLIDING, {3: 1}, {3: new_slot}, True)
@@ -153,36 +153,36 @@ def test_a_convolution_in_pieces_equals_the_whole(piece_sizes, width, has_bias, 
     inputs = [torch.zeros(channels, 0) for _ in range(requests)]
     outputs = [torch.zeros(channels, 0) for _ in range(requests)]
     for counts in piece_sizes:
-        new = [torch.randn(channels, count, generator=generator) for count in counts]
+        new_inputs = [torch.randn(channels, count, generator=generator) for count in counts]
         starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
         result = short_conv.causal_conv1d_fn(
-            torch.cat(new, 1),
+            torch.cat(new_inputs, 1),
             weight,
             bias,
             query_start_loc=starts,
             cache_indices=slots,
-            has_initial_state=torch.tensor([s.shape[1] > 0 for s in inputs]),
+            has_initial_state=torch.tensor([sequence.shape[1] > 0 for sequence in inputs]),
             conv_states=states,
             activation=activation,
         )
-        for number, part in enumerate(result.split(counts, 1)):
-            inputs[number] = torch.cat([inputs[number], new[number]], 1)
-            outputs[number] = torch.cat([outputs[number], part], 1)
-    has_state = torch.tensor([s.shape[1] > 0 for s in inputs])
+        for request, piece in enumerate(result.split(counts, 1)):
+            inputs[request] = torch.cat([inputs[request], new_inputs[request]], 1)
+            outputs[request] = torch.cat([outputs[request], piece], 1)
+    has_state = torch.tensor([sequence.shape[1] > 0 for sequence in inputs])
     for _ in range(3):
         new_tokens = torch.randn(requests, channels, generator=generator)
         indices = torch.where(has_state, slots, short_conv.PAD_SLOT)
         result = short_conv.causal_conv1d_update(
             new_tokens, states, weight, bias, activation, conv_state_indices=indices
         )
-        for number in range(requests):
-            if has_state[number]:
-                inputs[number] = torch.cat([inputs[number], new_tokens[number][:, None]], 1)
-                outputs[number] = torch.cat([outputs[number], result[number][:, None]], 1)
+        for request in range(requests):
+            if has_state[request]:
+                inputs[request] = torch.cat([inputs[request], new_tokens[request][:, None]], 1)
+                outputs[request] = torch.cat([outputs[request], result[request][:, None]], 1)
     for sequence, pieces in zip(inputs, outputs):
         padded = torch.nn.functional.pad(sequence, (width - 1, 0))
         for position in range(sequence.shape[1]):
-            value = (padded[:, position : position + width] * weight).sum(1)
-            value = value if bias is None else value + bias
-            value = torch.nn.functional.silu(value) if activation else value
-            assert torch.allclose(pieces[:, position], value, atol=1e-5)
+            expected = (padded[:, position : position + width] * weight).sum(1)
+            expected = expected if bias is None else expected + bias
+            expected = torch.nn.functional.silu(expected) if activation else expected
+            assert torch.allclose(pieces[:, position], expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Every relative link and anchor in every Markdown page of the repository leads somewhere."""
+"""Every relative link and anchor in every Markdown page of the repository has a target."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ PAGE_NAME = re.compile(r"\bdocs/[\w/-]+\.(?:md|png|svg)\b")
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The ids of a page's headings, as GitHub and the site make them."""
+    """Return the ids of a page's headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.M)
     return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
 
@@ -54,11 +54,11 @@ def test_pages_of_the_site_link_within_it() -> None:
 
 
 def test_pages_that_the_code_names_exist() -> None:
-    generated = {"docs/figures/chunk_load.png"}  # written by the command that names it
-    for name in git_files("*.py", "*.toml", "*.txt", "*.sh", "*.md", "*.json"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        for page in set(PAGE_NAME.findall(text)) - generated:
-            assert f"/{page}" in text or (ROOT / page).exists(), f"{name}: {page}"
+    written_by_command = {"docs/figures/chunk_load.png"}  # written by the command that names it
+    for file in git_files("*.py", "*.toml", "*.txt", "*.sh", "*.md", "*.json"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for page in set(PAGE_NAME.findall(text)) - written_by_command:
+            assert f"/{page}" in text or (ROOT / page).exists(), f"{file}: {page}"
 
 
 def test_source_files_that_pages_name_exist() -> None:
@@ -67,6 +67,6 @@ def test_source_files_that_pages_name_exist() -> None:
     to_be_written = {"/python/sglang_canopy/policy/mru.py", "/test/policy/test_mru.py"}
     for page in PAGES:
         text = CODE_BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
-        for name in re.findall(r"`(?:\./)?([\w./-]+\.(?:py|sh|txt))`(?! of commit)", text):
-            matches = {path for path in files | to_be_written if path.endswith(f"/{name}")}
-            assert matches, f"{page}: {name}"
+        for file_name in re.findall(r"`(?:\./)?([\w./-]+\.(?:py|sh|txt))`(?! of commit)", text):
+            matches = {path for path in files | to_be_written if path.endswith(f"/{file_name}")}
+            assert matches, f"{page}: {file_name}"

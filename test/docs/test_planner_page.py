@@ -29,29 +29,29 @@ def test_the_example_of_a_price_list_is_valid():
     assert prices.disk("io2-16000").read_bytes_per_s(100) == 4000 * 2**20
 
 
-COMMANDS = {
+COMMAND_BY_PAGE = {
     "planner": ("plan", r"canopy plan ", plan.OPTIONS[1:4]),
     "simulate": ("simulate", r"canopy simulate (?!system)", [simulate.Options]),
 }
 
 
-@pytest.mark.parametrize("page", COMMANDS)
+@pytest.mark.parametrize("page", COMMAND_BY_PAGE)
 def test_the_commands_on_the_page_can_be_parsed(page):
-    command, prefix, groups = COMMANDS[page]
+    command, prefix, option_classes = COMMAND_BY_PAGE[page]
     text = (DOCS / "guide" / f"{page}.md").read_text()
     commands = re.findall(rf"^    ({prefix}.*?[^\\])$", text, re.M | re.S)
     assert commands
     for line in commands:
-        words = shlex.split(line.replace("\\\n", " "))[2:]
-        args = parser_of(command)[0].parse_args(words)
-        for group in groups:
-            declared.read(group, args)
+        argv = shlex.split(line.replace("\\\n", " "))[2:]
+        args = parser_of(command)[0].parse_args(argv)
+        for option_class in option_classes:
+            declared.read(option_class, args)
 
 
 def test_every_key_of_a_row_is_on_the_page(tmp_path):
     trace = tmp_path / "t.jsonl"
-    line = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}
-    trace.write_text(json.dumps(line) + "\n")
+    request = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}
+    trace.write_text(json.dumps(request) + "\n")
     out = tmp_path / "rows.json"
     command = ["simulate", str(trace), "--format", "mooncake", "--policy", "lru"]
     assert main([*command, "--capacity", "1", "--json-out", str(out), "--jobs", "1"]) == 0
@@ -67,9 +67,9 @@ def test_every_key_of_a_row_is_on_the_page(tmp_path):
 def test_the_example_prints_the_pages_output(data_dir, capsys) -> None:
     example = PAGE_TEXT[PAGE_TEXT.index("## An example") : PAGE_TEXT.index("**The choice is")]
     (command,) = re.findall(r"^    canopy (plan .*?[^\\])$", example, re.M | re.S)
-    words = shlex.split(command.replace("\\\n", " "))
-    words[1] = str(data_dir / "mooncake" / words[1])
-    assert main(words) == 0
+    argv = shlex.split(command.replace("\\\n", " "))
+    argv[1] = str(data_dir / "mooncake" / argv[1])
+    assert main(argv) == 0
     printed = " ".join(capsys.readouterr().out.split())
     (evaluated,) = re.findall(r"It evaluates (\d+ configurations)", example)
     (output,) = re.findall(r"^```\n(.*?)^```", example, re.M | re.S)

@@ -17,7 +17,7 @@ WALKTHROUGH = (ROOT / "docs" / "guide" / "add-a-policy.md").read_text()
 
 
 def policy_rows():
-    """The main table as {name: cells}."""
+    """Return the cells of each row of the main table, by the policy's name."""
     rows = {}
     for line in PAGE_TEXT.split("## Options of the tree")[0].splitlines():
         match = re.match(r"\| `([\w-]+)` \| (?:`([\w-]+)`|simulator only) \|", line)
@@ -40,12 +40,12 @@ def test_live_names_are_the_registrys():
 def walkthrough(monkeypatch):
     """Register the page's policy as the page describes; return its test code."""
     text = WALKTHROUGH.split("<!-- adding-a-policy", 1)[1].split("<!-- end: adding-a-policy", 1)[0]
-    policy, tests = re.findall(r"```python\n(.*?)```", text, re.S)
+    policy_code, test_code = re.findall(r"```python\n(.*?)```", text, re.S)
     module = types.ModuleType("sglang_canopy.policy.mru")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(policy, "docs/guide/add-a-policy.md", "exec"), module.__dict__)
+    exec(compile(policy_code, "docs/guide/add-a-policy.md", "exec"), module.__dict__)
     monkeypatch.setitem(registry._MODULES, "mru", module.__name__)
-    return tests
+    return test_code
 
 
 def test_the_walkthroughs_policy_passes_its_tests(walkthrough):

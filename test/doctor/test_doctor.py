@@ -25,8 +25,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support import forked
 
-LABEL = "ANSWER"
-"""Stands before the answer, since imports may print too."""
+REPORT_LABEL = "ANSWER"
+"""Text before the report, since imports may print too."""
 _DOCTOR_PROGRAM = """
 import contextlib, io, json, sys
 from canopy_lab.cli.main import main
@@ -40,26 +40,26 @@ print("ANSWER" + json.dumps(found))
 """
 
 
-def run_doctor(words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def run_doctor(commands: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the doctor's report on each command line, with its exit status and error output."""
-    process = forked.run([sys.executable, "-c", _DOCTOR_PROGRAM, json.dumps(words)], timeout=400)
+    process = forked.run([sys.executable, "-c", _DOCTOR_PROGRAM, json.dumps(commands)], timeout=400)
     assert process.returncode == 0, process.stderr[-3000:]
-    reports: dict[str, Any] = json.loads(process.stdout.rpartition(LABEL)[2])
+    reports: dict[str, Any] = json.loads(process.stdout.rpartition(REPORT_LABEL)[2])
     return reports
 
 
-BASE = "--model-path /none --device cpu --port {port} "
+BASE_FLAGS = "--model-path /none --device cpu --port {port} "
 COMMAND_LINES = {
-    "plain": BASE + "--radix-eviction wa",
-    "sglangs own": BASE + "--radix-eviction lru --enable-lmcache --tp-size 4",
-    "two refused": BASE + "--radix-eviction wa --enable-lmcache --use-ray",
-    "untested": BASE + "--radix-eviction wa --tp-size 4 --enable-hierarchical-cache",
-    "no such plan": BASE + "--radix-eviction wa --config /no/such/plan.yaml",
+    "plain": BASE_FLAGS + "--radix-eviction wa",
+    "sglangs own": BASE_FLAGS + "--radix-eviction lru --enable-lmcache --tp-size 4",
+    "two refused": BASE_FLAGS + "--radix-eviction wa --enable-lmcache --use-ray",
+    "untested": BASE_FLAGS + "--radix-eviction wa --tp-size 4 --enable-hierarchical-cache",
+    "no such plan": BASE_FLAGS + "--radix-eviction wa --config /no/such/plan.yaml",
     "short flags": "sglang serve /none --device cpu --port {port} --radix-eviction wa --tp 8 --dp 8 "
     "--api-k opensesame",
     "no device": "sglang serve /none --port {port} --radix-eviction wa",
-    "unknown flag": BASE + "--no-such-flag",
-    "bad number": BASE + "--tp-size two",
+    "unknown flag": BASE_FLAGS + "--no-such-flag",
+    "bad number": BASE_FLAGS + "--tp-size two",
     "disk": "sglang serve /none --device cpu --port {port} --radix-eviction wa "
     "--enable-hierarchical-cache --hicache-storage-backend canopy "
     "--hicache-storage-prefetch-policy best_effort "
@@ -69,23 +69,23 @@ COMMAND_LINES = {
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> dict:
-    """Every line of ``COMMAND_LINES``, examined in a process of its own: SGLang is hooked there."""
-    blocked = tmp_path_factory.mktemp("doctor") / "file"
-    blocked.write_text("not a folder")
+    """Return the reports on ``COMMAND_LINES``, from another process, since SGLang is hooked there."""
+    plain_file = tmp_path_factory.mktemp("doctor") / "file"
+    plain_file.write_text("not a folder")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free_port = listener.getsockname()[1]
-    words = {
-        name: shlex.split(line.format(port=free_port, folder=blocked / "disk"))
+    command_lines = {
+        name: shlex.split(line.format(port=free_port, folder=plain_file / "disk"))
         for name, line in COMMAND_LINES.items()
     }
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        words["busy port"] = [*shlex.split(COMMAND_LINES["plain"].format(port=port))]
-        return run_doctor(words)
+        command_lines["busy port"] = [*shlex.split(COMMAND_LINES["plain"].format(port=port))]
+        return run_doctor(command_lines)
 
 
 def texts_of_kind(report: dict, kind: str) -> list[str]:
-    return [f["text"] for f in report["findings"] if f["kind"] == kind]
+    return [finding["text"] for finding in report["findings"] if finding["kind"] == kind]
 
 
 UNTESTED_SETUPS = {
@@ -95,14 +95,14 @@ UNTESTED_SETUPS = {
     "no device": ["CUDA: device"],  # the default of SGLang
     "short flags": None,
 }
-"""Lines that start, and the set-ups of each that no test has; ``None``: not compared."""
+"""Untested set-ups by command line, of those that start; ``None``: not compared."""
 
 
-@pytest.mark.parametrize("line", UNTESTED_SETUPS)
-def test_a_server_that_starts_has_no_refusal_and_its_untested_set_ups_listed(reports, line) -> None:
-    assert reports[line]["code"] == 0
-    assert not texts_of_kind(reports[line], REFUSED)
-    assert UNTESTED_SETUPS[line] in (None, texts_of_kind(reports[line], UNTESTED))
+@pytest.mark.parametrize("name", UNTESTED_SETUPS)
+def test_a_server_that_starts_has_no_refusal_and_its_untested_set_ups_listed(reports, name) -> None:
+    assert reports[name]["code"] == 0
+    assert not texts_of_kind(reports[name], REFUSED)
+    assert UNTESTED_SETUPS[name] in (None, texts_of_kind(reports[name], UNTESTED))
 
 
 def test_all_refusals_are_reported_at_once_with_remedies(reports) -> None:
@@ -114,9 +114,9 @@ def test_all_refusals_are_reported_at_once_with_remedies(reports) -> None:
 
 
 def test_a_prefetch_that_waits_for_nothing_is_noted(reports) -> None:
-    (note,) = [t for t in texts_of_kind(reports["disk"], NOTE) if "best_effort" in t]
+    (note,) = [text for text in texts_of_kind(reports["disk"], NOTE) if "best_effort" in text]
     assert "timeout" in note
-    assert not [t for t in texts_of_kind(reports["plain"], NOTE) if "best_effort" in t]
+    assert not [text for text in texts_of_kind(reports["plain"], NOTE) if "best_effort" in text]
 
 
 def test_flags_are_shortened_as_sglang_allows(reports) -> None:
@@ -126,20 +126,20 @@ def test_flags_are_shortened_as_sglang_allows(reports) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "part"),
+    ("name", "named_part"),
     [("unknown flag", "--no-such-flag"), ("bad number", "two"), ("no such plan", "plan.yaml")],
 )
-def test_a_command_line_that_cannot_be_read_is_a_mistake(reports, line, part) -> None:
-    assert reports[line]["code"] == 2
-    assert part in reports[line]["stderr"]
-    assert "Traceback" not in reports[line]["stderr"]
+def test_a_command_line_that_cannot_be_read_is_a_mistake(reports, name, named_part) -> None:
+    assert reports[name]["code"] == 2
+    assert named_part in reports[name]["stderr"]
+    assert "Traceback" not in reports[name]["stderr"]
 
 
 def test_a_used_port_and_a_missing_folder_are_faults(reports) -> None:
-    (port,) = texts_of_kind(reports["busy port"], FAULT)
-    assert "cannot be used" in port
-    (folder,) = texts_of_kind(reports["disk"], FAULT)
-    assert "is not a folder" in folder
+    (port_fault,) = texts_of_kind(reports["busy port"], FAULT)
+    assert "cannot be used" in port_fault
+    (folder_fault,) = texts_of_kind(reports["disk"], FAULT)
+    assert "is not a folder" in folder_fault
     assert reports["busy port"]["code"] == reports["disk"]["code"] == 1
 
 
@@ -162,7 +162,7 @@ def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> 
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["sglang", "serve", "M", "--x"],
         ["python", "-m", "sglang.launch_server", "--model-path", "M", "--x"],
@@ -170,8 +170,8 @@ def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> 
         ["--model-path", "M", "--x"],
     ],
 )
-def test_a_launch_command_may_be_pasted_as_it_is(words) -> None:
-    assert server_arguments(words) == ["--model-path", "M", "--x"]
+def test_a_launch_command_may_be_pasted_as_it_is(argv) -> None:
+    assert server_arguments(argv) == ["--model-path", "M", "--x"]
 
 
 def test_a_command_of_something_else_is_refused() -> None:
@@ -181,13 +181,13 @@ def test_a_command_of_something_else_is_refused() -> None:
 
 @given(st.text(min_size=4, alphabet="QXZ987"), st.booleans())
 def test_no_key_is_ever_shown(secret, joined) -> None:
-    words: list[str] = []
+    argv: list[str] = []
     for flag in ("--api-key", "--admin-api-key", "--ssl-key-password"):
-        words += [f"{flag}={secret}"] if joined else [flag, secret]
-    words += ["--extra", json.dumps({"a": [{"access_token": secret}], "quota_bytes": {secret: 1}})]
-    words += ["--canopy-disk", f'tenant_quota_gb={{"{secret}": 1, "*": 2}}']
-    words += ["--url", f"http://me:{secret}@host/", "--broken", "{" + secret]
-    text = " ".join(mask_secrets(words))
+        argv += [f"{flag}={secret}"] if joined else [flag, secret]
+    argv += ["--extra", json.dumps({"a": [{"access_token": secret}], "quota_bytes": {secret: 1}})]
+    argv += ["--canopy-disk", f'tenant_quota_gb={{"{secret}": 1, "*": 2}}']
+    argv += ["--url", f"http://me:{secret}@host/", "--broken", "{" + secret]
+    text = " ".join(mask_secrets(argv))
     assert secret not in text
     assert HIDDEN in text
 
@@ -280,10 +280,10 @@ def test_a_read_only_folder_is_a_fault(tmp_path) -> None:
     assert fault.kind == FAULT
 
 
-@pytest.mark.parametrize("number", [-1, 70_000])
-def test_a_port_out_of_range_is_a_fault(number) -> None:
-    (fault,) = machine.check_port("127.0.0.1", number)
-    assert str(number) in fault.text
+@pytest.mark.parametrize("port", [-1, 70_000])
+def test_a_port_out_of_range_is_a_fault(port) -> None:
+    (fault,) = machine.check_port("127.0.0.1", port)
+    assert str(port) in fault.text
 
 
 @pytest.mark.parametrize("kind", [REFUSED, FAULT, UNTESTED, NOTE])

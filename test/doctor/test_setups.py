@@ -1,4 +1,4 @@
-"""Rows of set-ups: what each refuses at start, and at what level its parts are tested."""
+"""Set-ups: the parts that each refuses at start, and the level at which its other parts are tested."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ def test_names_are_unique() -> None:
 @pytest.mark.parametrize("setup", SETUPS, ids=NAMES)
 def test_a_refused_part_is_not_tested(setup: Setup) -> None:
     levels = {part: setup.level(part) for part in PARTS}
-    assert not [p for p in (*setup.served, *setup.cache) if levels[p] == REFUSED]
+    assert not [part for part in (*setup.served, *setup.cache) if levels[part] == REFUSED]
     assert set(setup.served).isdisjoint(setup.cache)
 
 
@@ -34,7 +34,7 @@ def test_a_reason_names_the_value_and_the_ways_out() -> None:
 
 
 def test_the_doctor_lists_refusals_of_every_feature_and_what_is_untested() -> None:
-    setup = {"device": "cuda", "pp_size": 2, "tp_size": 1}
-    args = SimpleNamespace(radix_eviction_policy="wa", canopy_documents="on", **setup)
+    flags = {"device": "cuda", "pp_size": 2, "tp_size": 1}
+    args = SimpleNamespace(radix_eviction_policy="wa", canopy_documents="on", **flags)
     assert [f.text.partition(":")[0] for f in refusal_findings(args)] == ["--canopy-documents"]
     assert [f.text for f in untested_findings(args)] == ["CUDA: device, documents"]

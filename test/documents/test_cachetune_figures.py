@@ -43,18 +43,18 @@ def test_the_prefix_of_an_encoding_after_bos_is_the_prompts_first_token():
     assert [prefix_for(case, mode) for mode in ("bos", "alone", "prefix")] == [(7,), (), (7, 8, 9)]
 
 
-def test_arms_are_compared_on_the_same_questions():
+def test_the_summary_of_an_arm_has_its_mean_error_and_speedup():
     from cachetune.quality import by_arm
 
-    full = {"cpu_s": 4.0, "run": 1.0, "kl": 0.0, "top1": 1.0}
-    arm = {"cpu_s": 1.0, "run": 0.2, "top1": 1.0}
-    summary = by_arm([{"full": full, "a": {**arm, "kl": kl}} for kl in (0.1, 0.3)])
+    full_row = {"cpu_s": 4.0, "run": 1.0, "kl": 0.0, "top1": 1.0}
+    arm_row = {"cpu_s": 1.0, "run": 0.2, "top1": 1.0}
+    summary = by_arm([{"full": full_row, "a": {**arm_row, "kl": kl}} for kl in (0.1, 0.3)])
     assert summary["a"]["kl_by_question"] == [0.1, 0.3]
     assert (summary["a"]["kl"], summary["a"]["kl_se"]) == (0.2, 0.1)
     assert summary["a"]["speedup"] == 4.0
 
 
-def test_questions_hold_their_answers(data_dir):
+def test_the_documents_of_a_question_contain_an_answer(data_dir):
     from cachetune.questions import read_questions
 
     for example in read_questions(data_dir, "musique", 5):

@@ -1,4 +1,4 @@
-"""Kernels compile for real chips without one: no spills, and they fit."""
+"""Kernels compile for real chips without a chip: they spill no register and fit the shared memory."""
 
 import ast
 import json
@@ -21,14 +21,14 @@ COMPILED = {
     (build["arch"], build["config"]): build
     for build in json.loads((ROOT / "benchmark" / "kernels" / "compiled.json").read_text())
 }
-"""Source of the table in docs/research/documents.md."""
+"""By architecture and configuration; the source of the table in docs/research/documents.md."""
 
 
-def compile_kernels(tmp_path, match, *options):
+def compile_kernels(tmp_path, name_part, *options):
     """Return the output of `python -m canopy_kernel.compile` for names with ``match``."""
     out, command = tmp_path / "built.json", "-m canopy_kernel.compile"
     process = subprocess.run(
-        [sys.executable, *command.split(), "--match", match, "--json", str(out), *options],
+        [sys.executable, *command.split(), "--match", name_part, "--json", str(out), *options],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
@@ -47,7 +47,7 @@ def compile_kernels(tmp_path, match, *options):
 
 @cache
 def kernels_in_the_source() -> set[str]:
-    """The functions under ``@triton.jit`` that no other such function calls: they are launched."""
+    """Return the ``@triton.jit`` functions that no other such function calls: they are launched."""
     jitted: dict[str, set[str]] = {}
     for folder in ("python", "sgl-kernel", "benchmark", "scripts"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -56,14 +56,14 @@ def kernels_in_the_source() -> set[str]:
                 if not isinstance(function, ast.FunctionDef):
                     continue
                 if any(ast.unparse(d).startswith("triton.jit") for d in function.decorator_list):
-                    names = (n.id for n in ast.walk(function) if isinstance(n, ast.Name))
+                    names = (node.id for node in ast.walk(function) if isinstance(node, ast.Name))
                     jitted[function.name] = set(names) - {function.name}
     return set(jitted) - set().union(*jitted.values())
 
 
 @pytest.mark.parametrize("arch", compiler.ARCHES)
 def test_every_kernel_is_compiled_ahead_of_time(arch):
-    names = {s.kernel.__name__ for s in specialisations(arch)}
+    names = {build.kernel.__name__ for build in specialisations(arch)}
     assert names == kernels_in_the_source()
 
 

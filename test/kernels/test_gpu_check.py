@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-CHECK = Path(__file__).resolve().parents[2] / "benchmark" / "kernels" / "gpu_check.py"
+CHECK_SCRIPT = Path(__file__).resolve().parents[2] / "benchmark" / "kernels" / "gpu_check.py"
 
 
 @pytest.mark.long
 def test_the_smoke_run_covers_every_section(tmp_path):
     out = tmp_path / "gpu_check.json"
     process = subprocess.run(
-        [sys.executable, CHECK, "--json", out, "--smoke"],
+        [sys.executable, CHECK_SCRIPT, "--json", out, "--smoke"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every kernel against its plain-torch reference (Triton's interpreter on a CPU, the chip on CUDA)."""
+"""Every kernel compared with its reference in torch (Triton's interpreter on a CPU, the chip on CUDA)."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from canopy_kernel import attention, lowpass, pages, rope_scatter  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ("triton", "blocked") if DEVICE == "cpu" else ("triton",)
-"""``blocked`` is the path of a CPU."""
+"""Backends under test: servers on a CPU use ``blocked``, servers on a chip ``triton``."""
 if DEVICE == "cpu":
     import triton.knobs
 
@@ -36,9 +36,9 @@ def random_pool(slots, dim, heads, dtype, page_size, layout):
     return pages.view(torch.randn(shape, device=DEVICE).to(dtype), layout)
 
 
-def rope_table(length, dim):
+def rope_table(length, head_dim):
     angle = torch.arange(length, device=DEVICE)[:, None] * 10000.0 ** -(
-        torch.arange(0, dim, 2, device=DEVICE) / dim
+        torch.arange(0, head_dim, 2, device=DEVICE) / head_dim
     )
     return torch.cat([angle.cos(), angle.sin()], -1)
 
@@ -51,7 +51,7 @@ def assert_close(result, expected, dtype):
 def scattered_rows(lengths, row_counts, slots_in_pool):
     """Rows of several requests over scattered slots of one pool."""
     slots = torch.randperm(slots_in_pool)[: sum(lengths)]
-    positions = [torch.randperm(n)[:m].sort()[0] for n, m in zip(lengths, row_counts)]
+    positions = [torch.randperm(count)[:rows].sort()[0] for count, rows in zip(lengths, row_counts)]
     return attention.Rows(
         torch.cat(positions).to(DEVICE),
         torch.tensor([0, *torch.tensor(row_counts).cumsum(0)], dtype=torch.int32, device=DEVICE),
@@ -63,9 +63,9 @@ def scattered_rows(lengths, row_counts, slots_in_pool):
 
 @every_case
 def test_sparse_attention_over_a_paged_batch_equals_the_reference(case):
-    dim, heads, kv_heads, dtype, page_size, layout = case
+    dim, heads, kv_heads, dtype, page_tokens, layout = case
     torch.manual_seed(dim)
-    k, v = (random_pool(400, dim, kv_heads, dtype, page_size, layout) for _ in range(2))
+    k, v = (random_pool(400, dim, kv_heads, dtype, page_tokens, layout) for _ in range(2))
     rows = scattered_rows([150, 1, 97], [41, 1, 97], 400)
     q = torch.randn(139, heads, dim, device=DEVICE).to(dtype)
     expected = attention.reference(q, k, v, rows, dim**-0.5)
@@ -73,7 +73,7 @@ def test_sparse_attention_over_a_paged_batch_equals_the_reference(case):
         assert_close(attention.sparse_prefill(q, k, v, rows, dim**-0.5, backend), expected, dtype)
 
 
-def test_a_query_sees_by_position_and_not_by_row():
+def test_a_query_attends_to_keys_by_position_and_not_by_row():
     k, v = torch.zeros(8, 1, 1, 64, device=DEVICE), torch.zeros(8, 1, 1, 64, device=DEVICE)
     v[:, 0, 0, 0] = torch.arange(8.0)
     rows = attention.Rows.single(torch.tensor([2, 5, 7]).to(DEVICE), torch.arange(8).to(DEVICE))
@@ -93,17 +93,17 @@ def test_an_empty_batch_of_queries_has_an_empty_result():
 
 
 @every_case
-@pytest.mark.parametrize("count", [0, 1, 37])
-def test_rope_scatter_equals_the_reference(case, count):
-    dim, _, heads, dtype, page_size, layout = case
-    torch.manual_seed(count)
-    raw, v = (torch.randn(64, heads, dim, device=DEVICE).to(dtype) for _ in range(2))
-    source = torch.randperm(64, device=DEVICE)[:count]
-    positions = torch.randint(0, 500, (count,), device=DEVICE)
-    slots = torch.randperm(100, device=DEVICE)[:count]
-    pools = [random_pool(100, dim, heads, dtype, page_size, layout) for _ in range(2)]
-    copies = [p.clone() for p in pools]
-    args = (raw, v, source, positions, slots, rope_table(500, dim))
+@pytest.mark.parametrize("row_count", [0, 1, 37])
+def test_rope_scatter_equals_the_reference(case, row_count):
+    head_dim, _, heads, dtype, page_tokens, layout = case
+    torch.manual_seed(row_count)
+    raw_keys, v = (torch.randn(64, heads, head_dim, device=DEVICE).to(dtype) for _ in range(2))
+    source = torch.randperm(64, device=DEVICE)[:row_count]
+    positions = torch.randint(0, 500, (row_count,), device=DEVICE)
+    slots = torch.randperm(100, device=DEVICE)[:row_count]
+    pools = [random_pool(100, head_dim, heads, dtype, page_tokens, layout) for _ in range(2)]
+    copies = [pool.clone() for pool in pools]
+    args = (raw_keys, v, source, positions, slots, rope_table(500, head_dim))
     rope_scatter.reference(*args, *copies)
     rope_scatter.rope_scatter_triton(*args, *pools)
     for result, expected in zip(pools, copies):
@@ -112,22 +112,22 @@ def test_rope_scatter_equals_the_reference(case, count):
 
 @every_case
 def test_rope_scatter_reads_rows_of_several_chunks_in_place(case):
-    dim, _, heads, dtype, page_size, layout = case
-    torch.manual_seed(page_size)
+    head_dim, _, heads, dtype, page_tokens, layout = case
+    torch.manual_seed(page_tokens)
     counts = [3, 0, 21, 9]
     keys, values = (
-        [torch.randn(30 + i, heads, dim, device=DEVICE).to(dtype) for i in range(4)]
+        [torch.randn(30 + i, heads, head_dim, device=DEVICE).to(dtype) for i in range(4)]
         for _ in range(2)
     )
-    chosen_rows = [torch.randperm(30)[:n].sort()[0] for n in counts]
+    chosen_rows = [torch.randperm(30)[:row_count].sort()[0] for row_count in counts]
     source = torch.cat(chosen_rows).to(DEVICE)
     positions = torch.randint(0, 500, (33,), device=DEVICE)
     slots = torch.randperm(100, device=DEVICE)[:33]
-    pools = [random_pool(100, dim, heads, dtype, page_size, layout) for _ in range(2)]
-    copies = [p.clone() for p in pools]
-    common_arguments = (positions, slots, rope_table(500, dim))
-    joined = [torch.cat([x[i] for x, i in zip(xs, chosen_rows)]) for xs in (keys, values)]
-    rope_scatter.reference(*joined, torch.arange(33, device=DEVICE), *common_arguments, *copies)
+    pools = [random_pool(100, head_dim, heads, dtype, page_tokens, layout) for _ in range(2)]
+    copies = [pool.clone() for pool in pools]
+    common_arguments = (positions, slots, rope_table(500, head_dim))
+    joined_kv = [torch.cat([kv[i] for kv, i in zip(each, chosen_rows)]) for each in (keys, values)]
+    rope_scatter.reference(*joined_kv, torch.arange(33, device=DEVICE), *common_arguments, *copies)
     kernel = rope_scatter.scatter_of_layer(keys, values, counts, source, *common_arguments, *pools)
     kernel.launch(0, 1)
     for result, expected in zip(pools, copies):
@@ -135,23 +135,23 @@ def test_rope_scatter_reads_rows_of_several_chunks_in_place(case):
 
 
 @pytest.mark.parametrize("max_blocks", [None, 1, 40])
-@pytest.mark.parametrize("parts", [[(0, 5)], [(0, 1), (1, 4), (4, 5)]])
-def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts, max_blocks):
+@pytest.mark.parametrize("layer_ranges", [[(0, 5)], [(0, 1), (1, 4), (4, 5)]])
+def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(layer_ranges, max_blocks):
     dim, heads, layers, counts = 64, 2, 5, [3, 0, 17]
     keys, values = (
         [torch.randn(layers, 20 + i, heads, dim, device=DEVICE) for i in range(3)] for _ in range(2)
     )
-    rows = [torch.randperm(20)[:n].sort()[0] for n in counts]
+    rows = [torch.randperm(20)[:row_count].sort()[0] for row_count in counts]
     k_pools, v_pools = (
         [random_pool(60, dim, heads, torch.float32, 16, "NHD") for _ in range(layers)]
         for _ in range(2)
     )
     slots, positions = (torch.randperm(60, device=DEVICE)[:20] for _ in range(2))
     arguments = (counts, torch.cat(rows).to(DEVICE), positions, slots, rope_table(60, dim))
-    copies = [[p.clone() for p in pools] for pools in (k_pools, v_pools)]
+    copies = [[pool.clone() for pool in pools] for pools in (k_pools, v_pools)]
     rope_scatter.LayersScatter(keys, values, *arguments, *copies).reference(0, layers)
     scatter = rope_scatter.LayersScatter(keys, values, *arguments, k_pools, v_pools, max_blocks)
-    for first, end in parts:
+    for first, end in layer_ranges:
         blocks, pieces = scatter.grid(first, end)
         assert pieces == 3 * (end - first)
         assert blocks == 3 if max_blocks is None else blocks * pieces <= max(max_blocks, pieces)
@@ -164,7 +164,7 @@ def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts, ma
 
 def test_rows_of_another_type_or_layout_are_refused_by_name():
     k, v = torch.zeros(4, 2, 64), torch.zeros(4, 2, 64)
-    common_arguments = (torch.arange(4),) * 3 + (rope_table(9, 64), *(x[:, None] for x in (k, v)))
+    common_arguments = (torch.arange(4),) * 3 + (rope_table(9, 64), *(kv[:, None] for kv in (k, v)))
     for values in (v.half(), torch.zeros(2, 4, 64).transpose(0, 1)):
         with pytest.raises(ValueError, match="allowed are dense rows"):
             rope_scatter.scatter_of_layer([k], [values], [4], *common_arguments).launch(0, 1)
@@ -183,13 +183,13 @@ def test_energy_equals_the_reference(tokens, dtype):
 
 def test_low_pass_keeps_a_slow_wave_and_drops_a_fast_one():
     steps = torch.arange(64.0)
-    slow, fast = (2 * torch.pi * steps * f / 64 for f in (3, 30))
-    x = torch.stack([slow.sin(), fast.sin()], -1)[None]
-    low = lowpass.reconstruct(x, 0.5)
-    assert torch.allclose(low[0, :, 0], slow.sin(), atol=1e-5)
-    assert low[0, :, 1].abs().max() < 1e-5
-    sum_of_both = low + lowpass.reconstruct(x, 0.5, high_pass=True)
-    assert torch.allclose(sum_of_both, x, atol=1e-5)
+    slow, fast = (2 * torch.pi * steps * cycles / 64 for cycles in (3, 30))
+    waves = torch.stack([slow.sin(), fast.sin()], -1)[None]
+    low_waves = lowpass.reconstruct(waves, 0.5)
+    assert torch.allclose(low_waves[0, :, 0], slow.sin(), atol=1e-5)
+    assert low_waves[0, :, 1].abs().max() < 1e-5
+    sum_of_both = low_waves + lowpass.reconstruct(waves, 0.5, high_pass=True)
+    assert torch.allclose(sum_of_both, waves, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_low_pass_keeps_a_slow_wave_and_drops_a_fast_one():
 @pytest.mark.parametrize("high", [False, True])
 def test_energy_layer_by_layer_is_the_reference_of_the_reconstruction(tokens, width, alpha, high):
     k, v = (torch.randn(3, tokens, width) for _ in range(2))
-    expected = lowpass.reference(*(lowpass.reconstruct(x, alpha, high) for x in (k, v)))
+    expected = lowpass.reference(*(lowpass.reconstruct(kv, alpha, high) for kv in (k, v)))
     assert torch.allclose(lowpass.lowpass_energy(k, v, alpha, high), expected, atol=1e-5)
 
 
@@ -217,8 +217,8 @@ def test_every_position_in_order_is_causal_attention():
 )
 def test_blocks_of_queries_on_a_cpu_are_the_dense_reference(positions):
     q, k, v = torch.randn(len(positions), 6, 32), *torch.randn(2, 700, 2, 32).unbind()
-    ids = torch.tensor(positions)
-    rows = attention.Rows.single(ids, torch.arange(700))
+    position_ids = torch.tensor(positions)
+    rows = attention.Rows.single(position_ids, torch.arange(700))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.2)
-    out = attention.attend(q, k, v, attention.make_blocks(ids), 0.2)
-    assert_close(out, expected, torch.float32)
+    output = attention.attend(q, k, v, attention.make_blocks(position_ids), 0.2)
+    assert_close(output, expected, torch.float32)

@@ -1,4 +1,4 @@
-"""Constraints and extremes."""
+"""The chosen row of a plan: limits in text, the best row within them, and the extremes of all rows."""
 
 import pytest
 
@@ -10,11 +10,11 @@ from sglang_canopy.errors import CanopyError
 COST = METRICS["cost"]
 
 
-def row_of(dram_gib, ttft_s, tokens_per_s, cost, p99_s=None, disk=None):
+def plan_row(dram_gib, ttft_s, tokens_per_s, cost, p99_ttft_s=None, disk=None):
     configuration = Configuration(dram_gib=dram_gib, disk=disk, disk_gib=100.0 if disk else 0.0)
     metrics = {
         "mean_ttft_s": ttft_s,
-        "p99_ttft_s": 4 * ttft_s if p99_s is None else p99_s,
+        "p99_ttft_s": 4 * ttft_s if p99_ttft_s is None else p99_ttft_s,
         "throughput_tokens_per_s": tokens_per_s,
         "cost": cost,
         "cost_per_hour": cost,
@@ -24,10 +24,10 @@ def row_of(dram_gib, ttft_s, tokens_per_s, cost, p99_s=None, disk=None):
 
 
 ROWS = [
-    row_of(0, 2.0, 1000.0, 4.0),
-    row_of(64, 1.0, 1200.0, 5.0),
-    row_of(64, 0.8, 1190.0, 5.5, disk="gp3"),
-    row_of(512, 0.5, 1200.5, 9.0),
+    plan_row(0, 2.0, 1000.0, 4.0),
+    plan_row(64, 1.0, 1200.0, 5.0),
+    plan_row(64, 0.8, 1190.0, 5.5, disk="gp3"),
+    plan_row(512, 0.5, 1200.5, 9.0),
 ]
 
 
@@ -84,7 +84,7 @@ def test_if_nothing_meets_the_limits_the_choice_is_the_nearest_point_and_names_t
     choice = choose(ROWS, limits, COST)
     assert not choice.feasible
     assert choice.row is ROWS[3]
-    assert [c.text for c in choice.binding] == ["mean_ttft<0.4s"]
+    assert [limit.text for limit in choice.binding] == ["mean_ttft<0.4s"]
 
 
 def test_of_limits_that_exclude_each_other_those_the_choice_misses_bind():
@@ -92,13 +92,13 @@ def test_of_limits_that_exclude_each_other_those_the_choice_misses_bind():
     choice = choose(ROWS, limits, COST)
     assert not choice.feasible
     assert choice.binding
-    assert all(not c.is_met(choice.row) for c in choice.binding)
+    assert all(not limit.is_met(choice.row) for limit in choice.binding)
     # 0.8 s misses 0.6 s by a third, a cost of 9 misses 6 by a half.
     assert choice.row is ROWS[2]
 
 
 def test_extremes_take_the_cheapest_of_nearly_equal_ones():
-    baseline = row_of(128, 1.0, 1150.0, 6.0)
+    baseline = plan_row(128, 1.0, 1150.0, 6.0)
     choices = extremes(ROWS, baseline)
     assert choices["most throughput"] is ROWS[1]  # 0.04 % less than the most expensive
     assert choices["least mean TTFT"] is ROWS[3]

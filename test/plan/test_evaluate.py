@@ -20,14 +20,14 @@ PROFILE = load_profile("llama-3.1-8b-a100")
 KV_BYTES_PER_TOKEN = PROFILE.kv_bytes_per_token
 
 
-def make_trace(requests=60, load=1.0):
+def make_trace(requests=60, time_factor=1.0):
     """Six conversations of growing prompts, taking turns."""
     return CompactTrace(
         TraceRequest(
-            time_s=number * 0.5 / load,
+            time_s=number * 0.5 / time_factor,
             input_tokens=(4 + number // 6) * BLOCK_TOKENS,
             output_tokens=16,
-            blocks=tuple(1000 * (number % 6) + b for b in range(4 + number // 6)),
+            blocks=tuple(1000 * (number % 6) + block for block in range(4 + number // 6)),
             block_tokens=BLOCK_TOKENS,
             conversation=str(number % 6),
         )
@@ -56,17 +56,17 @@ CONFIGURATIONS = [
 
 
 def without_time(rows):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
 def test_a_larger_memory_hits_more_at_the_list_price():
     with Evaluator(plan_inputs()) as evaluate:
-        device_only, large = evaluate(CONFIGURATIONS[:2])
-    assert large["token_hit_ratio"] > device_only["token_hit_ratio"] + 0.1
-    assert large["mean_ttft_s"] < device_only["mean_ttft_s"]
+        device_only, large_memory = evaluate(CONFIGURATIONS[:2])
+    assert large_memory["token_hit_ratio"] > device_only["token_hit_ratio"] + 0.1
+    assert large_memory["mean_ttft_s"] < device_only["mean_ttft_s"]
     usd_per_hour = 3.9 + gib_of(200) * 0.0032
-    assert large["cost_per_hour"] == pytest.approx(usd_per_hour)
-    assert large["cost"] == pytest.approx(usd_per_hour * large["makespan_s"] / 3600)
+    assert large_memory["cost_per_hour"] == pytest.approx(usd_per_hour)
+    assert large_memory["cost"] == pytest.approx(usd_per_hour * large_memory["makespan_s"] / 3600)
 
 
 def test_inputs_are_pickled_without_their_caches():
@@ -93,8 +93,8 @@ def test_two_processes_return_the_rows_of_one():
 def test_a_configuration_or_an_equal_system_is_simulated_once():
     equal_system = replace(CONFIGURATIONS[2], disk="io2")
     inputs = plan_inputs()
-    disk = replace(inputs.prices.disks["gp3"], name="io2")
-    inputs.prices = replace(inputs.prices, disks={**inputs.prices.disks, "io2": disk})
+    io2 = replace(inputs.prices.disks["gp3"], name="io2")
+    inputs.prices = replace(inputs.prices, disks={**inputs.prices.disks, "io2": io2})
     with Evaluator(inputs) as evaluate:
         (first_row,) = evaluate([CONFIGURATIONS[2]])
         repeated, equal_row = evaluate([CONFIGURATIONS[2], equal_system])
@@ -109,7 +109,7 @@ def test_a_disk_gets_the_bandwidth_that_its_size_buys():
     prices = load_prices("alibaba-essd")
     engine = Engine(PROFILE, 1000)
     configuration = Configuration(dram_gib=1, disk="essd-pl1", disk_gib=100.0)
-    config = system_of(configuration, engine, prices, {})
-    assert config.disk.read_bytes_per_s == 170 * 2**20
-    assert config.disk.capacity_bytes == 100 * GIB
-    assert config.disk.shared_channel
+    system = system_of(configuration, engine, prices, {})
+    assert system.disk.read_bytes_per_s == 170 * 2**20
+    assert system.disk.capacity_bytes == 100 * GIB
+    assert system.disk.shared_channel

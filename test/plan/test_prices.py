@@ -9,7 +9,7 @@ from canopy_lab.plan.disk_class import MIB
 from canopy_lab.plan.prices import load_prices, parse_prices, price_list_names
 from sglang_canopy.errors import CanopyError
 
-SMALL_LIST = {
+SMALL_PRICES = {
     "name": "small",
     "gpu_per_hour": 2.0,
     "dram_per_gib_hour": 0.01,
@@ -18,12 +18,12 @@ SMALL_LIST = {
 
 
 def variant(**fields):
-    return {**SMALL_LIST, **fields}
+    return {**SMALL_PRICES, **fields}
 
 
 def disk_with(**fields):
-    document = {"per_gib_month": 0.1, "bandwidth": {"base_mib_s": 100}, **fields}
-    return parse_prices(variant(disks={"d": document})).disk("d")
+    disk_class = {"per_gib_month": 0.1, "bandwidth": {"base_mib_s": 100}, **fields}
+    return parse_prices(variant(disks={"d": disk_class})).disk("d")
 
 
 def test_cost_of_an_hour_is_gpus_dram_and_a_disk_of_each_instance():
@@ -35,12 +35,12 @@ def test_cost_of_an_hour_is_gpus_dram_and_a_disk_of_each_instance():
 
 
 def test_a_shared_store_is_paid_once():
-    store = {**SMALL_LIST["disks"]["ssd"], "shared": True}
-    prices = parse_prices(variant(disks={"ssd": SMALL_LIST["disks"]["ssd"], "store": store}))
-    common = {"instances": 3, "dram_gib": 0, "disk_gib": 1000}
+    store = {**SMALL_PRICES["disks"]["ssd"], "shared": True}
+    prices = parse_prices(variant(disks={"ssd": SMALL_PRICES["disks"]["ssd"], "store": store}))
+    bought = {"instances": 3, "dram_gib": 0, "disk_gib": 1000}
     without_disk = prices.price_per_hour(instances=3, dram_gib=0)
-    assert prices.price_per_hour(**common, disk="store") - without_disk == pytest.approx(0.1)
-    assert prices.price_per_hour(**common, disk="ssd") - without_disk == pytest.approx(0.3)
+    assert prices.price_per_hour(**bought, disk="store") - without_disk == pytest.approx(0.1)
+    assert prices.price_per_hour(**bought, disk="ssd") - without_disk == pytest.approx(0.3)
     assert (prices.disks_of("ssd", 3), prices.disks_of("store", 3)) == (3, 1)
 
 
@@ -69,8 +69,8 @@ def test_small_pages_are_many_operations():
     assert disk.iops_for(1000.0, 16 * 1024) == 16_000
     assert disk.read_bytes_per_s(10, 1000.0, 16 * 1024) == 250 * MIB
     assert disk.read_bytes_per_s(10, 1000.0, 1 << 20) == 1000 * MIB
-    small_pages = disk.price_per_hour(10, mib_s=1000.0, page_bytes=1 << 14)
-    assert small_pages > disk.price_per_hour(10, mib_s=1000.0)
+    price_with_small_pages = disk.price_per_hour(10, mib_s=1000.0, page_bytes=1 << 14)
+    assert price_with_small_pages > disk.price_per_hour(10, mib_s=1000.0)
 
 
 def test_iops_beyond_the_included_cost_each_step_at_its_price():
@@ -157,7 +157,7 @@ def test_a_wrong_list_is_refused_with_the_field(document, message):
         parse_prices(document)
 
 
-def test_unknown_names_are_answered_with_the_list_and_the_nearest(tmp_path):
+def test_an_unknown_name_is_refused_with_the_nearest_and_a_price_file_is_read(tmp_path):
     with pytest.raises(CanopyError, match=r"unknown disk class 'gp33'.*gp3, io2.*'gp3'\?"):
         load_prices("aws-us-east-1").disk("gp33")
     with pytest.raises(CanopyError, match=r"no price list 'aws-us-east'.*did you mean 'aws-us-eas"):
@@ -166,5 +166,5 @@ def test_unknown_names_are_answered_with_the_list_and_the_nearest(tmp_path):
     price_file.write_text("{")
     with pytest.raises(CanopyError, match="is not JSON"):
         load_prices(price_file)
-    price_file.write_text(json.dumps(SMALL_LIST))
+    price_file.write_text(json.dumps(SMALL_PRICES))
     assert load_prices(price_file).name == "small"

@@ -1,4 +1,4 @@
-"""The search on test functions whose front the full grid gives."""
+"""The search for the best plans, on models of which the full grid gives the front."""
 
 import math
 from dataclasses import replace
@@ -21,11 +21,11 @@ SPACE = Space(
     choices={"ttl": (None, 600.0, "group")},
 )
 GRID = SPACE.finer(32, 16)
-"""Finer than where the search begins, and not the sizes that it refines to."""
+"""A space that is finer than the search's first one, with other sizes than those it refines to."""
 
 
-class Cache:
-    """A model with exponentially diminishing returns; a disk is slower than DRAM and cheaper."""
+class CacheModel:
+    """A cache whose hits have exponentially diminishing returns; its disk is slower and cheaper than DRAM."""
 
     def __init__(self, working_set_gib=300.0, hot_gib=100.0, group_gain=0.2, best_hit=0.6):
         self.working_set_gib, self.hot_gib = working_set_gib, hot_gib
@@ -33,21 +33,21 @@ class Cache:
         self.batches = []
 
     def row(self, config):
-        value = {None: 1.0, 600.0: 0.9, "group": 1 + self.group_gain}[config.ttl]
-        effective_gib = config.dram_gib + 0.8 * config.disk_gib * value
-        hit = self.best_hit * (1 - math.exp(-effective_gib / self.working_set_gib))
+        gain = {None: 1.0, 600.0: 0.9, "group": 1 + self.group_gain}[config.ttl]
+        effective_gib = config.dram_gib + 0.8 * config.disk_gib * gain
+        hit_ratio = self.best_hit * (1 - math.exp(-effective_gib / self.working_set_gib))
         delays_s = {None: 0.0, "slow": 0.15, "fast": 0.05}
         disk_delay_s = delays_s[config.disk] * math.exp(-config.dram_gib / self.hot_gib)
         return {
             **config.to_json(),
-            "mean_ttft_s": 2 * (1 - hit) + disk_delay_s,
-            "throughput_tokens_per_s": 1000 * (1 + 0.3 * hit - 0.05 * disk_delay_s),
+            "mean_ttft_s": 2 * (1 - hit_ratio) + disk_delay_s,
+            "throughput_tokens_per_s": 1000 * (1 + 0.3 * hit_ratio - 0.05 * disk_delay_s),
             "cost": self.cost(config),
         }
 
     def cost(self, config):
-        disk = {None: 0.0, "slow": 0.0004, "fast": 0.001}[config.disk] * config.disk_gib
-        return 4 + 0.01 * config.dram_gib + disk + (0.3 if config.disk == "fast" else 0)
+        disk_cost = {None: 0.0, "slow": 0.0004, "fast": 0.001}[config.disk] * config.disk_gib
+        return 4 + 0.01 * config.dram_gib + disk_cost + (0.3 if config.disk == "fast" else 0)
 
     def __call__(self, configurations):
         self.batches.append(list(configurations))
@@ -77,26 +77,26 @@ def share_of_grid(model, space=SPACE, finer=GRID, **options) -> GridShare:
     return GridShare(volume / grid_volume, len(outcome.rows) / len(grid), outcome)
 
 
-CACHE_PARAMETERS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip
-"""Working set, hot set, gain of a group TTL, and best hits."""
+CACHE_PARAMETERS = [(set_gib, h, g, b) for set_gib in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip
+"""Working set and hot set in GiB, gain of a group TTL, and best hit ratio, as ``CacheModel`` takes them."""
 
 
 def test_a_fortieth_of_a_finer_grid_finds_99_percent_of_its_volume_on_average():
-    shares = [share_of_grid(Cache(*model)) for model in CACHE_PARAMETERS]
+    shares = [share_of_grid(CacheModel(*model)) for model in CACHE_PARAMETERS]
     assert np.mean([share.evaluations for share in shares]) <= 1 / 40
     assert np.mean([share.volume for share in shares]) >= 0.99
     assert min(share.volume for share in shares) >= 0.98
 
 
-def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
+def test_the_search_ends_at_the_tolerance_and_reports_the_remaining_gain():
     for model in CACHE_PARAMETERS[::3]:
-        coarse = share_of_grid(Cache(*model), tolerance=0.05).outcome
-        fine = share_of_grid(Cache(*model), tolerance=0.01).outcome
+        coarse = share_of_grid(CacheModel(*model), tolerance=0.05).outcome
+        fine = share_of_grid(CacheModel(*model), tolerance=0.01).outcome
         assert (coarse.out_of_budget, fine.out_of_budget) == (False, False)
         assert coarse.remaining_gain <= 0.05
         assert fine.remaining_gain <= 0.01
         assert len(fine.rows) > len(coarse.rows)
-        # The stated bound is not below the gain of the finer search.
+        # The finer search gains no more than twice the reported remaining gain.
         objective_matrix = OBJECTIVES.matrix([*coarse.rows.values(), *fine.rows.values()])
         scale = Scale.around(objective_matrix)
         after, before = (
@@ -109,11 +109,11 @@ def test_the_search_follows_a_gain_beyond_the_sizes_of_the_coarse_grid():
     """A slow disk whose gain grows with the DRAM: the coarse grid has one point of
     it, and its best is beyond the sizes that were tried with it."""
 
-    class Filter(Cache):
+    class Filter(CacheModel):
         def row(self, config):
             row = super().row(replace(config, dram_gib=0.0, disk=None, disk_gib=0.0))
-            value = 0.8 * config.dram_gib / 1024 if config.disk and config.disk_mib_s < 200 else 0.0
-            return {**row, **config.to_json(), "mean_ttft_s": 2 - value, "cost": self.cost(config)}
+            gain = 0.8 * config.dram_gib / 1024 if config.disk and config.disk_mib_s < 200 else 0.0
+            return {**row, **config.to_json(), "mean_ttft_s": 2 - gain, "cost": self.cost(config)}
 
     space = replace(SPACE, disks=("slow",), bandwidths_mib_s={"slow": (125.0, 1000.0)}, choices={})
     volume, _, outcome = share_of_grid(Filter(), space, space.finer(16, 8))
@@ -122,7 +122,7 @@ def test_the_search_follows_a_gain_beyond_the_sizes_of_the_coarse_grid():
 
 
 def test_bandwidth_is_searched_if_a_class_sells_it():
-    class SoldBandwidth(Cache):
+    class SoldBandwidth(CacheModel):
         def row(self, config):
             slow_s = 100 / config.disk_mib_s if config.disk else 0.0
             row = super().row(config)
@@ -138,29 +138,29 @@ def test_bandwidth_is_searched_if_a_class_sells_it():
 
 
 def test_useful_group_ttls_are_found_and_useless_ones_dropped_early():
-    useful = share_of_grid(Cache(2000.0, group_gain=0.5)).outcome
+    useful = share_of_grid(CacheModel(2000.0, group_gain=0.5)).outcome
     front = OBJECTIVES.front(list(useful.rows.values()))
     assert any(list(useful.rows)[i].ttl == "group" for i in front)
-    useless = share_of_grid(Cache(2000.0, group_gain=0.0)).outcome
+    useless = share_of_grid(CacheModel(2000.0, group_gain=0.0)).outcome
     # Tried on points of the front and two corners of each class, and left.
-    group_rows = sum(config.ttl == "group" for config in useless.rows)
+    group_rows = sum(configuration.ttl == "group" for configuration in useless.rows)
     assert 0 < group_rows <= PROBES + 2 * 2
-    assert sum(config.ttl == "group" for config in useful.rows) > group_rows
+    assert sum(configuration.ttl == "group" for configuration in useful.rows) > group_rows
 
 
 def test_dram_is_not_expanded_after_a_step_without_gain():
     # The working set is far smaller than the middle of the axis.
-    outcome = share_of_grid(Cache(working_set_gib=2.0, hot_gib=1.0)).outcome
+    outcome = share_of_grid(CacheModel(working_set_gib=2.0, hot_gib=1.0)).outcome
     assert outcome.stages.get("expansion", 0) == 0
-    expanded = share_of_grid(Cache(working_set_gib=2000.0)).outcome
-    assert max(config.dram_gib for config in expanded.rows) == SPACE.dram_gib[-1]
+    expanded = share_of_grid(CacheModel(working_set_gib=2000.0)).outcome
+    assert max(configuration.dram_gib for configuration in expanded.rows) == SPACE.dram_gib[-1]
 
 
 def test_a_step_at_the_end_of_dram_is_found():
-    class Cliff(Cache):
-        def row(self, config):
-            fits = config.dram_gib >= SPACE.dram_gib[-2]
-            return {**super().row(config), "mean_ttft_s": 0.1 if fits else 2.0}
+    class Cliff(CacheModel):
+        def row(self, configuration):
+            is_large = configuration.dram_gib >= SPACE.dram_gib[-2]
+            return {**super().row(configuration), "mean_ttft_s": 0.1 if is_large else 2.0}
 
     _, _, outcome = share_of_grid(Cliff(working_set_gib=1e9))
     assert min(row["mean_ttft_s"] for row in outcome.rows.values()) == 0.1
@@ -168,30 +168,30 @@ def test_a_step_at_the_end_of_dram_is_found():
     assert at_cliff
 
 
-def test_the_limit_of_evaluations_is_kept_and_reported():
-    _, _, outcome = share_of_grid(Cache(), evaluations=20)
+def test_the_search_stops_at_its_budget_of_evaluations_and_reports_it():
+    _, _, outcome = share_of_grid(CacheModel(), evaluations=20)
     assert len(outcome.rows) == 20
     assert outcome.out_of_budget
     assert outcome.remaining_gain > SearchOptions().tolerance
-    assert not share_of_grid(Cache(group_gain=0.0)).outcome.out_of_budget
+    assert not share_of_grid(CacheModel(group_gain=0.0)).outcome.out_of_budget
 
 
 def test_equal_searches_evaluate_the_same_in_the_same_order():
-    first, second = (share_of_grid(Cache()).outcome for _ in range(2))
-    assert list(first.rows) == list(second.rows)
+    outcome, repeated = (share_of_grid(CacheModel()).outcome for _ in range(2))
+    assert list(outcome.rows) == list(repeated.rows)
 
 
 def test_without_certain_costs_the_search_still_ends_within_its_budget():
-    model = Cache()
+    model = CacheModel()
     outcome = search(SPACE, OBJECTIVES, model)
     assert 0 < len(outcome.rows) <= outcome.budget
 
 
-def test_a_space_without_disks_is_a_line():
+def test_a_space_without_disks_is_searched_along_its_dram_sizes():
     space = Space(halved_sizes(1024, 9), (0.0,), ())
-    volume, _, outcome = share_of_grid(Cache(), space, space.finer(64, 1))
+    volume, _, outcome = share_of_grid(CacheModel(), space, space.finer(64, 1))
     assert volume > 0.98
-    assert all(config.disk is None for config in outcome.rows)
+    assert all(configuration.disk is None for configuration in outcome.rows)
 
 
 def test_negligible_differences_add_no_volume():

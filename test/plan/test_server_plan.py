@@ -25,12 +25,12 @@ PROFILE = load_profile("llama-3.1-8b-a100")
 
 
 def plan_inputs(id_hash=TRACE_HASH):
-    """Two kinds of prompts: one repeats within seconds, the other after minutes."""
+    """Return inputs with two kinds of prompts: one repeats within seconds, the other after minutes."""
     rng, requests = random.Random(0), []
-    for number in range(600):
-        root = 1 + number % 2
-        path = (root * 10**6, root * 10**6 + 1 + rng.randrange(4 if root == 1 else 40))
-        requests.append(TraceRequest(number * 1.0, 128, 4, path, 64, category=f"k{root}"))
+    for i in range(600):
+        kind = 1 + i % 2
+        path = (kind * 10**6, kind * 10**6 + 1 + rng.randrange(4 if kind == 1 else 40))
+        requests.append(TraceRequest(i * 1.0, 128, 4, path, 64, category=f"k{kind}"))
     prices = load_prices("aws-us-east-1")
     return PlanInputs(CompactTrace(requests), Engine(PROFILE, 4096), prices, {}, id_hash)
 
@@ -38,12 +38,12 @@ def plan_inputs(id_hash=TRACE_HASH):
 WITH_DISK = Configuration(instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, policy="wa")
 
 
-def row_of(configuration):
+def plan_row(configuration):
     return PlanRow(configuration, {})
 
 
 def plan_of(configuration, inputs=None, **notes):
-    return server_plan(row_of(configuration), inputs or plan_inputs(), notes, "/kv")
+    return server_plan(plan_row(configuration), inputs or plan_inputs(), notes, "/kv")
 
 
 def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
@@ -83,8 +83,8 @@ def test_without_a_disk_no_disk_is_mentioned():
     config, _ = plan_of(Configuration(dram_gib=1.0))
     assert config["enable-hierarchical-cache"]
     assert not [name for name in config if "storage" in name or "disk" in name or "ttl" in name]
-    plain, _ = plan_of(Configuration())
-    assert not [name for name in plain if "hicache" in name or "hier" in name or "host" in name]
+    bare, _ = plan_of(Configuration())
+    assert not [name for name in bare if "hicache" in name or "hier" in name or "host" in name]
 
 
 def test_every_setting_that_was_simulated_is_in_the_file():
@@ -117,8 +117,8 @@ def test_an_assumed_pool_size_is_not_set():
 
 def test_instances_get_equal_parts_of_a_shared_store():
     inputs = plan_inputs()
-    store = replace(inputs.prices.disk("efs"), shared=True, billing="provisioned")
-    inputs.prices = replace(inputs.prices, disks={"store": store})
+    shared_disk = replace(inputs.prices.disk("efs"), shared=True, billing="provisioned")
+    inputs.prices = replace(inputs.prices, disks={"store": shared_disk})
     config, _ = plan_of(replace(WITH_DISK, disk="store", disk_gib=8.0), inputs)
     assert config["hicache-storage-backend-extra-config"]["global_segment_size"] == 4 * 2**30
     assert config["hicache-storage-backend"] == "mooncake"
@@ -128,7 +128,7 @@ def test_instances_get_equal_parts_of_a_shared_store():
 def group_inputs(id_hash):
     """Return inputs with a table whose groups do not depend on a window's confidence."""
     inputs = plan_inputs(id_hash)
-    # Two disks of 8 GiB: what their TTLs may use together.
+    # The key is the GiB that the TTLs may use, here two disks of 8 GiB, and the load.
     groups = (Group(17, 60.0), Group(99, 5.0))
     inputs._tables[16.0, 1.0] = TTLTable(groups, 300.0, 64, id_hash, {"k1": 45.0})
     return inputs
@@ -152,7 +152,7 @@ def test_auto_is_planned_as_it_is_served():
     inputs = plan_inputs()
     inputs.engine = replace(inputs.engine, auto=True)
     configuration = Configuration(policy="wa")
-    plan, _ = server_plan(row_of(configuration), inputs, {})
+    plan, _ = server_plan(plan_row(configuration), inputs, {})
     assert plan["radix-eviction"] == "auto"
     assert plan["schedule-policy"] == "fcfs"  # so that auto orders the queue
     simulated = system_of(configuration, inputs.engine, inputs.prices, {})

@@ -30,8 +30,8 @@ def test_the_count_equals_the_grids_length():
         instances=(1, 4), choices={"ttl": (None, 600.0), "page_size": (1, 64), "write_policy": ("write_through", "write_back")},
         bandwidths_mib_s={"a": (125.0, 1000.0)},
     )  # fmt: skip
-    for tested in (space_with(), large, space_with(disks=(), disk_gib=(0.0,)), large.finer(5, 3)):
-        assert tested.count() == len(tested.grid())
+    for space in (space_with(), large, space_with(disks=(), disk_gib=(0.0,)), large.finer(5, 3)):
+        assert space.count() == len(space.grid())
 
 
 def test_options_of_an_absent_tier_make_no_difference():
@@ -41,35 +41,35 @@ def test_options_of_an_absent_tier_make_no_difference():
 
 
 def test_alternatives_differ_in_one_choice():
-    tested = space_with(instances=(1, 4), choices={"ttl": (None, "group"), "page_size": (1, 64)})
+    space = space_with(instances=(1, 4), choices={"ttl": (None, "group"), "page_size": (1, 64)})
     configuration = Configuration(dram_gib=1, disk="a", disk_gib=4)
-    alternatives = tested.alternatives(configuration)
+    alternatives = space.alternatives(configuration)
     assert replace(configuration, disk="b") in alternatives
     assert replace(configuration, ttl="group") in alternatives
     assert replace(configuration, instances=4) in alternatives
     assert replace(configuration, page_size=64) in alternatives
     assert len(alternatives) == 4
-    from_no_disk = tested.alternatives(Configuration(dram_gib=1))
+    from_no_disk = space.alternatives(Configuration(dram_gib=1))
     assert Configuration(dram_gib=1, disk="b", disk_gib=4) in from_no_disk
 
 
 def test_a_tier_that_is_added_gets_the_ttl_of_the_space():
-    tested = space_with(policy="wa", choices={"ttl": (600.0,)})
-    grid = set(tested.grid())
+    space = space_with(policy="wa", choices={"ttl": (600.0,)})
+    grid = set(space.grid())
     for configuration in grid:
-        assert set(tested.alternatives(configuration)) <= grid
+        assert set(space.alternatives(configuration)) <= grid
 
 
 def test_bandwidth_that_is_sold_separately_is_in_the_grid():
     grid = space_with(bandwidths_mib_s={"a": (125.0, 1000.0)}).grid()
-    assert {c.disk_mib_s for c in grid if c.disk == "a"} == {125.0, 1000.0}
-    assert {c.disk_mib_s for c in grid if c.disk != "a"} == {0.0}
+    assert {each.disk_mib_s for each in grid if each.disk == "a"} == {125.0, 1000.0}
+    assert {each.disk_mib_s for each in grid if each.disk != "a"} == {0.0}
 
 
 def test_a_finer_grid_has_equal_steps_around_the_first_sizes():
-    fine = space_with().finer(4, 1)
-    assert fine.dram_gib == (0, 0.5, 1, 1.5, 2)
-    assert set(space_with().grid()) <= set(fine.grid())
+    finer_space = space_with().finer(4, 1)
+    assert finer_space.dram_gib == (0, 0.5, 1, 1.5, 2)
+    assert set(space_with().grid()) <= set(finer_space.grid())
 
 
 def test_sizes_reach_the_largest_and_none_is_below_the_least():
@@ -80,8 +80,8 @@ def test_sizes_reach_the_largest_and_none_is_below_the_least():
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
-def test_midpoints_differ_from_both_sizes(first, second):
-    low, high = sorted((round_size(first), round_size(second)))
+def test_midpoints_differ_from_both_sizes(size, other_size):
+    low, high = sorted((round_size(size), round_size(other_size)))
     middle = middle_size(low, high)
     if middle is None:
         assert high <= low * 1.13
@@ -102,8 +102,8 @@ def test_halving_reaches_sizes_that_are_no_power_of_two():
 def test_host_memory_never_exceeds_the_traces_reusable_kv(requested_gib, instances, reusable_gib):
     request = PlanRequest(dram_gib=requested_gib, instances=instances, disks=())
     space = make_space(request, 0.25, load_prices("local-nvme"), reusable_gib=reusable_gib)
-    totals = [configuration.instances * configuration.dram_gib for configuration in space.grid()]
-    assert max(totals) == pytest.approx(reusable_gib)
-    assert len(totals) == space.count()
+    host_gib = [configuration.instances * configuration.dram_gib for configuration in space.grid()]
+    assert max(host_gib) == pytest.approx(reusable_gib)
+    assert len(host_gib) == space.count()
     for configuration in space.grid():
         assert all(space.fits(alternative) for alternative in space.alternatives(configuration))

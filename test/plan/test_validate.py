@@ -1,4 +1,4 @@
-"""A server's log against the simulation: here the log is of a simulated server with known costs."""
+"""A server's log compared with the simulation. The log is of a simulated server with known step times."""
 
 import datetime
 import json
@@ -19,7 +19,7 @@ from canopy_lab.trace.sglang_log import last_flush, read_as_server
 from sglang_canopy.errors import CanopyError
 
 PROFILE = load_profile("llama-3.1-8b-a100")
-PLAN = {
+SERVER_PLAN = {
     "radix-eviction": "canopy-lru",
     "canopy-host-eviction": "canopy-lru",
     "canopy-host-gb": (1 << 31) / 1e9,
@@ -27,11 +27,11 @@ PLAN = {
     "max-total-tokens": 12_000,
     "max-running-requests": 64,
 }
-START = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
+LOG_START = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
 
 
 def prompts(count=150):
-    """(seconds, tokens): conversations that grow, faster than the server computes."""
+    """Yield (seconds, token ids) of growing conversations, faster than the server computes."""
     rng = np.random.default_rng(0)
     time_s, history = 0.0, {}
     for _ in range(count):
@@ -42,26 +42,26 @@ def prompts(count=150):
 
 
 def log_line(event, time_s, body):
-    time = (START + datetime.timedelta(seconds=time_s)).isoformat()
-    return json.dumps({"timestamp": time, "event": f"request.{event}", **body}) + "\n"
+    timestamp = (LOG_START + datetime.timedelta(seconds=time_s)).isoformat()
+    return json.dumps({"timestamp": timestamp, "event": f"request.{event}", **body}) + "\n"
 
 
 def write_log(path, prompts_sent, result=None):
-    """Write SGLang's log; without a result, requests are answered at once."""
+    """Write SGLang's log; without a result, each request takes 0.2 s."""
     events = []
-    for number, (time_s, ids) in enumerate(prompts_sent):
+    for i, (time_s, ids) in enumerate(prompts_sent):
         obj = {"input_ids": ids, "sampling_params": {}}
-        events.append((time_s, log_line("received", time_s, {"rid": str(number), "obj": obj})))
-        ttft, e2e = (0.1, 0.2) if result is None else (result.ttft_s[number], result.e2e_s[number])
-        meta = {
-            "completion_tokens": 16, "finish_reason": {"type": "stop"}, "e2e_latency": e2e,
-            "cached_tokens": 0 if result is None else int(result.cached_tokens[number]),
+        events.append((time_s, log_line("received", time_s, {"rid": str(i), "obj": obj})))
+        ttft_s, e2e_s = (0.1, 0.2) if result is None else (result.ttft_s[i], result.e2e_s[i])
+        meta_info = {
+            "completion_tokens": 16, "finish_reason": {"type": "stop"}, "e2e_latency": e2e_s,
+            "cached_tokens": 0 if result is None else int(result.cached_tokens[i]),
             "request_received_ts": 1000.0 + time_s,
-            "prefill_finished_time": 1000.0 + time_s + ttft, "first_token_latency": e2e,
+            "prefill_finished_time": 1000.0 + time_s + ttft_s, "first_token_latency": e2e_s,
         }  # fmt: skip
-        body = {"rid": str(number), "obj": obj, "out": {"meta_info": meta}}
-        events.append((time_s + e2e, log_line("finished", time_s + e2e, body)))
-    path.write_text("".join(text for _, text in sorted(events, key=lambda e: e[0])))
+        body = {"rid": str(i), "obj": obj, "out": {"meta_info": meta_info}}
+        events.append((time_s + e2e_s, log_line("finished", time_s + e2e_s, body)))
+    path.write_text("".join(text for _, text in sorted(events, key=lambda event: event[0])))
     return path
 
 
@@ -71,18 +71,18 @@ def server_log(tmp_path):
     prompts_sent = list(prompts())
     draft = write_log(tmp_path / "draft.log", prompts_sent)
     trace = CompactTrace(read_as_server(draft, block_tokens=64))
-    config = system_of_plan(PLAN, PROFILE)
+    config = system_of_plan(SERVER_PLAN, PROFILE)
     simulated = simulate_system(Workload(trace, logged_times=True), config, rescale(PROFILE, 1.5))
     return write_log(tmp_path / "server.log", prompts_sent, simulated)
 
 
-def read_trace_and_times(log):
-    return CompactTrace(read_as_server(log, block_tokens=64)), read_served(log)
+def read_trace_and_times(log_path):
+    return CompactTrace(read_as_server(log_path, block_tokens=64)), read_served(log_path)
 
 
 def test_a_right_prediction_has_no_error(server_log):
     trace, times = read_trace_and_times(server_log)
-    validation = validate(trace, times, system_of_plan(PLAN, PROFILE), rescale(PROFILE, 1.5))
+    validation = validate(trace, times, system_of_plan(SERVER_PLAN, PROFILE), rescale(PROFILE, 1.5))
     for name in ("mean_ttft_s", "p50_ttft_s", "p99_ttft_s", "throughput_tokens_per_s"):
         assert abs(validation.error(name)) < 0.01, name
     assert abs(validation.error("token_hit_ratio")) < 0.001
@@ -91,7 +91,7 @@ def test_a_right_prediction_has_no_error(server_log):
 
 def test_a_wrong_profile_is_detected_and_recalibrated(server_log):
     trace, times = read_trace_and_times(server_log)
-    config = system_of_plan(PLAN, PROFILE)
+    config = system_of_plan(SERVER_PLAN, PROFILE)
     uncorrected = validate(trace, times, config, PROFILE)
     assert uncorrected.error("mean_ttft_s") < -0.2
     factor, corrected, held_out = recalibrate(trace, times, config, PROFILE)
@@ -102,7 +102,7 @@ def test_a_wrong_profile_is_detected_and_recalibrated(server_log):
 
 def test_the_command_prints_and_writes_the_errors(server_log, tmp_path, capsys):
     plan, out, profile = (tmp_path / name for name in ("plan.yaml", "errors.json", "new.json"))
-    write_config(plan, PLAN, {})
+    write_config(plan, SERVER_PLAN, {})
     command = ["validate", str(server_log), "--plan", str(plan), "--profile", PROFILE.name]
     assert main([*command, "--json-out", str(out), "--recalibrate", str(profile)]) == 0
     printed = capsys.readouterr().out
@@ -120,18 +120,18 @@ def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
     first_prompts = list(prompts(60))
     end_s, _ = first_prompts[-1]
     repeated = [(end_s + 5 + 0.2 * i, ids) for i, (_, ids) in enumerate(first_prompts[-40:])]
-    config = system_of_plan(PLAN, PROFILE)
-    parts = []
-    for name, part in (("before", first_prompts), ("after", repeated)):
-        draft = write_log(tmp_path / name, part)
+    config = system_of_plan(SERVER_PLAN, PROFILE)
+    logs = []
+    for name, sent in (("before", first_prompts), ("after", repeated)):
+        draft = write_log(tmp_path / name, sent)
         trace = CompactTrace(read_as_server(draft, block_tokens=64))
         simulated = simulate_system(Workload(trace, logged_times=True), config, PROFILE)
-        parts.append(write_log(tmp_path / name, part, simulated).read_text().replace('"rid": "', f'"rid": "{name}'))  # fmt: skip
+        logs.append(write_log(tmp_path / name, sent, simulated).read_text().replace('"rid": "', f'"rid": "{name}'))  # fmt: skip
     log = tmp_path / "server.log"
     flush = "[2026-11-22 00:00:20] Cache flushed successfully!\n"
-    log.write_text(flush.join(parts))
+    log.write_text(flush.join(logs))
     plan, out = tmp_path / "plan.yaml", tmp_path / "errors.json"
-    write_config(plan, PLAN, {})
+    write_config(plan, SERVER_PLAN, {})
     command = ["validate", str(log), "--plan", str(plan), "--profile", PROFILE.name]
     assert main([*command, "--json-out", str(out)]) == 0
     validation = json.loads(out.read_text())
@@ -186,7 +186,7 @@ def test_a_plan_without_a_pool_size_is_refused():
 
 
 def sequential_client(count=40, answer_s=0.03):
-    """Return (seconds, tokens) of a client that waits for each answer and mostly repeats its prompts, and
+    """Return (seconds, token ids) of a client that waits for each answer and mostly repeats its prompts, and
     the hits of an endless cache."""
     rng = np.random.default_rng(1)
     prompts_sent, hit_tokens, seen_conversations = [], [], set()
@@ -204,8 +204,8 @@ def test_hits_are_right_under_a_slow_profile(tmp_path):
     prompts_sent, hit_tokens, answer_s = sequential_client()
     result = SimpleNamespace(ttft_s=answer_s / 2, e2e_s=answer_s, cached_tokens=hit_tokens)
     trace, times = read_trace_and_times(write_log(tmp_path / "server.log", prompts_sent, result))
-    slow = rescale(PROFILE, 20.0)
-    validation = validate(trace, times, system_of_plan(PLAN, slow), slow)
+    slow_profile = rescale(PROFILE, 20.0)
+    validation = validate(trace, times, system_of_plan(SERVER_PLAN, slow_profile), slow_profile)
     assert validation.error("mean_ttft_s") > 1
     assert abs(validation.error("token_hit_ratio")) < 0.001
 
@@ -216,8 +216,8 @@ def log_at_hours(*hours):
 
 def test_the_last_hours_end_at_the_last_request():
     last_requests = last_hours(log_at_hours(0, 5, 8.5, 9, 10), 2)
-    assert [r.line for r in last_requests] == [2, 3, 4]
-    assert [r.time_s for r in last_requests] == [0, 1800, 5400]
+    assert [request.line for request in last_requests] == [2, 3, 4]
+    assert [request.time_s for request in last_requests] == [0, 1800, 5400]
 
 
 def test_a_log_without_requests_is_refused_with_the_reason():

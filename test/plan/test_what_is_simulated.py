@@ -27,33 +27,33 @@ BLOCK_BYTES = BLOCK_TOKENS * PROFILE.kv_bytes_per_token
 
 
 def disk_class(**fields):
-    free = PriceSteps(((float("inf"), 0.1),))
-    return DiskClass(**{"name": "d", "per_gib_month": free, "base_mib_s": 1000.0, **fields})
+    flat_price = PriceSteps(((float("inf"), 0.1),))
+    return DiskClass(**{"name": "d", "per_gib_month": flat_price, "base_mib_s": 1000.0, **fields})
 
 
 def plan_inputs(trace, *classes, **engine):
-    prices = replace(load_prices("local-nvme"), disks={d.name: d for d in classes})
+    prices = replace(load_prices("local-nvme"), disks={each.name: each for each in classes})
     return PlanInputs(CompactTrace(trace), Engine(PROFILE, 40 * BLOCK_TOKENS, **engine), prices)
 
 
-def prompt(number, time_s, blocks=16, category="default", first_id=0):
-    ids = tuple(1000 * (first_id or number) + b for b in range(blocks))
+def prompt(prompt_number, time_s, blocks=16, category="default", first_id=0):
+    ids = tuple(1000 * (first_id or prompt_number) + block for block in range(blocks))
     return TraceRequest(time_s, blocks * BLOCK_TOKENS, 4, ids, BLOCK_TOKENS, category=category)
 
 
 def test_settings_are_sglangs_defaults_unless_planned():
     inputs = plan_inputs([prompt(1, 0.0)], disk_class())
-    chosen = Configuration(dram_gib=1.0, disk="d", disk_gib=4.0)
-    config = system_of(chosen, inputs.engine, inputs.prices, {})
-    assert (config.prefetch_policy, config.page_tokens) == ("timeout", 1)
-    assert (config.max_running, config.max_prefill_tokens) == (2048, 16384)
+    planned = Configuration(dram_gib=1.0, disk="d", disk_gib=4.0)
+    system = system_of(planned, inputs.engine, inputs.prices, {})
+    assert (system.prefetch_policy, system.page_tokens) == ("timeout", 1)
+    assert (system.max_running, system.max_prefill_tokens) == (2048, 16384)
     engine = replace(inputs.engine, settings=ServerSettings(prefetch_threshold=16))
-    changed = replace(chosen, page_size=64, prefetch_policy="wait_complete", schedule_policy="lpm")
-    config = system_of(changed, engine, inputs.prices, {})
-    assert (config.prefetch_policy, config.page_tokens) == ("wait_complete", 64)
-    assert (config.prefetch_threshold_tokens, config.schedule_policy) == (64, "lpm")
+    changed = replace(planned, page_size=64, prefetch_policy="wait_complete", schedule_policy="lpm")
+    system = system_of(changed, engine, inputs.prices, {})
+    assert (system.prefetch_policy, system.page_tokens) == ("wait_complete", 64)
+    assert (system.prefetch_threshold_tokens, system.schedule_policy) == (64, "lpm")
     with pytest.raises(CanopyError, match="must be a multiple of page_size 48"):
-        system_of(replace(chosen, page_size=48), engine, inputs.prices, {})
+        system_of(replace(planned, page_size=48), engine, inputs.prices, {})
 
 
 def test_a_prefetch_policy_changes_a_plans_disk_hits():
@@ -63,9 +63,9 @@ def test_a_prefetch_policy_changes_a_plans_disk_hits():
     sizes = {"dram_gib": 48 * BLOCK_BYTES / GIB, "disk": "d", "disk_gib": 600 * BLOCK_BYTES / GIB}
     policies = ("best_effort", "timeout", "wait_complete")
     with Evaluator(inputs) as evaluate:
-        rows = evaluate([Configuration(**sizes, prefetch_policy=p) for p in policies])
+        rows = evaluate([Configuration(**sizes, prefetch_policy=policy) for policy in policies])
         (as_planned,) = evaluate([Configuration(**sizes)])
-    hits = {p: row["token_hit_ratio_by_tier"]["disk"] for p, row in zip(policies, rows)}
+    hits = {policy: row["token_hit_ratio_by_tier"]["disk"] for policy, row in zip(policies, rows)}
     assert hits["best_effort"] < hits["timeout"] <= hits["wait_complete"]
     assert as_planned["token_hit_ratio_by_tier"]["disk"] == hits["timeout"]
 
@@ -76,12 +76,12 @@ def test_instances_share_no_disk_unless_it_is_sold_as_one():
     separate, shared = disk_class(), disk_class(name="s", shared=True)
     inputs = plan_inputs(requests, separate, shared, routing="round-robin")
     dram_gib, disk_gib = 48 * BLOCK_BYTES / GIB, 600 * BLOCK_BYTES / GIB
-    chosen = Configuration(2, dram_gib, "d", disk_gib, prefetch_policy="wait_complete")
+    configuration = Configuration(2, dram_gib, "d", disk_gib, prefetch_policy="wait_complete")
     with Evaluator(inputs) as evaluate:
-        separate_row, shared_row = evaluate([chosen, replace(chosen, disk="s")])
+        separate_row, shared_row = evaluate([configuration, replace(configuration, disk="s")])
     assert separate_row["token_hit_ratio_by_tier"]["disk"] == 0
     assert shared_row["token_hit_ratio_by_tier"]["disk"] > 0.1
-    disk_price = separate.price_per_hour(chosen.disk_gib)
+    disk_price = separate.price_per_hour(configuration.disk_gib)
     assert separate_row["cost_per_hour"] - shared_row["cost_per_hour"] == pytest.approx(disk_price)
 
 
@@ -101,10 +101,10 @@ def test_billing_by_use_counts_stored_and_transferred_bytes():
 def test_a_categorys_ttl_expires_its_pages():
     """Four categories return after 20 s; one has a shorter TTL."""
     requests = [
-        prompt(10 * round_ + k, 40.0 * round_ + 20.0 * visit + 2 * k, 8, f"k{k}")
+        prompt(10 * round_ + kind, 40.0 * round_ + 20.0 * visit + 2 * kind, 8, f"k{kind}")
         for round_ in range(6)
         for visit in range(2)
-        for k in range(4)
+        for kind in range(4)
     ]
     host = TierSpec(8 * BLOCK_BYTES, 20e9, 20e9)
     table = TTLTable((), 3600.0, BLOCK_TOKENS, TRACE_HASH, {"k0": 5.0})
@@ -114,13 +114,13 @@ def test_a_categorys_ttl_expires_its_pages():
         tiers = {"host": host, "disk": disk, "prefetch_policy": "wait_complete"}
         config = SystemConfig(device_tokens=12 * BLOCK_TOKENS, **tiers)
         cached = simulate_system(requests, config, PROFILE).cached_tokens
-        hits[name] = [cached[k::4].sum() for k in range(4)]
+        hits[name] = [cached[kind::4].sum() for kind in range(4)]
     assert hits["none"][0] > 0
     assert hits["k0 short"][0] == 0
     assert hits["k0 short"][1:] == hits["none"][1:]
 
 
-def test_group_ttls_are_learnt_from_the_whole_trace():
+def test_group_ttls_are_learnt_from_every_request_of_a_long_trace():
     requests = [prompt(i, float(i), blocks=600) for i in range(2000)]  # 1.2 million blocks
     assert len(paths_of(requests)) == len(requests)
 
@@ -128,19 +128,19 @@ def test_group_ttls_are_learnt_from_the_whole_trace():
 def test_a_row_has_the_outcome_of_its_group_ttls():
     requests = [prompt(i % 40, 2.0 * i, 4) for i in range(400)]
     inputs = plan_inputs(requests, disk_class())
-    chosen = Configuration(1, 8 * BLOCK_BYTES / GIB, "d", 1000 * BLOCK_BYTES / GIB, ttl="group")
+    planned = Configuration(1, 8 * BLOCK_BYTES / GIB, "d", 1000 * BLOCK_BYTES / GIB, ttl="group")
     with Evaluator(inputs) as evaluate:
-        (row,) = evaluate([chosen])
-    table = inputs.table_of(chosen)
+        (row,) = evaluate([planned])
+    table = inputs.table_of(planned)
     assert row["ttl_table"]["groups"] == len(table.groups)
 
-    def with_table(**changed):
+    def row_with(**changed):
         return replace(row, metrics={**row.metrics, "ttl_table": {**row["ttl_table"], **changed}})
 
-    with_one_ttl = with_table(groups=0, categories=0, residual_ttl_s=812.0)
+    with_one_ttl = row_with(groups=0, categories=0, residual_ttl_s=812.0)
     assert label_of(with_one_ttl).endswith("one TTL of 812 s, which no groups beat")
-    table = with_table(groups=3, categories=2, requests=100)
-    assert "TTLs of 3 groups and 2 categories, learnt from the last 100 requests" in label_of(table)
+    label = label_of(row_with(groups=3, categories=2, requests=100))
+    assert "TTLs of 3 groups and 2 categories, learnt from the last 100 requests" in label
 
 
 def test_a_disk_billed_by_use_with_group_ttls_has_capacity_for_peaks():
@@ -150,5 +150,5 @@ def test_a_disk_billed_by_use_with_group_ttls_has_capacity_for_peaks():
     table = TTLTable()
     assert system_of(chosen, inputs.engine, inputs.prices, {}, table).disk.capacity_bytes > 10 * GIB
     for without_peaks in (replace(chosen, disk="fixed"), replace(chosen, ttl=60.0)):
-        config = system_of(without_peaks, inputs.engine, inputs.prices, {}, table)
-        assert config.disk.capacity_bytes == 10 * GIB
+        system = system_of(without_peaks, inputs.engine, inputs.prices, {}, table)
+        assert system.disk.capacity_bytes == 10 * GIB

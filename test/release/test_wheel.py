@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
 OTHER_PYTHONS = WORKFLOW["jobs"]["laboratory"]["strategy"]["matrix"]["python"]
-LABORATORY = (
+LABORATORY_TESTS = (
     "advise", "characterize", "cli", "latency", "plan", "policy", "report",
     "reuse", "sim", "trace", "ttl", "whatif",
 )  # fmt: skip
@@ -29,7 +29,7 @@ LABORATORY = (
 TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 PACKAGES = ("python/sglang_canopy", "python/canopy_lab", "python/canopy_documents", "sgl-kernel/python/canopy_kernel")  # fmt: skip
 ROOT_FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")  # fmt: skip
-MAX_BYTES = 2_000_000
+MAX_DISTRIBUTION_BYTES = 2_000_000
 """Largest size of the wheel and of the source distribution."""
 BUILD = "from setuptools import build_meta as b; b.build_sdist('../dist'); b.build_wheel('../dist')"
 
@@ -41,14 +41,14 @@ def git_files(*paths: str) -> list[str]:
     return sorted({name for name in process.stdout.split() if (ROOT / name).is_file()})
 
 
-class Built(NamedTuple):
+class Distributions(NamedTuple):
     wheel: Path
     source: Path
     """The source distribution."""
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     """Build a clean copy: setuptools writes into its working directory."""
     tree = tmp_path_factory.mktemp("build") / "tree"
     for name in git_files(*PACKAGES, *ROOT_FILES):
@@ -57,23 +57,23 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     (tree.parent / "dist").mkdir()
     subprocess.run([sys.executable, "-c", BUILD], cwd=tree, check=True, capture_output=True)
     (wheel,), (source,) = (list((tree.parent / "dist").glob(end)) for end in ("*.whl", "*.tar.gz"))
-    return Built(wheel, source)
+    return Distributions(wheel, source)
 
 
 def metadata(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         return message_from_bytes(archive.read(name))
 
 
-def test_the_wheel_holds_every_file_and_nothing_else(built: Built) -> None:
+def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(built: Distributions) -> None:
     wheel = built.wheel
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     files = {name for name in names if ".dist-info/" not in name}
     assert files == {name.partition("python/")[2] for name in git_files(*PACKAGES)}
-    assert wheel.stat().st_size < MAX_BYTES
-    assert any(n.endswith("licenses/LICENSE") for n in names)
+    assert wheel.stat().st_size < MAX_DISTRIBUTION_BYTES
+    assert any(name.endswith("licenses/LICENSE") for name in names)
     assert wheel.name == f"sglang_canopy-{__version__}-py3-none-any.whl"
 
 
@@ -82,11 +82,11 @@ def test_the_source_distribution_holds_the_packages_and_nothing_else(built):
         files = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
     generated = {name for name in files if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
     assert files - generated == {*ROOT_FILES, *git_files(*PACKAGES)}
-    assert built.source.stat().st_size < MAX_BYTES
+    assert built.source.stat().st_size < MAX_DISTRIBUTION_BYTES
     assert built.source.name == f"sglang_canopy-{__version__}.tar.gz"
 
 
-def test_its_dependencies_include_neither_torch_nor_sglang(built: Built) -> None:
+def test_the_wheels_dependencies_include_neither_torch_nor_sglang(built: Distributions) -> None:
     headers = metadata(built.wheel)
     required = [r for r in headers.get_all("Requires-Dist") if "extra ==" not in r]
     assert not [r for r in required if r.startswith(("torch", "sglang", "transformers"))]
@@ -102,11 +102,11 @@ def test_a_wheel_made_from_the_source_distribution_is_the_same(built, tmp_path):
     contents = []
     for path in (built.wheel, rebuilt):
         with zipfile.ZipFile(path) as archive:
-            contents.append({n: archive.read(n) for n in archive.namelist() if ".dist-info" not in n})  # fmt: skip
+            contents.append({name: archive.read(name) for name in archive.namelist() if ".dist-info" not in name})  # fmt: skip
     assert contents[0] == contents[1]
 
 
-def test_the_command_runs_from_the_wheel_alone(built: Built, tmp_path: Path) -> None:
+def test_the_command_runs_from_the_wheel_alone(built: Distributions, tmp_path: Path) -> None:
     """Not from this checkout, and without torch or sglang, which are hidden."""
     with zipfile.ZipFile(built.wheel) as archive:
         archive.extractall(tmp_path / "lib")
@@ -156,7 +156,7 @@ def clean_py(tmp_path: Path) -> Path:
 def test_the_cuda_extra_resolves_to_the_pinned_sglang(built, clean_py) -> None:
     flags = ("--dry-run", "--quiet", "--report", "-")
     report = pip(clean_py, "install", *flags, f"{built.wheel}[cuda]")
-    versions = {p["metadata"]["name"]: p["metadata"]["version"] for p in json.loads(report)["install"]}  # fmt: skip
+    versions = {package["metadata"]["name"]: package["metadata"]["version"] for package in json.loads(report)["install"]}  # fmt: skip
     assert versions["sglang"] == SGLANG_VERSION
     assert {"torch", "sglang-canopy"} <= versions.keys()
 
@@ -195,9 +195,9 @@ def test_a_cpu_server_starts_in_an_empty_environment(built, clean_py, tmp_path, 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", Built._fields)
-def test_the_laboratory_runs_in_an_empty_environment(built, clean_py, tmp_path, kind):
-    pip(clean_py, "install", "--quiet", str(getattr(built, kind)))
+@pytest.mark.parametrize("distribution", Distributions._fields)
+def test_the_laboratory_runs_in_an_empty_environment(built, clean_py, tmp_path, distribution):
+    pip(clean_py, "install", "--quiet", str(getattr(built, distribution)))
     installed = pip(clean_py, "list", "--format", "freeze").lower()
     assert not [line for line in installed.splitlines() if line.startswith(("torch", "sglang=="))]
     for module in ("sglang_canopy.policy.registry", "canopy_lab.cli.main", "canopy_documents.calibration.saved"):  # fmt: skip
@@ -225,7 +225,7 @@ def test_the_laboratorys_tests_pass_under_another_python(built, tmp_path, versio
     code = "import canopy_lab, sglang_canopy; print(canopy_lab.__file__, sglang_canopy.__file__)"
     run = subprocess.run([python, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert all(Path(file).is_relative_to(tmp_path) for file in run.stdout.split())
-    tests = [str(ROOT / "test" / folder) for folder in LABORATORY]
+    tests = [str(ROOT / "test" / folder) for folder in LABORATORY_TESTS]
     process = subprocess.run(
         [python, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/tests", *tests],
         cwd=ROOT, capture_output=True, text=True, env=env, check=False,

@@ -29,7 +29,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     monkeypatch.setattr(routes, "hints", WaitingHints())
 
     @contextlib.contextmanager
-    def start(
+    def serve_routes(
         api_key: str | None = None,
         admin_api_key: str | None = None,
         hints: str = "on",
@@ -39,8 +39,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         app, manager = FastAPI(), RecordingManager()
         monkeypatch.setattr(entry, "current", entry.current)  # add_routes sets another
         monkeypatch.setattr(http_server, "app", app)
-        state = SimpleNamespace(tokenizer_manager=manager)
-        monkeypatch.setattr(http_server, "_global_state", state)
+        http_state = SimpleNamespace(tokenizer_manager=manager)
+        monkeypatch.setattr(http_server, "_global_state", http_state)
         server_args = SimpleNamespace(
             **{"radix_eviction_policy": "wa", "radix_eviction_policy_config": None} | arguments,
             api_key=api_key,
@@ -67,4 +67,4 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             thread.join(30)
             sock.close()
 
-    return start
+    return serve_routes

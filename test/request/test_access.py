@@ -29,7 +29,7 @@ def admissions(http: HttpClient, routes: tuple[tuple[str, str], ...], key: str |
 
 
 @pytest.mark.parametrize(
-    ("keys", "key", "reads", "changes"),
+    ("keys", "key", "may_read", "changes"),
     [
         ({}, None, True, True),
         ({"api_key": USER}, None, False, False),
@@ -42,9 +42,9 @@ def admissions(http: HttpClient, routes: tuple[tuple[str, str], ...], key: str |
         ({"api_key": USER, "admin_api_key": ADMIN}, "a guess", False, False),
     ],
 )
-def test_users_read_and_only_the_administrator_changes_state(serve, keys, key, reads, changes):
+def test_users_read_and_only_the_administrator_changes_state(serve, keys, key, may_read, changes):
     with serve(**keys) as http:
-        assert admissions(http, READ_ROUTES, key) == {reads}
+        assert admissions(http, READ_ROUTES, key) == {may_read}
         assert admissions(http, CHANGE_ROUTES, key) == {changes}
 
 
@@ -112,13 +112,13 @@ def test_a_malformed_body_is_answered_with_400(serve: Serve, body: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    ("requested", "is_off", "policy"),
+    ("requested", "is_cache_off", "policy"),
     [("wa", False, None), ("auto", False, None), ("lru", False, "lru"), ("lru", True, None)],
 )
 def test_the_status_shows_the_policy_that_runs_and_not_the_requested_one(
-    serve: Serve, requested: str, is_off: bool, policy: str | None
+    serve: Serve, requested: str, is_cache_off: bool, policy: str | None
 ) -> None:
-    with serve(radix_eviction_policy=requested, disable_radix_cache=is_off) as http:
+    with serve(radix_eviction_policy=requested, disable_radix_cache=is_cache_off) as http:
         status = json.loads(http("GET", "/canopy/status").text)
         assert (status["policy"], status["policy_config"], status["ranks"]) == (policy, {}, [])
         assert ("No eviction policy" in status["next_step"]) == (policy is None)

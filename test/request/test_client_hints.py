@@ -21,7 +21,7 @@ from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
 
 SECRET, ADMIN = "0123456789abcdef", "admin"
-PARAMS = {
+HINT_PARAMS = {
     "canopy_category": "chat",
     "canopy_conversation": "c",
     "canopy_over": True,
@@ -35,8 +35,8 @@ def applied_fields(rule: HintRule, monkeypatch: pytest.MonkeyPatch, **headers: s
     """Return the priority fields in the stamp of a request with these headers."""
     monkeypatch.setattr(entry.current, "hint_rule", rule)
     stamped_requests: list[Any] = []
-    request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
-    params = {key: value for key, value in PARAMS.items() if key != "canopy_conversation"}
+    request = SimpleNamespace(headers={name.replace("_", "-"): v for name, v in headers.items()})
+    params = {key: value for key, value in HINT_PARAMS.items() if key != "canopy_conversation"}
     # A session of SGLang has a name and implies that its requests follow one another.
     obj = SimpleNamespace(text="a", sampling_params={"custom_params": params}, session_id="c")
     manager = SimpleNamespace(server_args=None)
@@ -48,9 +48,9 @@ def applied_fields(rule: HintRule, monkeypatch: pytest.MonkeyPatch, **headers: s
     return PRIORITY_FIELDS & stamp.keys()
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("on", PRIORITY_FIELDS), ("off", set())])
-def test_hints_on_or_off_apply_to_all_senders(mode, expected, monkeypatch) -> None:
-    rule = HintRule(mode, ADMIN, SECRET)
+@pytest.mark.parametrize(("hints", "expected"), [("on", PRIORITY_FIELDS), ("off", set())])
+def test_hints_on_or_off_apply_to_all_senders(hints, expected, monkeypatch) -> None:
+    rule = HintRule(hints, ADMIN, SECRET)
     for headers in ({}, {"authorization": f"Bearer {ADMIN}"}):
         assert applied_fields(rule, monkeypatch, **headers) == expected
 
@@ -95,20 +95,20 @@ def test_trusted_mode_without_credentials_stops_the_start(monkeypatch) -> None:
 
 
 def test_the_secret_comes_from_a_variable_or_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "secret"
-    file.write_text(SECRET + "\n")
+    secret_file = tmp_path / "secret"
+    secret_file.write_text(SECRET + "\n")
     assert read_gateway_secret({}) is None
     assert read_gateway_secret({SECRET_VARIABLE: SECRET}) == SECRET
-    assert read_gateway_secret({SECRET_FILE_VARIABLE: str(file)}) == SECRET
+    assert read_gateway_secret({SECRET_FILE_VARIABLE: str(secret_file)}) == SECRET
 
 
 @pytest.mark.parametrize(
     "secret", ["", "short", "x" * (MAX_SECRET_CHARS + 1), "two words, long enough", "\xe9" * 20]
 )
 def test_a_secret_that_cannot_be_used_is_refused_and_not_shown(tmp_path: Path, secret: str) -> None:
-    file = tmp_path / "secret"
-    file.write_text(secret)
-    for environment in ({SECRET_VARIABLE: secret}, {SECRET_FILE_VARIABLE: str(file)}):
+    secret_file = tmp_path / "secret"
+    secret_file.write_text(secret)
+    for environment in ({SECRET_VARIABLE: secret}, {SECRET_FILE_VARIABLE: str(secret_file)}):
         with pytest.raises(CanopyError, match="openssl rand") as refusal:
             read_gateway_secret(environment)
         assert not secret or secret not in str(refusal.value)

@@ -1,5 +1,4 @@
-"""Fields of a request that reach a worker behind real gateways: the table of the docs against their
-packages, and the result of our entry."""
+"""Fields of requests that pass real gateways, compared with the docs' table, and Canopy's reading of them."""
 
 import asyncio
 import importlib
@@ -24,7 +23,7 @@ from support.gateways import FOLDER_VARIABLE, MODULES, Worker, post, run_gateway
 
 CLIENTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
 
-FIELDS: dict[str, Any] = {
+BODY_FIELDS: dict[str, Any] = {
     "cache_salt": "salt",
     "extra_key": "key",
     "custom_params": {"canopy_category": "agent"},
@@ -45,12 +44,12 @@ HEADERS = {
         *("x-canopy-cache-salt", "x-canopy-gateway-secret"),
     )
 }
-USER = [{"role": "user", "content": "hi"}]
-ROUTES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
+MESSAGES = [{"role": "user", "content": "hi"}]
+ROUTE_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
     "/v1/completions": {"prompt": "hi", "max_tokens": 4},
     "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 4}},
-    "/v1/messages": {"messages": USER, "max_tokens": 4},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 4},
 }
 ARRIVED, DROPPED = "yes", "-"
 
@@ -64,20 +63,20 @@ def workers():
 
 
 def arrivals_by_route(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
-    """Route -> field or header -> whether it arrived as it was sent."""
+    """Return route -> field or header -> whether it arrived as sent, or the status of a refusal."""
     outcomes: dict[str, dict[str, str]] = {}
-    for route, body in ROUTES.items():
+    for route, body in ROUTE_BODIES.items():
         for worker in workers:
             worker.posts.clear()
-        status, _ = post(url + route, {"model": "tiny", **FIELDS, **body}, HEADERS)
+        status, _ = post(url + route, {"model": "tiny", **BODY_FIELDS, **body}, HEADERS)
         (arrived,) = [received for worker in workers for received in worker.posts] or [None]
         if arrived is None:
             assert status == 404
-            outcomes[route] = dict.fromkeys([*FIELDS, *HEADERS], str(status))
+            outcomes[route] = dict.fromkeys([*BODY_FIELDS, *HEADERS], str(status))
             continue
         outcomes[route] = {
             name: ARRIVED if values.get(name) == value else DROPPED
-            for sent_values, values in ((FIELDS, arrived.body), (HEADERS, arrived.headers))
+            for sent_values, values in ((BODY_FIELDS, arrived.body), (HEADERS, arrived.headers))
             for name, value in sent_values.items()
         }
     return outcomes
@@ -91,8 +90,8 @@ def documented_cells() -> dict[str, dict[str, dict[str, str]]]:
     for row in rows:
         names, *cells = [cell.strip() for cell in row.strip("|").split("|")]
         by_gateway = {
-            "sglang-router": dict(zip(ROUTES, [*cells[:3], "404"])),
-            "smg": dict(zip(ROUTES, cells[3:])),
+            "sglang-router": dict(zip(ROUTE_BODIES, [*cells[:3], "404"])),
+            "smg": dict(zip(ROUTE_BODIES, cells[3:])),
         }
         table |= {name.strip("`"): by_gateway for name in names.split(", ")}
     return table
@@ -100,11 +99,11 @@ def documented_cells() -> dict[str, dict[str, dict[str, str]]]:
 
 @pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
 def test_the_page_lists_the_fields_that_pass_each_gateway(gateway, workers, tmp_path) -> None:
-    with run_gateway(gateway, [w.url for w in workers], tmp_path / "log") as url:
+    with run_gateway(gateway, [worker.url for worker in workers], tmp_path / "log") as url:
         outcomes = arrivals_by_route(url, workers)
         assert post(f"{url}/canopy/hint", {"conversation": "c", "over": True})[0] == 404
     table = documented_cells()
-    assert set(table) == {*FIELDS, *HEADERS}
+    assert set(table) == {*BODY_FIELDS, *HEADERS}
     for name, by_gateway in table.items():
         for route, cell in by_gateway[gateway].items():
             assert cell == outcomes[route].get(name, DROPPED), (gateway, route, name)
@@ -112,7 +111,7 @@ def test_the_page_lists_the_fields_that_pass_each_gateway(gateway, workers, tmp_
 
 def test_without_a_gateway_every_field_and_header_arrives(workers) -> None:
     outcomes = arrivals_by_route(workers[0].url, workers)
-    assert all(set(rows.values()) <= {ARRIVED} for rows in outcomes.values())
+    assert all(set(arrivals.values()) <= {ARRIVED} for arrivals in outcomes.values())
 
 
 @pytest.mark.parametrize("gateway", sorted(MODULES))
@@ -124,18 +123,18 @@ def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkey
     assert router_args.cache_threshold == routing.MATCH_SHARE
     assert router_args.balance_abs_threshold == routing.IMBALANCE_REQUESTS
     assert router_args.balance_rel_threshold == routing.IMBALANCE_RATIO
-    characters_a_block = 16 * 4
-    assert router_args.max_tree_size == routing.MAX_KNOWN_BLOCKS * characters_a_block
+    characters_per_block = 16 * 4
+    assert router_args.max_tree_size == routing.MAX_KNOWN_BLOCKS * characters_per_block
 
 
 def http_of(body: Any, **headers: str) -> HttpRequest:
-    raw = json.dumps(body).encode()
+    encoded_body = json.dumps(body).encode()
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": raw, "more_body": False}
+        return {"type": "http.request", "body": encoded_body, "more_body": False}
 
-    lines = [(k.replace("_", "-").lower().encode(), v.encode()) for k, v in headers.items()]
-    request = HttpRequest({"type": "http", "method": "POST", "headers": lines}, receive)
+    raw_headers = [(k.replace("_", "-").lower().encode(), v.encode()) for k, v in headers.items()]
+    request = HttpRequest({"type": "http", "method": "POST", "headers": raw_headers}, receive)
     asyncio.run(request.body())
     return request
 
@@ -174,13 +173,13 @@ def test_metadata_sets_the_tenant_of_a_request() -> None:
 def test_a_tenant_that_differs_from_the_gateways_or_is_no_string_is_refused(
     cache_salt, metadata, message
 ) -> None:
-    sent = {TENANT_METADATA[name]: value for name, value in metadata.items()}
-    request = http_of({"metadata": sent})
+    sent_metadata = {TENANT_METADATA[name]: value for name, value in metadata.items()}
+    request = http_of({"metadata": sent_metadata})
     with pytest.raises(CanopyError, match=message):
         set_tenant(request_of(cache_salt=cache_salt), request)
 
 
-def test_our_keys_pass_in_metadata_if_custom_params_are_dropped(monkeypatch) -> None:
+def test_hints_in_metadata_count_if_custom_params_have_none(monkeypatch) -> None:
     metadata = {
         "canopy_category": "agent",
         "canopy_turn": "3",
@@ -225,11 +224,11 @@ def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(set_rule, caplo
     set_rule("off")
     plain = http_of({}, X_Smg_Routing_Key="r")
     assert warnings_of(caplog, (request_of(), plain), (request_of(), plain)) == []
-    lines = warnings_of(caplog, (request_of(cache_salt="a"), plain), *[(request_of(), plain)] * 3)
-    assert len(lines) == 1
-    assert "though others do" in lines[0]
-    assert "x-smg-routing-key" in lines[0]
-    assert TENANT_METADATA["cache_salt"] in lines[0]
+    warned = warnings_of(caplog, (request_of(cache_salt="a"), plain), *[(request_of(), plain)] * 3)
+    assert len(warned) == 1
+    assert "though others do" in warned[0]
+    assert "x-smg-routing-key" in warned[0]
+    assert TENANT_METADATA["cache_salt"] in warned[0]
     set_rule("warn")
     assert len(warnings_of(caplog, *[(request_of(), http_of({}))] * 3)) == 1
 

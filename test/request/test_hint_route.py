@@ -22,7 +22,7 @@ def test_a_hint_is_forwarded_to_the_schedulers(serve: Serve) -> None:
 
 
 def messages_of(http: HttpClient, count: int) -> list[str]:
-    """Return the first ``count`` messages. Each call of a route lets the event loop continue."""
+    """Return the messages once there are ``count``. Each call of a route lets the event loop continue."""
     for _ in range(1000):
         if len(http.manager.messages) >= count:
             break
@@ -31,7 +31,7 @@ def messages_of(http: HttpClient, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("in_body", "headers", "tenant"),
+    ("body_fields", "headers", "tenant"),
     [
         ({}, {"X_Canopy_Cache_Salt": "s"}, tenant_of(None, "s")),
         ({"cache_salt": "s"}, {"X_Canopy_Extra_Key": "k"}, tenant_of("k", "s")),
@@ -40,10 +40,10 @@ def messages_of(http: HttpClient, count: int) -> list[str]:
     ],
 )
 def test_a_hint_takes_its_tenant_from_the_headers_that_documents_take_it_from(
-    serve: Serve, in_body: dict[str, str], headers: dict[str, str], tenant: str | None
+    serve: Serve, body_fields: dict[str, str], headers: dict[str, str], tenant: str | None
 ) -> None:
     with serve() as http:
-        assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers).code == 200
+        assert http("POST", "/canopy/hint", None, {**HINT, **body_fields}, **headers).code == 200
         (message,) = messages_of(http, 1)
         assert [hint["tenant"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [tenant]
 

@@ -20,20 +20,20 @@ from support.live_tree import fake_req
 
 def http_request(body: Any, headers: dict[str, str] | None = None) -> HttpRequest:
     """Return a Starlette request whose body was read already, as before every route."""
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    encoded_body = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": raw, "more_body": False}
+        return {"type": "http.request", "body": encoded_body, "more_body": False}
 
-    raw_headers = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+    raw_headers = [(name.lower().encode(), v.encode()) for name, v in (headers or {}).items()]
     request = HttpRequest({"type": "http", "method": "POST", "headers": raw_headers}, receive)
     asyncio.run(request.body())
     return request
 
 
-def stamp_of(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dict[str, Any]:
+def stamp_of(body: Any, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
     """Return the stamp that the entry gives a request with this body and these headers."""
-    request = SimpleNamespace(sampling_params={}, **obj)
+    request = SimpleNamespace(sampling_params={}, **fields)
     entry.stamp(request, {"category": "chat", "turn": 1}, http_request(body, headers))
     return request.sampling_params["custom_params"][STAMP_KEY]
 
@@ -126,11 +126,11 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-KEYS = st.sampled_from(["session_id", "rid", "nvext", "metadata"])
+BODY_KEYS = st.sampled_from(["session_id", "rid", "nvext", "metadata"])
 CONTEXT = st.fixed_dictionaries({"agent_context": VALUES | st.dictionaries(st.text(), VALUES)})
 
 
-@given(st.dictionaries(KEYS, VALUES | CONTEXT), st.text(), st.text())
+@given(st.dictionaries(BODY_KEYS, VALUES | CONTEXT), st.text(), st.text())
 def test_every_stamp_survives_serialisation_to_the_scheduler(body, session, agent) -> None:
     headers = {"x-claude-code-session-id": session, "x-claude-code-agent-id": agent}
     fields = find_conversation(body, headers)

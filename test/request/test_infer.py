@@ -1,4 +1,4 @@
-"""Category and turn, as bodies show them, and parameters that SGLang drops."""
+"""The category and the turn that are inferred from a body, and parameters that SGLang drops from it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -28,12 +28,12 @@ def chat_body(*messages: SimpleNamespace, **fields: object) -> SimpleNamespace:
 
 
 def test_turn_and_category_are_read_off_a_chat_body() -> None:
-    first = chat_body(message("system"), message("user"))
-    assert infer_from_chat(first) == {"category": "chat", "turn": 1}
+    first_turn = chat_body(message("system"), message("user"))
+    assert infer_from_chat(first_turn) == {"category": "chat", "turn": 1}
     third = chat_body(*[message(r) for r in ("user", "assistant", "user", "assistant", "user")])
     assert infer_from_chat(third)["turn"] == 3
-    agent = chat_body(message("user"), message("assistant"), message("tool"), tools=[{}])
-    assert infer_from_chat(agent) == {"category": "chat-tools-after-tool", "turn": 2}
+    tool_loop = chat_body(message("user"), message("assistant"), message("tool"), tools=[{}])
+    assert infer_from_chat(tool_loop) == {"category": "chat-tools-after-tool", "turn": 2}
     with_image = chat_body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
     assert infer_from_chat(with_image)["category"] == "chat-json-image"
 
@@ -68,7 +68,7 @@ def test_the_body_shows_category_and_turn(body: dict[str, Any], category: str, t
     assert infer_from_responses_body(body) == {"category": category, "turn": turn}
 
 
-VALUES = st.recursive(
+JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -78,7 +78,7 @@ VALUES = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["input", "tools", "text"]), VALUES))
+@given(st.dictionaries(st.sampled_from(["input", "tools", "text"]), JSON_VALUES))
 def test_any_body_has_a_category_and_a_turn(body: dict[str, Any]) -> None:
     fields = infer_from_responses_body(body)
     assert fields["category"].startswith("chat")

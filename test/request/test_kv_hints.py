@@ -47,9 +47,9 @@ def test_only_a_release_of_a_known_version_counts(envelope, expected):
         ),
     )
 )
-def test_no_envelope_makes_the_reader_raise(value):
-    read_envelope(value)
-    read_envelope({"protocol_version": "0.1", "actions": [value]})
+def test_no_envelope_makes_the_reader_raise(any_value):
+    read_envelope(any_value)
+    read_envelope({"protocol_version": "0.1", "actions": [any_value]})
 
 
 def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
@@ -61,7 +61,7 @@ def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
     obj = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, kv_hints=hints)
     entry.stamp(obj, {})
     obj.normalize_batch_and_arguments()
-    stamps = [obj[number].sampling_params["custom_params"]["canopy"] for number in range(2)]
+    stamps = [obj[index].sampling_params["custom_params"]["canopy"] for index in range(2)]
     assert [stamp.get("over") for stamp in stamps] == [True, None]
     assert entry.current.ignored == {"kv_hints": 1}
 

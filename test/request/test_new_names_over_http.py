@@ -1,7 +1,4 @@
-"""A client may use a new name in every request. No container of the HTTP process grows with the names.
-
-Names are salts (tenants), conversations and ids of responses.
-"""
+"""No container of the HTTP process grows with new names: salts, conversations and ids of responses."""
 
 import asyncio
 import contextlib
@@ -28,11 +25,11 @@ async def answer_nothing(_message: str) -> list[Any]:
     return []
 
 
-class Process:
-    """The parts of an HTTP process that receive names from clients, whose ``now`` is moved by hand."""
+class HttpProcess:
+    """The parts of an HTTP process that receive names from clients, whose ``now_s`` is set by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now_s = 0.0
         self.loop = asyncio.new_event_loop()
         self.entry = entry.HttpOptions(RequestOptions())
         monkeypatch.setattr(entry, "current", self.entry)
@@ -42,16 +39,16 @@ class Process:
 
     def serve(self, number: int) -> None:
         """Send a request of a new tenant on each route, a tenth of a second after the previous one."""
-        self.now += 0.1
+        self.now_s += 0.1
         tenant = f"t{number}"
         self._generate(number, tenant)
         hint = {"conversation": f"c{number}", "cache_salt": tenant, "over": True}
         with contextlib.suppress(CanopyError):  # the bound on waiting hints
-            self.hints.add(hint, self.now)
+            self.hints.add(hint, self.now_s)
         query = {"conversation": f"c{number}", "cache_salt": tenant}
-        question = SimpleNamespace(query_params=query, headers={})
+        explain_request = SimpleNamespace(query_params=query, headers={})
         with contextlib.suppress(CanopyError, Refused):
-            self.loop.run_until_complete(self.explaining(question))
+            self.loop.run_until_complete(self.explaining(explain_request))
         self.orders.choose_order(number, ["one", "two"], tenant)
         self.heads.record_head(tenant, (number, number + 1))
 
@@ -79,8 +76,8 @@ class Process:
 
 
 @pytest.fixture
-def process(monkeypatch) -> Iterator[Process]:
-    http_process = Process(monkeypatch)
+def process(monkeypatch) -> Iterator[HttpProcess]:
+    http_process = HttpProcess(monkeypatch)
     yield http_process
     http_process.loop.close()
 

@@ -1,4 +1,4 @@
-"""Prompts that end a server are refused on every route, and billing lines are left out."""
+"""Prompts that end a server are refused, and Claude Code's billing line is left out of the system text."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -86,7 +86,7 @@ def test_any_field_values_make_a_valid_request(params: dict) -> None:
 def test_every_prompt_of_a_batch_is_stamped_once() -> None:
     batch = SimpleNamespace(sampling_params=[{"max_new_tokens": 1}, {"custom_params": {"a": 1}}])
     entry.stamp(batch, {"category": "generate"})
-    first, second = (p["custom_params"][STAMP_KEY] for p in batch.sampling_params)
+    first, second = (params["custom_params"][STAMP_KEY] for params in batch.sampling_params)
     assert first["category"] == second["category"] == "generate"
     entry.stamp(batch, {"category": "other"})
     assert batch.sampling_params[0]["custom_params"][STAMP_KEY] is first
@@ -121,16 +121,16 @@ def leaf_of(tree: LiveTree, token: int) -> Leaf:
 
 def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
     tree = LiveTree(64, "wa", {"quantum_tokens": 1})
-    system = [1, 2, 3, 4]
-    tree.serve([*system, 10, 11], time=1, conversation="a")
-    tree.serve([*system, 20, 21], time=2, conversation="b")
-    tree.serve([*system, 30, 31], time=3, conversation="c")
+    system_tokens = [1, 2, 3, 4]
+    tree.serve([*system_tokens, 10, 11], time=1, conversation="a")
+    tree.serve([*system_tokens, 20, 21], time=2, conversation="b")
+    tree.serve([*system_tokens, 30, 31], time=3, conversation="c")
     tree.core.conversations.apply_hint(LateHint(None, "b", 4.0, over=True))
     assert leaf_of(tree, 21).over
     assert not leaf_of(tree, 4).over  # the shared system prompt
     tree.evict(2)
-    assert tree.match([*system, 20, 21]) == 4
-    assert tree.match([*system, 10, 11]) == 6
+    assert tree.match([*system_tokens, 20, 21]) == 4
+    assert tree.match([*system_tokens, 10, 11]) == 6
     check(tree)
 
 
@@ -170,10 +170,10 @@ def test_a_server_with_another_cache_ignores_hints() -> None:
 
 def test_a_request_has_every_field_of_its_stamp() -> None:
     stamp: dict[str, object] = {}
-    for name, checked in STAMP_FIELDS.items():
+    for name, check_field in STAMP_FIELDS.items():
         for value in ("tool", "gateway", True, 2, 1.5):
             with contextlib.suppress(ValueError):
-                stamp[name] = checked(value)
+                stamp[name] = check_field(value)
                 break
     assert stamp.keys() == STAMP_FIELDS.keys()
     request = make_live_request(fake_req([1], [2], stamp), 0.0, 64)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "scripts" / "gpu_bundle"
+BUNDLE_FOLDER = ROOT / "scripts" / "gpu_bundle"
 
 
 def test_a_wheel_is_slimmed_and_still_a_wheel(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.syspath_prepend(str(BUNDLE_FOLDER))
     import slim_wheel
 
     kept_files = ["sglang/srt/server.py", "sglang/benchmark/serving.py", "sglang/a,b.py"]
@@ -70,7 +70,7 @@ def test_stand_ins_compute_what_a_llama_needs_and_name_what_is_missing():
     pytest.importorskip("torch")
     process = subprocess.run(
         [sys.executable, "-c", STAND_IN_CHECKS],
-        env={**os.environ, "PYTHONPATH": str(FOLDER / "stand_in")},
+        env={**os.environ, "PYTHONPATH": str(BUNDLE_FOLDER / "stand_in")},
         capture_output=True,
         text=True,
         timeout=120,

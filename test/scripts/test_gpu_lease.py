@@ -23,9 +23,9 @@ def read_summary(lease: Lease) -> str:
 
 def test_every_file_that_the_lease_runs_exists() -> None:
     text = Path(gpu_lease.__file__).read_text()
-    names = re.findall(r'"((?:test|benchmark)/[\w/]+\.py)"', text)
-    assert len(names) == 3
-    assert all((gpu_lease.ROOT / name).is_file() for name in names)
+    file_names = re.findall(r'"((?:test|benchmark)/[\w/]+\.py)"', text)
+    assert len(file_names) == 3
+    assert all((gpu_lease.ROOT / name).is_file() for name in file_names)
 
 
 def test_a_part_that_fails_or_takes_too_long_stops_no_other(lease: Lease) -> None:

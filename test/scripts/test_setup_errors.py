@@ -16,10 +16,10 @@ from environment import SetupError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_script(script: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(ROOT / "scripts" / script), *arguments],
-        env={**os.environ, "PYTHON": sys.executable, **settings},
+        env={**os.environ, "PYTHON": sys.executable, **variables},
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,4 +1,4 @@
-"""The hindsight policies against every possible choice, and against the online policies."""
+"""The hindsight policies, compared with the best of all possible choices and with the online policies."""
 
 import random
 from functools import cache
@@ -36,7 +36,7 @@ def least_cost(paths, capacity, cost, is_optional=False):
             assert parent.setdefault(block, block_before) == block_before, f"{block} is not chained"
 
     def is_prefix_closed(blocks):
-        return all(parent[b] is None or parent[b] in blocks for b in blocks)
+        return all(parent[block] is None or parent[block] in blocks for block in blocks)
 
     @cache
     def serve(index, cached):
@@ -51,8 +51,8 @@ def least_cost(paths, capacity, cost, is_optional=False):
         free_blocks = min(capacity - len(own_blocks), len(evictable))
         next_caches = (
             own_blocks | frozenset(others)
-            for size in range(free_blocks + 1)
-            for others in combinations(sorted(evictable), size)
+            for count in range(free_blocks + 1)
+            for others in combinations(sorted(evictable), count)
         )
         return cost(index, hit) + min(
             serve(index + 1, blocks) for blocks in next_caches if is_prefix_closed(blocks)
@@ -66,13 +66,13 @@ SEEDS = range(40)
 
 def growing_conversations(seed, requests=9, conversations=3):
     """Return a trace of the paper's model: a conversation's prompt contains the one before it."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     ids = iter(range(1000))
     paths = [[] for _ in range(conversations)]
     trace = []
     for time_s in range(requests):
-        path = paths[draw.randrange(conversations)]
-        path += [next(ids) for _ in range(draw.randint(1, 2))]
+        path = paths[rng.randrange(conversations)]
+        path += [next(ids) for _ in range(rng.randint(1, 2))]
         trace.append(record(time_s, path))
     return trace
 
@@ -91,7 +91,7 @@ def tail_excess(trace, threshold_tokens):
 
 
 def hindsight(name, trace, capacity, threshold_tokens=None, **settings):
-    """Simulate a hindsight policy."""
+    """Simulate the hindsight policy ``name`` with a cache of ``capacity`` blocks."""
     config = {}
     if hindsight_class(name).takes_tail_target:
         config = {"threshold_tokens": float(threshold_tokens)}
@@ -120,7 +120,7 @@ def test_belady_hits_as_many_blocks_as_any_choice(make_trace, capacity, is_optio
     extra_hits = 0
     for seed in range(20) if is_optional else SEEDS:
         trace = make_trace(seed)[: 7 if is_optional else None]
-        paths = [r.blocks for r in trace]
+        paths = [request.blocks for request in trace]
         optimum = -least_cost(paths, capacity, lambda _, hit: -hit, is_optional=is_optional)
         block_hits = hindsight("belady", trace, capacity, optional_caching=is_optional).block_hits
         assert block_hits == optimum, f"seed {seed}"
@@ -133,18 +133,18 @@ def test_belady_hits_as_many_blocks_as_any_choice(make_trace, capacity, is_optio
 def test_tail_belady_has_the_least_excess_of_all_choices(make_trace, capacity):
     for seed in SEEDS:
         trace = make_trace(seed)
-        paths = [r.blocks for r in trace]
-        for threshold in (0, 10, 20, 30):
-            optimum = least_cost(paths, capacity, tail_excess(trace, threshold))
-            tel_tokens = hindsight("tail-belady", trace, capacity, threshold).tel_tokens
-            assert tel_tokens == optimum, f"seed {seed}, threshold {threshold}"
+        paths = [request.blocks for request in trace]
+        for threshold_tokens in (0, 10, 20, 30):
+            optimum = least_cost(paths, capacity, tail_excess(trace, threshold_tokens))
+            tel_tokens = hindsight("tail-belady", trace, capacity, threshold_tokens).tel_tokens
+            assert tel_tokens == optimum, f"seed {seed}, threshold {threshold_tokens}"
 
 
 def test_tail_belady_is_no_bound_if_a_shorter_prompt_intervenes():
     # At (5, 6, 0) two blocks must be evicted. 3 and 4 are needed last, at 10 tokens of
     # excess each. Evicting 2 with 1 above it costs 10 in all: (1,) caches 1 again at no cost.
     paths = [(1, 2), (3,), (4,), (5, 6, 0), (1,), (1, 2, 7), (3, 8), (4, 9)]
-    trace = [record(t, path) for t, path in enumerate(paths)]
+    trace = [record(time_s, path) for time_s, path in enumerate(paths)]
     assert hindsight("tail-belady", trace, 5, 10).tel_tokens == 50
     assert least_cost(paths, 5, tail_excess(trace, 10)) == 40
 
@@ -177,7 +177,7 @@ def test_no_online_policy_beats_the_bounds(make_trace):
 def test_known_ends_are_evicted_first():
     # 1 is least recent but returns; 2 never does.
     paths = [(1,), (2,), (3,), (1,)]
-    trace = [record(t, path) for t, path in enumerate(paths)]
+    trace = [record(time_s, path) for time_s, path in enumerate(paths)]
     for name in ("end-aware-tlru", "length-aware-tlru"):
         assert hindsight(name, trace, 2, 0).block_hits == 1
     assert simulate(trace, make_policy("lru"), 2).block_hits == 0
@@ -187,7 +187,7 @@ def test_known_lengths_free_the_tail_that_the_next_prompt_can_do_without():
     # (1, 2, 3) returns as it is: with 20 tokens allowed uncached, 2 and 3 may be evicted and
     # the least recent conversation, 9, stays.
     paths = [(9,), (1, 2, 3), (7, 8), (9, 10, 11), (1, 2, 3)]
-    trace = [record(t, path) for t, path in enumerate(paths)]
+    trace = [record(time_s, path) for time_s, path in enumerate(paths)]
     result = hindsight("length-aware-tlru", trace, 4, 20)
     assert result.tel_tokens == 10  # the first (1, 2, 3) and nothing after it
     lru = simulate(trace, make_policy("lru"), 4, threshold_tokens=20)
@@ -198,7 +198,7 @@ def test_ends_alone_leave_the_budget_to_the_mean_growth():
     # Conversation 1 grows by two blocks a turn: L + growth - threshold = 20 + 20 - 30 = 10
     # tokens have to stay, so block 2 may be evicted and 1 may not.
     paths = [(1, 2), (9,), (8,), (1, 2, 3, 4), (9,)]
-    trace = [record(t, path, output_tokens=0) for t, path in enumerate(paths)]
+    trace = [record(time_s, path, output_tokens=0) for time_s, path in enumerate(paths)]
     config = {"threshold_tokens": 30.0, "next_prompt_tokens": 20.0}
     evicted_blocks = []
     policy = make_hindsight("end-aware-tlru", Future(trace), config)

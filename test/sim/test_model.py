@@ -21,10 +21,10 @@ def test_the_preset_equals_the_config(tmp_path):
 
 
 def test_a_missing_field_is_named(tmp_path):
-    file = tmp_path / "config.json"
-    file.write_text('{"hidden_size": 8}')
+    config_file = tmp_path / "config.json"
+    config_file.write_text('{"hidden_size": 8}')
     with pytest.raises(CanopyError, match="num_hidden_layers"):
-        load_model_shape(str(file))
+        load_model_shape(str(config_file))
 
 
 GROUPED_QUERY = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
@@ -55,11 +55,11 @@ def test_bytes_of_a_tokens_kv(config, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "changed_fields",
     [{"full_attention_interval": 4}, {"layer_types": ["mamba"] * 32}, {"compress_ratios": [4]},
      {"hybrid_override_pattern": "M*"}],
 )  # fmt: skip
-def test_layers_that_differ_need_the_servers_figure(changes, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**GROUPED_QUERY, **changes}))
+def test_layers_that_differ_need_the_servers_figure(changed_fields, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**GROUPED_QUERY, **changed_fields}))
     with pytest.raises(CanopyError, match=r"store different KV .*'kv_bytes_per_token'"):
         load_model_shape(str(tmp_path))

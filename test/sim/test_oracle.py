@@ -23,66 +23,66 @@ CAPACITY_FRACTIONS = (0.002, 0.01, 0.05, 0.2, 0.6)
 
 
 def zipf_blocks():
-    draw = random.Random(0)
+    rng = random.Random(0)
     weights = [1 / (rank + 1) for rank in range(1000)]
-    return draw.choices(range(1000), weights, k=ACCESSES)
+    return rng.choices(range(1000), weights, k=ACCESSES)
 
 
 def mooncake_blocks():
-    return list(islice(chain.from_iterable(r.blocks for r in mooncake(limit=1000)), ACCESSES))
+    return list(islice(chain.from_iterable(sent.blocks for sent in mooncake(limit=1000)), ACCESSES))
 
 
 def agentic_blocks():
     archive = data_folder() / "agentic_coding" / "traces_500.tar.xz"
     overlaid_trace = overlay(archive, 12, 600.0, seed=0)
     # Every 16th block: prompts are so long that few of them would be the whole trace.
-    blocks = chain.from_iterable(r.blocks[::16] for r in overlaid_trace)
+    blocks = chain.from_iterable(sent.blocks[::16] for sent in overlaid_trace)
     return list(islice(blocks, ACCESSES))
 
 
 @pytest.fixture(scope="module", params=[zipf_blocks, mooncake_blocks, agentic_blocks])
-def ids(request):
+def block_ids(request):
     return request.param()
 
 
-def count_oracle_misses(policy_name, ids, capacity):
+def count_oracle_misses(policy_name, block_ids, capacity):
     cache = getattr(libcachesim, policy_name)(cache_size=capacity, hashpower=16)
     request = libcachesim.Request()
     misses = 0
-    for clock, block in enumerate(ids):
+    for clock, block in enumerate(block_ids):
         request.clock_time, request.obj_id, request.obj_size = clock, block, 1
         misses += not cache.get(request)
     return misses
 
 
 @pytest.mark.parametrize("policy_name", ["LRU", "FIFO", "LFU"])
-def test_misses_equal_the_oracles_at_every_size(policy_name, ids):
-    trace = flat(ids)
+def test_misses_equal_the_oracles_at_every_size(policy_name, block_ids):
+    trace = flat(block_ids)
     for fraction in CAPACITY_FRACTIONS:
-        capacity = max(1, int(fraction * len(set(ids))))
+        capacity = max(1, int(fraction * len(set(block_ids))))
         result = simulate(trace, make_policy(policy_name.lower()), capacity)
         misses = result.blocks - result.block_hits
-        assert misses == count_oracle_misses(policy_name, ids, capacity), capacity
+        assert misses == count_oracle_misses(policy_name, block_ids, capacity), capacity
 
 
-def test_misses_of_belady_equal_a_direct_implementation(ids):
-    trace = flat(ids)
+def test_misses_of_belady_equal_a_direct_implementation(block_ids):
+    trace = flat(block_ids)
     future = Future(trace)
-    next_index, next_uses = {}, [0] * len(ids)
-    for index in range(len(ids) - 1, -1, -1):
-        next_uses[index] = next_index.get(ids[index], len(ids))
-        next_index[ids[index]] = index
+    next_index, next_uses = {}, [0] * len(block_ids)
+    for index in range(len(block_ids) - 1, -1, -1):
+        next_uses[index] = next_index.get(block_ids[index], len(block_ids))
+        next_index[block_ids[index]] = index
     for fraction in CAPACITY_FRACTIONS:
-        capacity = max(1, int(fraction * len(set(ids))))
+        capacity = max(1, int(fraction * len(set(block_ids))))
         result = simulate(trace, make_hindsight("belady", future), capacity)
         misses = result.blocks - result.block_hits
-        assert misses == count_min_misses(ids, next_uses, capacity), capacity
+        assert misses == count_min_misses(block_ids, next_uses, capacity), capacity
 
 
-def count_min_misses(ids, next_uses, capacity):
+def count_min_misses(block_ids, next_uses, capacity):
     """Count the misses of Belady: drop the cached id with the latest next use, or without one."""
     next_use_by_block, misses = {}, 0
-    for block, next_use in zip(ids, next_uses):
+    for block, next_use in zip(block_ids, next_uses):
         if block not in next_use_by_block:
             misses += 1
             if len(next_use_by_block) >= capacity:

@@ -14,7 +14,7 @@ CAPACITY_BLOCKS = 300
 
 
 class DueTurn(NamedTuple):
-    due: float
+    due_s: float
     turn: int
     path: tuple[int, ...]
     """Its blocks so far."""
@@ -22,19 +22,19 @@ class DueTurn(NamedTuple):
 
 def random_chats(requests: int = 2000) -> list[TraceRequest]:
     """Return chats without labels; nine in ten first turns end there, and later turns mostly continue."""
-    draw, trace, new_blocks = random.Random(5), [], iter(range(10**9))
+    rng, trace, new_blocks = random.Random(5), [], iter(range(10**9))
     waiting: list[DueTurn] = []
-    now = 0.0
+    now_s = 0.0
     while len(trace) < requests:
-        now += draw.expovariate(1.0)
-        due_chat = next((chat for chat in waiting if chat.due <= now), None)
+        now_s += rng.expovariate(1.0)
+        due_chat = next((chat for chat in waiting if chat.due_s <= now_s), None)
         if due_chat is not None:
             waiting.remove(due_chat)
-        _, turn, path = due_chat or DueTurn(now, 1, ())
+        _, turn, path = due_chat or DueTurn(now_s, 1, ())
         path = (*path, *(next(new_blocks) for _ in range(4)))
-        trace.append(TraceRequest(now, 64 * len(path), 10, path, 64, line=len(trace) + 1))
-        if draw.random() < (0.1 if turn == 1 else 0.9) and turn < 30:
-            waiting.append(DueTurn(now + draw.expovariate(1 / 60), turn + 1, path))
+        trace.append(TraceRequest(now_s, 64 * len(path), 10, path, 64, line=len(trace) + 1))
+        if rng.random() < (0.1 if turn == 1 else 0.9) and turn < 30:
+            waiting.append(DueTurn(now_s + rng.expovariate(1 / 60), turn + 1, path))
     return trace
 
 

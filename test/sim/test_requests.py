@@ -13,10 +13,10 @@ from support.trace_samples import random_trace, record
 
 def test_equal_times_become_distinct_and_keep_their_order():
     requests = list(to_requests([record(0, [1]), record(0, [2]), record(0, [3]), record(3, [4])]))
-    times = [r.time for r in requests]
-    assert times == sorted(set(times))
-    assert times[2] < 1e-9
-    assert times[3] == 3.0
+    times_s = [request.time for request in requests]
+    assert times_s == sorted(set(times_s))
+    assert times_s[2] < 1e-9
+    assert times_s[3] == 3.0
 
 
 def test_time_running_backwards_names_the_line():
@@ -51,11 +51,11 @@ def test_exact_hints_equal_the_traces_future():
 
 def test_share_zero_gives_no_hints_and_accuracy_zero_only_false_ones():
     trace = random_trace(3, 100)
-    ends = [gap is None for gap in continuations(trace)]
+    are_over = [gap is None for gap in continuations(trace)]
     without_hints = list(to_requests(trace, hints=SimulatedHints(share=0)))
     false_hints = list(to_requests(trace, hints=SimulatedHints(accuracy=0)))
-    assert not any(r.over or r.return_in_s is not None for r in without_hints)
-    assert [r.over for r in false_hints] == [not over for over in ends]
+    assert not any(request.over or request.return_in_s is not None for request in without_hints)
+    assert [request.over for request in false_hints] == [not over for over in are_over]
 
 
 def test_the_share_is_of_conversations():
@@ -87,9 +87,9 @@ def test_compact_records_survive_a_round_trip():
         assert compact[-1] == trace[-1]
         assert compact[3:5] == trace[3:5]
         assert list(reversed(compact)) == trace[::-1]
-        uses = Counter(b for r in trace for b in r.blocks)
+        uses = Counter(block for request in trace for block in request.blocks)
         assert compact.distinct_blocks == len(uses)
-        assert compact.repeated_blocks == sum(n > 1 for n in uses.values())
+        assert compact.repeated_blocks == sum(count > 1 for count in uses.values())
 
 
 def test_compact_records_survive_pickling():
@@ -99,6 +99,6 @@ def test_compact_records_survive_pickling():
 
 def test_compact_records_store_each_block_once():
     depth = 300
-    trace = [record(t, range(t)) for t in range(1, depth)]
+    trace = [record(time_s, range(time_s)) for time_s in range(1, depth)]
     stored_blocks = sum(len(run) for run in CompactTrace(trace).runs)
     assert stored_blocks == depth - 1

@@ -1,4 +1,4 @@
-"""The table of a sweep: means over seeds, the gap to hindsight, and the placebo's line."""
+"""The table of a sweep: means over seeds, the gap to hindsight, and the placebo's row."""
 
 from canopy_lab.sim.sweep_table import group_by_cell, sweep_notes, sweep_table
 
@@ -15,7 +15,7 @@ def row_of(policy, seed, capacity_blocks, hit_ratio, distinct_blocks=1000, is_pl
         "capacity_fraction": capacity_blocks / distinct_blocks,
         "block_hit_ratio": hit_ratio,
         "token_hit_ratio": hit_ratio,
-        **{f"uncached_tokens_p{p}": 10.0 * p for p in (50, 90, 95, 99)},
+        **{f"uncached_tokens_p{percentile}": 10.0 * percentile for percentile in (50, 90, 95, 99)},
         "tel_threshold_tokens": 900.0,
         "tel_tokens": 50_000.0,
         "slo_violations": 3,
@@ -26,11 +26,11 @@ def row_of(policy, seed, capacity_blocks, hit_ratio, distinct_blocks=1000, is_pl
     }
 
 
-def test_seeds_of_one_capacity_are_one_line():
+def test_seeds_of_one_capacity_share_a_row():
     rows = [row_of("lru", 1, 50, 0.1), row_of("lru", 2, 50, 0.3, distinct_blocks=800)]
     assert [len(group) for group in group_by_cell(rows).values()] == [2]
-    line = sweep_table(rows).splitlines()[2].split()
-    assert line[:6] == ["lru", "5.62", "%", "50", "20.00", "±10.00"]
+    cells = sweep_table(rows).splitlines()[2].split()
+    assert cells[:6] == ["lru", "5.62", "%", "50", "20.00", "±10.00"]
     assert "means over 2 seeds, ± half the range" in sweep_notes(rows)
 
 
@@ -41,7 +41,7 @@ def test_the_gap_is_a_share_of_the_distance_to_hindsight():
     assert any(note.startswith("gap") for note in sweep_notes(rows))
 
 
-def test_a_placebo_has_a_line_of_its_own():
+def test_a_placebo_has_a_row_of_its_own():
     rows = [row_of("wa", 1, 50, 0.2), row_of("wa", 1, 50, 0.1, is_placebo=True)]
     assert [label for label, _ in group_by_cell(rows)] == ["wa", "wa (placebo)"]
     assert "gap %" not in sweep_table(rows)

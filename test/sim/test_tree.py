@@ -14,7 +14,7 @@ from support.trace_samples import random_trace, record
 from support.tree_recount import recount
 
 
-class Run(NamedTuple):
+class LRURun(NamedTuple):
     victims: list[TreeCut]
     tree: RadixTree
 
@@ -26,17 +26,17 @@ def run(trace, capacity):
     for request in to_requests(trace):
         tree.access(request)
         recount(tree)
-    return Run(victims, tree)
+    return LRURun(victims, tree)
 
 
-def parents_by_run(tree):
+def parent_blocks(tree):
     """Return the blocks of each node's parent, by those of the node."""
     return {node.blocks: node.parent.blocks for node in tree.nodes()}
 
 
 def test_a_shared_prefix_becomes_one_node():
     _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
-    assert parents_by_run(tree) == {(1, 2): (), (3,): (1, 2), (4, 5): (1, 2)}
+    assert parent_blocks(tree) == {(1, 2): (), (3,): (1, 2), (4, 5): (1, 2)}
 
 
 def test_a_request_that_ends_inside_a_node_marks_only_its_own_part_used():
@@ -53,14 +53,14 @@ def test_an_expired_leaf_frees_its_blocks():
     tree.remove(leaf)
     recount(tree)
     assert tree.used_blocks == 3
-    assert parents_by_run(tree) == {(1, 2): (), (3,): (1, 2)}
+    assert parent_blocks(tree) == {(1, 2): (), (3,): (1, 2)}
 
 
 def test_cuts_the_victims_tail_only_as_far_as_needed():
     trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8, 9])]
     victims, tree = run(trace, 7)
-    assert [(c.offset, c.tokens, c.blocks) for c in victims] == [(20, 20, (3, 4))]
-    assert (1, 2) in parents_by_run(tree)
+    assert [(cut.offset, cut.tokens, cut.blocks) for cut in victims] == [(20, 20, (3, 4))]
+    assert (1, 2) in parent_blocks(tree)
     assert tree.used_blocks == 7
 
 
@@ -72,7 +72,7 @@ def test_the_token_hit_of_a_partial_last_block_is_exact():
 
 
 def test_tail_excess_latency_sums_the_excess_over_the_threshold():
-    trace = [record(t, [10 * t + i for i in range(n)]) for t, n in enumerate((1, 3, 5))]
+    trace = [record(t, [10 * t + i for i in range(blocks)]) for t, blocks in enumerate((1, 3, 5))]
     result = simulate(trace, make_policy("lru"), 100, threshold_tokens=25)
     assert (result.tel_tokens, result.slo_violations) == (30.0, 2)
 
@@ -83,13 +83,13 @@ class BlockLRU:
     def __init__(self, capacity):
         self.capacity, self.last_use = capacity, {}
 
-    def access(self, path, now):
+    def access(self, path, access_index):
         hit_blocks = 0
         while hit_blocks < len(path) and path[hit_blocks] in self.last_use:
             hit_blocks += 1
-        stored = path[: self.capacity]
-        for depth, block in enumerate(stored):
-            self.last_use[block] = (now, -depth)
+        stored_blocks = path[: self.capacity]
+        for depth, block in enumerate(stored_blocks):
+            self.last_use[block] = (access_index, -depth)
         excess_blocks = max(0, len(self.last_use) - self.capacity)
         for block in sorted(self.last_use, key=self.last_use.get)[:excess_blocks]:
             del self.last_use[block]
@@ -105,7 +105,7 @@ def test_lru_on_the_tree_is_lru_over_blocks(seed, capacity):
     for index, request in enumerate(to_requests(trace)):
         assert tree.access(request) == model.access(request.path, index)
         recount(tree)
-    assert {b for node in tree.nodes() for b in node.blocks} == set(model.last_use)
+    assert {block for node in tree.nodes() for block in node.blocks} == set(model.last_use)
 
 
 def test_bad_sizes_are_the_users_mistake():
@@ -124,7 +124,7 @@ def test_labels_of_the_request_reach_every_node_of_its_path():
     tree = RadixTree(make_policy("lru"), 10, 10)
     tree.access(Request(time=1.0, category="chat", path=(1, 2), block_tokens=10, prompt_tokens=20))
     tree.access(Request(2.0, "code", (1, 3), block_tokens=10, prompt_tokens=20, turn=4))
-    assert {n.blocks: (n.category, n.turn) for n in tree.nodes()} == {
+    assert {node.blocks: (node.category, node.turn) for node in tree.nodes()} == {
         (1,): ("code", 4),
         (2,): ("chat", 1),
         (3,): ("code", 4),

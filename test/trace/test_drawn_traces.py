@@ -30,8 +30,8 @@ def archive_file(name: str, tool_tokens: int, system_tokens: int, *prompts: list
     return {
         "id": name, "block_size": BLOCK_TOKENS, "tool_tokens": tool_tokens, "system_tokens": system_tokens,
         "requests": [
-            {"t": float(t), "in": BLOCK_TOKENS * len(ids), "out": 1, "hash_ids": ids, "model": model}
-            for t, ids in enumerate(prompts)
+            {"t": float(time_s), "in": BLOCK_TOKENS * len(ids), "out": 1, "hash_ids": ids, "model": model}
+            for time_s, ids in enumerate(prompts)
         ],
     }  # fmt: skip
 
@@ -41,14 +41,14 @@ def archive(tmp_path: Path) -> Path:
     path = tmp_path / "c.tar.xz"
     with tarfile.open(path, "w:xz") as tar:
         for name in "abcde":
-            task = archive_file(name, 0, 0, *([*range(1, k + 1)] for k in range(1, 5)))
+            task = archive_file(name, 0, 0, *([*range(1, length + 1)] for length in range(1, 5)))
             task["requests"].append(
                 {"t": 15.0, "type": "subagent", "agent_id": "s", "requests": [
                     {"t": 1.0, "in": 6, "out": 1, "hash_ids": [9], "stop": "end_turn"}]}
             )  # fmt: skip
-            file = tmp_path / f"{name}.json"
-            file.write_text(json.dumps(task))
-            tar.add(file, arcname=f"x/{name}.json")
+            task_file = tmp_path / f"{name}.json"
+            task_file.write_text(json.dumps(task))
+            tar.add(task_file, arcname=f"x/{name}.json")
     return path
 
 
@@ -62,7 +62,7 @@ def test_equal_seeds_give_equal_overlays_and_others_do_not(archive: Path, tmp_pa
     assert write_overlay(1, "1.jsonl") == write_overlay(1, "2.jsonl")
     assert write_overlay(1, "1.jsonl.gz") == write_overlay(1, "1.jsonl.gz")
     assert write_overlay(1, "1.jsonl") != write_overlay(2, "3.jsonl")
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".partial")]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".partial")]
 
 
 def test_blocks_are_unique_to_their_conversation_and_times_sorted(archive: Path) -> None:
@@ -72,8 +72,8 @@ def test_blocks_are_unique_to_their_conversation_and_times_sorted(archive: Path)
     for request in requests:
         for block in request.blocks:
             assert user_by_block.setdefault(block, request.user or "") == request.user
-    times = [r.time_s for r in requests]
-    assert times == sorted(times)
+    times_s = [r.time_s for r in requests]
+    assert times_s == sorted(times_s)
     assert len({r.user for r in requests}) == 12
     assert {r.category for r in requests} == {"agent", "subagent"}
 
@@ -81,11 +81,11 @@ def test_blocks_are_unique_to_their_conversation_and_times_sorted(archive: Path)
 def share_heads(*contents: dict) -> list[list[list[int]]]:
     """Return the blocks of each file's requests after sharing; a file's own ids are in its own hundred."""
     heads, conversations = SharedHeads(), []
-    for number, content in enumerate(contents):
+    for file_index, content in enumerate(contents):
         conversation = agentic.parse_conversation(content, content["id"], 1)
-        ids = [100 * number + i for i in range(conversation.max_block_id + 1)]
+        ids = [100 * file_index + i for i in range(conversation.max_block_id + 1)]
         heads.share(conversation, ids)
-        conversations.append([[ids[b] for b in r.blocks] for r in conversation.requests])
+        conversations.append([[ids[block] for block in r.blocks] for r in conversation.requests])
     return conversations
 
 
@@ -108,18 +108,18 @@ def test_equal_counts_share_tools_and_system_prompt_and_no_more(other_file, bloc
 
 @given(st.data())
 def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
-    """Ids stay chained for any heads: the same id always precedes an id."""
+    """Ids stay chained for any heads: an id always has the same id before it."""
     contents = []
-    for number in range(data.draw(st.integers(2, 5))):
+    for i in range(data.draw(st.integers(2, 5))):
         ids: dict[tuple[int, ...], int] = {}
         prompts = []
         texts_of_prompt = st.lists(st.integers(0, 1), min_size=1, max_size=5)
         for texts in data.draw(st.lists(texts_of_prompt, min_size=1, max_size=5)):
             paths = [tuple(texts[: i + 1]) for i in range(len(texts))]
-            prompts.append([ids.setdefault(p, len(ids) + 1) for p in paths])
+            prompts.append([ids.setdefault(path, len(ids) + 1) for path in paths])
         model = data.draw(st.sampled_from("mn"))
         counts = [data.draw(st.integers(0, 10)), data.draw(st.integers(0, 10))]
-        contents.append(archive_file(str(number), *counts, *prompts, model=model))
+        contents.append(archive_file(str(i), *counts, *prompts, model=model))
         subagent = {"t": 0.5, "agent_id": "s", "tool_tokens": data.draw(st.integers(0, 10))}
         subagent["requests"] = contents[-1]["requests"][:1]
         contents[-1]["requests"].append(subagent)
@@ -139,7 +139,7 @@ def write_session(folder: Path, name: str, ids: list[int], **fields: Any) -> Non
 
 
 def blocks_by_conversation(folder: Path) -> dict[str | None, tuple[int, ...]]:
-    return {r.conversation: r.blocks for r in open_trace(folder, "agentic")}
+    return {request.conversation: request.blocks for request in open_trace(folder, "agentic")}
 
 
 def source_fields(name: str) -> dict[str, str]:
@@ -162,7 +162,7 @@ def test_sessions_of_one_user_share_their_blocks_and_no_others(tmp_path: Path) -
 def test_an_overlay_keeps_shared_blocks_and_copies_share_none(tmp_path: Path) -> None:
     write_session(tmp_path, "a", [1, 2, 3], **source_fields("ann"))
     write_session(tmp_path, "b", [1, 2, 9], **source_fields("ann"))
-    blocks_of = {r.conversation: r.blocks for r in overlay(tmp_path, 4, 100.0, 1)}
+    blocks_of = {request.conversation: request.blocks for request in overlay(tmp_path, 4, 100.0, 1)}
     assert blocks_of["a"][:2] == blocks_of["b"][:2]
     assert blocks_of["a#2"][:2] == blocks_of["b#2"][:2]
     assert not {*blocks_of["a"]} & {*blocks_of["a#2"]}
@@ -186,52 +186,50 @@ def test_equal_seeds_give_equal_synthetic_traces_and_others_do_not(tmp_path: Pat
     paths = [tmp_path / f"{name}.jsonl.gz" for name in "abc"]
     for path, seed in zip(paths, (1, 1, 2)):
         write_trace(path, get_preset("trace-b"), 6.0, seed)
-    first, equal, other = (path.read_bytes() for path in paths)
-    assert first == equal != other
+    content, equal, other = (path.read_bytes() for path in paths)
+    assert content == equal != other
     assert json.loads((tmp_path / "a.meta.json").read_text())["synthetic"] is True
-    generated = [d.request for d in synthesise(get_preset("trace-b"), 6.0, 1)]
+    generated = [drawn.request for drawn in synthesise(get_preset("trace-b"), 6.0, 1)]
     reread = list(open_trace(paths[0], "bailian"))
-    assert [(r.time_s, r.blocks, r.turn) for r in reread] == [
-        (r.time_s, r.blocks, r.turn) for r in generated
+    assert [(request.time_s, request.blocks, request.turn) for request in reread] == [
+        (request.time_s, request.blocks, request.turn) for request in generated
     ]
 
 
 @given(
-    preset=st.sampled_from(sorted(PRESETS)),
-    seconds=st.floats(1.0, 60.0),
-    seed=st.integers(0, 10**6),
+    preset=st.sampled_from(sorted(PRESETS)), span_s=st.floats(1.0, 60.0), seed=st.integers(0, 10**6)
 )
-@example(preset="trace-b", seconds=4.0, seed=9)  # a reply to a turn from before the trace
+@example(preset="trace-b", span_s=4.0, seed=9)  # a reply to a turn from before the trace
 @settings(max_examples=10)
-def test_a_synthetic_trace_is_consistent(preset: str, seconds: float, seed: int) -> None:
+def test_a_synthetic_trace_is_consistent(preset: str, span_s: float, seed: int) -> None:
     """Sorted, inside its length, as many blocks as the tokens need, turns in order by parent,
     equal ids only after equal prefixes."""
     last_time_s, chats, id_before = 0.0, {}, {}
-    for generated in synthesise(get_preset(preset).at_rate(5.0), seconds, seed):
-        r = generated.request
-        assert last_time_s <= r.time_s <= seconds
-        last_time_s = r.time_s
-        assert len(r.blocks) == -(-r.input_tokens // 16)
-        assert min(r.input_tokens, r.output_tokens) >= 1
-        if r.turn == 1:
+    for generated in synthesise(get_preset(preset).at_rate(5.0), span_s, seed):
+        request = generated.request
+        assert last_time_s <= request.time_s <= span_s
+        last_time_s = request.time_s
+        assert len(request.blocks) == -(-request.input_tokens // 16)
+        assert min(request.input_tokens, request.output_tokens) >= 1
+        if request.turn == 1:
             assert generated.parent_chat_id == -1
         else:
-            assert chats[generated.parent_chat_id] == (r.conversation, r.turn - 1)
-        chats[generated.chat_id] = (r.conversation, r.turn)
+            assert chats[generated.parent_chat_id] == (request.conversation, request.turn - 1)
+        chats[generated.chat_id] = (request.conversation, request.turn)
         previous = -1
-        for block in r.blocks:
+        for block in request.blocks:
             assert id_before.setdefault(block, previous) == previous
             previous = block
 
 
 PUBLISHED_SPANS = {"trace-a": (86400.0, 0.5), "trace-b": (2400.0, None)}
-"""Seconds and requests a second of each: the paper's statistics of trace A are of a day."""
+"""Seconds and requests per second of each preset; the paper's statistics of trace A are of a day."""
 
 
 @cache
 def observe_preset(name: str) -> Observation:
-    seconds, rate_per_s = PUBLISHED_SPANS[name]
-    return observe(d.request for d in synthesise(get_preset(name).at_rate(rate_per_s), seconds, 1))
+    span_s, rate_per_s = PUBLISHED_SPANS[name]
+    return observe(d.request for d in synthesise(get_preset(name).at_rate(rate_per_s), span_s, 1))
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Log files of each kind, whole and broken, in any order."""
+"""Log files: compressed, broken, truncated, rotated, and in another order than time."""
 
 import gzip
 import json
@@ -41,9 +41,9 @@ def test_a_broken_archive_raises_one_sentence(tmp_path: Path, suffix: str, damag
 
 @pytest.mark.parametrize("format_name", ["openai", "sglang"])
 def test_a_truncated_last_line_is_skipped_if_it_has_no_newline(tmp_path, format_name, caplog):
-    end = {"obj": {"input_ids": [1] * 40}, "out": {"meta_info": {"completion_tokens": 1}}}
+    finished = {"obj": {"input_ids": [1] * 40}, "out": {"meta_info": {"completion_tokens": 1}}}
     stamp = {"timestamp": "2026-01-02T03:04:05", "event": "request.finished", "rid": "a"}
-    line = json.dumps({**stamp, **end}).encode() + b"\n"
+    line = json.dumps({**stamp, **finished}).encode() + b"\n"
     if format_name == "openai":
         (line,) = log_lines(1)
     path = tmp_path / "log"
@@ -57,7 +57,7 @@ def test_a_truncated_last_line_is_skipped_if_it_has_no_newline(tmp_path, format_
 
 @pytest.mark.parametrize("format_name", [None, "openai", "sglang", "vllm"])
 def test_utf_16_is_refused_with_the_remedy(tmp_path: Path, format_name: str | None) -> None:
-    """``>`` writes UTF-16 in an older PowerShell."""
+    """Older PowerShells write UTF-16 if the output of a command is redirected into a file."""
     path = tmp_path / "log.jsonl"
     path.write_text(log_lines(1)[0].decode(), encoding="utf-16")
     with pytest.raises(CanopyError, match=r"UTF-16.*iconv -f UTF-16 -t UTF-8"):
@@ -88,11 +88,11 @@ def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
 def test_a_folder_of_rotated_logs_is_one_log_in_order_of_time(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    times = [1_700_000_000 + i for i in range(9)]
-    lines = [json.dumps({"time": i, "prompt": f"p{i} " * 40}).encode() + b"\n" for i in times]
+    times_s = [1_700_000_000 + i for i in range(9)]
+    lines = [json.dumps({"time": i, "prompt": f"p{i} " * 40}).encode() + b"\n" for i in times_s]
     for name, part in (("a.log", lines[6:]), ("a.log.1", lines[3:6]), ("a.log.2.gz", lines[:3])):
-        raw = b"".join(part)
-        (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+        log_bytes = b"".join(part)
+        (folder / name).write_bytes(gzip.compress(log_bytes) if name.endswith(".gz") else log_bytes)
     (folder / "b.log").write_bytes(b"")
     single_file = tmp_path / "together"
     single_file.write_bytes(b"".join(lines))
@@ -111,12 +111,12 @@ def test_logs_of_several_formats_are_no_log(tmp_path: Path) -> None:
         guess_format(tmp_path)
 
 
-def write_log(path: Path, log: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in log))
+def write_log(path: Path, entries: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return path
 
 
-def read(path: Path, format_name: str) -> list[TraceRequest]:
+def read_requests(path: Path, format_name: str) -> list[TraceRequest]:
     return list(open_trace(path, format_name))
 
 
@@ -132,10 +132,10 @@ def without_lines(requests: list[TraceRequest]) -> list[tuple[Any, ...]]:
 
 
 def test_a_log_that_is_newest_first_is_read_from_its_end(tmp_path: Path) -> None:
-    log = long_log(9000)
-    oldest_first = read(write_log(tmp_path / "a", log), "openai")
-    newest_first = write_log(tmp_path / "b", log[::-1])
-    assert without_lines(read(newest_first, "openai")) == without_lines(oldest_first)
+    entries = long_log(9000)
+    oldest_first = read_requests(write_log(tmp_path / "a", entries), "openai")
+    newest_first = write_log(tmp_path / "b", entries[::-1])
+    assert without_lines(read_requests(newest_first, "openai")) == without_lines(oldest_first)
     sample = read_sample(newest_first, "openai")
     assert sample.span_s == 8999
     assert "newest first" in " ".join(sample.understood.details())
@@ -144,18 +144,18 @@ def test_a_log_that_is_newest_first_is_read_from_its_end(tmp_path: Path) -> None
 def test_a_json_list_that_is_newest_first_is_reversed(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(long_log(5000)[::-1], indent=1))
-    assert read(path, "openai")[-1].time_s == 4999
+    assert read_requests(path, "openai")[-1].time_s == 4999
 
 
 def test_a_compressed_newest_first_log_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(write_log(path, long_log(300)[::-1]).read_bytes()))
     with pytest.raises(CanopyError, match="newest first and compressed"):
-        read(path, "openai")
+        read_requests(path, "openai")
 
 
 def test_a_log_in_no_order_is_refused(tmp_path: Path) -> None:
-    log = long_log(12_000)
-    path = write_log(tmp_path / "a", [*log[6000:], *log[:6000]])
+    entries = long_log(12_000)
+    path = write_log(tmp_path / "a", [*entries[6000:], *entries[:6000]])
     with pytest.raises(CanopyError, match="sort the trace by time"):
         read_sample(path, "openai")

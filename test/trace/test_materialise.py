@@ -1,4 +1,4 @@
-"""Tokens out of block ids."""
+"""Tokens made from a trace's block ids: equal for equal ids, and of the trace's lengths."""
 
 from fractions import Fraction
 from typing import Any
@@ -34,9 +34,9 @@ def test_equal_ids_give_equal_tokens_in_any_trace() -> None:
 
 
 def test_another_seed_makes_other_tokens() -> None:
-    sources = [Materialiser([request(64, tuple(range(8)))], VOCAB, seed=s) for s in (0, 1)]
-    a, b = (m.prompt(m.planned[0]) for m in sources)
-    assert sum(x == y for x, y in zip(a, b)) < 4
+    sources = [Materialiser([request(64, tuple(range(8)))], VOCAB, seed=seed) for seed in (0, 1)]
+    prompt, other_prompt = (source.prompt(source.planned[0]) for source in sources)
+    assert sum(token == other for token, other in zip(prompt, other_prompt)) < 4
 
 
 def test_a_turn_begins_with_the_previous_turns_output() -> None:
@@ -53,7 +53,7 @@ def test_tails_without_an_id_are_continued_too() -> None:
     # Agentic traces give ids to full blocks only.
     turns = [request(19, (1, 2)), request(22, (1, 2), turn=2), request(40, (1, 2, 3, 4, 5), turn=3)]
     source = Materialiser(turns, VOCAB)
-    prompts = [source.prompt(p) for p in source.planned]
+    prompts = [source.prompt(planned) for planned in source.planned]
     assert prompts[2][:22] == prompts[1]
     assert prompts[1][:19] == prompts[0]
     assert source.output(source.planned[1]) == prompts[2][22:26]
@@ -61,8 +61,8 @@ def test_tails_without_an_id_are_continued_too() -> None:
 
 def test_tails_without_an_id_are_not_shared_between_conversations() -> None:
     source = Materialiser([request(12, (1,)), request(12, (1,), conversation="d")], VOCAB)
-    a, b = (source.prompt(p) for p in source.planned)
-    assert common_length(a, b) == 8
+    prompt, other_prompt = (source.prompt(planned) for planned in source.planned)
+    assert common_length(prompt, other_prompt) == 8
 
 
 def test_a_branch_that_drops_history_is_no_continuation() -> None:
@@ -90,10 +90,10 @@ def test_impossible_options_are_refused() -> None:
 def test_special_and_broken_tokens_are_never_used(smollm2: object) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(smollm2))
-    ids = usable_tokens(tokenizer)
-    assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
-    assert len(ids) > 30_000
-    for text in tokenizer.batch_decode([[i] for i in ids[::500].tolist()]):
+    token_ids = usable_tokens(tokenizer)
+    assert not set(token_ids.tolist()) & set(tokenizer.all_special_ids)
+    assert len(token_ids) > 30_000
+    for text in tokenizer.batch_decode([[token_id] for token_id in token_ids[::500].tolist()]):
         assert text.isascii()
         assert text.strip()
 
@@ -157,6 +157,6 @@ def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(trace, scale):
 @given(st.integers(0, 2**63), st.integers(1, 600), st.integers(1, 600))
 def test_a_shorter_cut_of_a_block_is_a_prefix_of_a_longer_one(block, tokens, other_tokens):
     lengths = sorted((tokens, other_tokens))
-    sources = [Materialiser([request(n, (block,), 600)], VOCAB) for n in lengths]
-    short, long = (m.prompt(m.planned[0]) for m in sources)
-    assert long[: len(short)] == short
+    sources = [Materialiser([request(tokens, (block,), 600)], VOCAB) for tokens in lengths]
+    short_prompt, long_prompt = (source.prompt(source.planned[0]) for source in sources)
+    assert long_prompt[: len(short_prompt)] == short_prompt

@@ -1,4 +1,4 @@
-"""Traces of blocks: archives, compressed files, long ones, and all fields of an agent's."""
+"""Readers of traces with block ids: archives, compressed and long files, and an agent's fields."""
 
 import gzip
 import json
@@ -78,19 +78,19 @@ def test_conversations_of_an_archive_are_merged_by_time_and_share_no_blocks(tmp_
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_every_part_of_a_compressed_file_is_read(tmp_path: Path, suffix: str) -> None:
     """Rotated logs are joined by appending."""
-    text = (json.dumps(MOONCAKE) + "\n").encode()
+    line = (json.dumps(MOONCAKE) + "\n").encode()
     path = tmp_path / f"t.jsonl{suffix}"
     if suffix == ".zst":
         compress = pytest.importorskip("zstandard").ZstdCompressor().compress
     else:
         compress = {".gz": gzip, ".xz": lzma}[suffix].compress
-    path.write_bytes(compress(text) * 3)
+    path.write_bytes(compress(line) * 3)
     assert read(path, "mooncake") == read(write(tmp_path / "plain", *[MOONCAKE] * 3), "mooncake")
 
 
 def test_skip_bad_ignores_up_to_its_number_of_lines_and_logs_it(tmp_path, caplog):
     path = write(tmp_path / "t", MOONCAKE, "{", {**MOONCAKE, "timestamp": 2000}, "oops")
-    assert [r.line for r in read(path, "mooncake", skip_bad=2)] == [1, 3]
+    assert [request.line for request in read(path, "mooncake", skip_bad=2)] == [1, 3]
     assert "ignored 2 broken lines" in caplog.text
     with pytest.raises(CanopyError, match=r"line 4: .*one more than the 1 --skip-bad allows"):
         read(path, "mooncake", skip_bad=1)
@@ -108,8 +108,8 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
     with path.open("w") as trace_file:
         for i in range(5_000):
             ids = [*range(i * 100, i * 100 + 100)]
-            row = {"timestamp": i, "input_length": 1600, "hash_ids": ids}
-            trace_file.write(json.dumps({**BAILIAN, **row}) + "\n")
+            fields = {"timestamp": i, "input_length": 1600, "hash_ids": ids}
+            trace_file.write(json.dumps({**BAILIAN, **fields}) + "\n")
     tracemalloc.start()
     try:
         requests = sum(1 for _ in open_trace(path, "bailian"))
@@ -117,14 +117,14 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert requests == 5_000
-    # The bailian file is over 3 MB; memory has a line, and the chat ids.
+    # The file has over 3 MB; the reader needs memory for a line and the chat ids.
     assert peak_bytes < 1_500_000
 
 
 def test_agents_and_turns_of_an_agentic_archive_are_read(tmp_path: Path) -> None:
     content = {**conversation("c"), "tool_tokens": 100, "system_tokens": 28}
-    first, child, *_ = content["requests"]  # type: ignore[misc]
-    first |= {"model": "big", "api_time": 1.5, "think_time": 0.0}
+    first_call, child, *_ = content["requests"]  # type: ignore[misc]
+    first_call |= {"model": "big", "api_time": 1.5, "think_time": 0.0}
     child |= {"tool_tokens": 50, "system_tokens": 10}
     requests = read(write(tmp_path / "c.json", content), "agentic")
     assert (requests[0].model, requests[0].answer_s, requests[0].think_s) == ("big", 1.5, 0.0)

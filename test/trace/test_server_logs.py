@@ -1,4 +1,4 @@
-"""Cases that no log file covers: prompts as a server's block ids, tokenizers, samples, its own logger."""
+"""Cases that no log file covers: prompts as a server's block ids, tokenizers, samples, and SGLang's own logger."""
 
 import json
 import logging
@@ -19,10 +19,10 @@ from sglang_canopy.errors import CanopyError
 LOGS = Path(__file__).resolve().parents[1] / "fixtures" / "logs"
 
 
-def event(kind: str, rid: str, second: float, **fields: Any) -> str:
+def event(event_name: str, rid: str, second: float, **fields: Any) -> str:
     """Return a line of SGLang's request log."""
     stamp = f"2026-01-02T03:04:{second:09.6f}"
-    row = {"timestamp": stamp, "event": f"request.{kind}", "rid": rid, **fields}
+    row = {"timestamp": stamp, "event": f"request.{event_name}", "rid": rid, **fields}
     return f"[x] {json.dumps(row)}"
 
 
@@ -43,48 +43,48 @@ def end_event(rid: str, second: float, ids: list[int]) -> str:
 def test_a_servers_requests_have_the_logs_token_counts(name: str, block_counts: list[int]) -> None:
     requests = list(read_as_server(LOGS / f"{name}.jsonl"))
     assert [len(r.blocks) for r in requests] == block_counts
-    as_log = open_trace(LOGS / f"{name}.jsonl", "sglang")
-    assert [r.input_tokens for r in requests] == [r.input_tokens for r in as_log]
+    log_requests = open_trace(LOGS / f"{name}.jsonl", "sglang")
+    assert [r.input_tokens for r in requests] == [r.input_tokens for r in log_requests]
 
 
 def test_a_servers_namespaces_share_no_blocks() -> None:
     requests = list(read_as_server(LOGS / "servers-namespaces-share-nothing.jsonl"))
-    for number, request in enumerate(requests):
-        earlier_blocks = {block for r in requests[:number] for block in r.blocks}
+    for i, request in enumerate(requests):
+        earlier_blocks = {block for earlier in requests[:i] for block in earlier.blocks}
         if request.blocks:
-            assert (request.blocks[0] in earlier_blocks) == (number in (10, 17))
+            assert (request.blocks[0] in earlier_blocks) == (i in (10, 17))
 
 
 def test_a_request_that_never_ends_delays_no_others(tmp_path: Path, monkeypatch: Any) -> None:
     """Otherwise the log stays in memory behind the first client that disconnected."""
     monkeypatch.setattr("canopy_lab.trace.sglang_log.ORDER_WINDOW", 4)
     log = tmp_path / "log"
-    rows = [event("received", "never", 1, obj={})]
+    lines = [event("received", "never", 1, obj={})]
     for i in range(8):
-        rows += [event("received", str(i), 2 + i, obj={}), end_event(str(i), 2.5 + i, [1] * 99)]
-    log.write_text("\n".join([*rows, "[x] {broken"]) + "\n")
+        lines += [event("received", str(i), 2 + i, obj={}), end_event(str(i), 2.5 + i, [1] * 99)]
+    log.write_text("\n".join([*lines, "[x] {broken"]) + "\n")
     trace = open_trace(log, "sglang")
-    first = next(trace)
-    assert (first.time_s, first.line) == (1.0, 3)
-    assert [r.time_s for r in trace] == [2, 3, 4, 5, 6, 7, 8]
+    first_request = next(trace)
+    assert (first_request.time_s, first_request.line) == (1.0, 3)
+    assert [request.time_s for request in trace] == [2, 3, 4, 5, 6, 7, 8]
 
 
 def test_the_pools_of_dp_ranks_are_added_up(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    start = "[2026-01-02 03:00:01] server_args=ServerArgs(model_path='m')\n"
-    line = "[2026-01-02 03:00:05 DP{} TP{}] max_total_num_tokens=5000, c\n"
-    ranks = "".join(line.format(r, 2 * r) for r in (0, 1))
-    capacity = "[2026-01-02 03:00:05 TP0] max_total_num_tokens=900, c\n"
-    log.write_text(start + capacity + start + ranks)
+    start_line = "[2026-01-02 03:00:01] server_args=ServerArgs(model_path='m')\n"
+    rank_line = "[2026-01-02 03:00:05 DP{} TP{}] max_total_num_tokens=5000, c\n"
+    rank_lines = "".join(rank_line.format(rank, 2 * rank) for rank in (0, 1))
+    single_rank_line = "[2026-01-02 03:00:05 TP0] max_total_num_tokens=900, c\n"
+    log.write_text(start_line + single_rank_line + start_line + rank_lines)
     assert pool_tokens(log) == (10_000, 2)
-    log.write_text(ranks + start + capacity)
+    log.write_text(rank_lines + start_line + single_rank_line)
     assert pool_tokens(log) == (900, 1)
 
 
 def test_a_servers_log_is_recognised_after_900_other_lines(tmp_path: Path) -> None:
-    probe = '[2026-01-02 03:00:10] INFO:     10.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
+    health_line = '[2026-01-02 03:00:10] INFO:     10.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
     log = tmp_path / "server.log"
-    log.write_text(probe * 900 + end_event("a", 1, [1] * 40) + "\n")
+    log.write_text(health_line * 900 + end_event("a", 1, [1] * 40) + "\n")
     assert guess_format(log) == "sglang"
 
 
@@ -106,9 +106,9 @@ def test_sglangs_own_logger_is_understood(tmp_path: Path) -> None:
     assert (request.stop, len(request.blocks)) == ("length", 188)
 
 
-def write_tokenizer(folder: Path, words: dict[str, int]) -> None:
+def write_tokenizer(folder: Path, token_ids: dict[str, int]) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(token_ids, unk_token="?"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     model.save(str(folder / "tokenizer.json"))
 
@@ -137,10 +137,10 @@ def test_an_image_counts_as_an_image_and_not_as_its_bytes(tmp_path: Path) -> Non
     """A picture in a data URL has a million characters; a model has some hundred tokens for it."""
     path = tmp_path / "log.jsonl"
     with path.open("w") as log_file:
-        for number, picture in enumerate(("cat", "cat", "dog")):
+        for i, picture in enumerate(("cat", "cat", "dog")):
             url = {"url": f"data:image/png;base64,{picture * 50_000}"}
             parts = [{"type": "text", "text": "What is it? " * 20}, {"type": "image_url", "image_url": url}]  # fmt: skip
-            log_file.write(json.dumps({"time": number, "messages": [{"role": "user", "content": parts}]}) + "\n")  # fmt: skip
+            log_file.write(json.dumps({"time": i, "messages": [{"role": "user", "content": parts}]}) + "\n")  # fmt: skip
     original, repeated, other_image = open_trace(path, "openai")
     assert original.input_tokens < 200
     assert original.blocks == repeated.blocks
@@ -151,4 +151,4 @@ def test_an_image_counts_as_an_image_and_not_as_its_bytes(tmp_path: Path) -> Non
 def test_names_with_slashes_are_conversations_of_their_own() -> None:
     """Clients name sessions as paths; only in agents' traces is the first part a parent."""
     trace = open_trace(LOGS / "names-with-slashes-are-conversations-of-their-own.jsonl", "openai")
-    assert len({conversation_key(r) for r in trace}) == 3
+    assert len({conversation_key(request) for request in trace}) == 3

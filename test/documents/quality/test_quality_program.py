@@ -14,7 +14,7 @@ from canopy_documents.quality.answers import contains_answer, tokenise
 from sglang_canopy.errors import CanopyError
 from support.document_models import build_model
 
-FIELDS = "selector encode ratio n kl kl_se top1 retained ttft_s ttft_full_s"
+ROW_FIELDS = "selector encode ratio n kl kl_se top1 retained ttft_s ttft_full_s"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def model_dir(tmp_path_factory):
     words = (
         "<unk> </s> the old river was seen in Oslo by Alice answer question what is secret password"
     )
-    vocab = {w: i for i, w in enumerate(words.split())}
+    vocab = {word: token_id for token_id, word in enumerate(words.split())}
     raw = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", eos_token="</s>")
@@ -37,7 +37,7 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def musique(tmp_path):
+def musique_path(tmp_path):
     path = tmp_path / "q.json"
     text = "the old river was seen in Oslo by Alice " * 3
     item = {"ctxs": [{"title": "", "text": text}] * 3, "question": "what is old", "answers": ["x"]}
@@ -45,16 +45,16 @@ def musique(tmp_path):
     return path
 
 
-def test_rows_have_the_documented_fields(model_dir, musique, tmp_path, capsys):
+def test_rows_have_the_documented_fields(model_dir, musique_path, tmp_path, capsys):
     out = tmp_path / "rows.json"
-    args = ["--model", model_dir, "--data", musique, "--limit", 2, "--json", out]
+    args = ["--model", model_dir, "--data", musique_path, "--limit", 2, "--json", out]
     args += ["--selector", "question,random", "--ratio", "0,0.15,1"]
     args += ["--encode", "alone,prefix,standin,mixed"]
-    assert main([str(a) for a in args]) == 0
+    assert main([str(argument) for argument in args]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 24
     for row in rows:
-        assert set(FIELDS.split()) <= set(row)
+        assert set(ROW_FIELDS.split()) <= set(row)
         assert row["n"] == 2
         assert row["ttft_s"] > 0
         if row["ratio"] == 1.0:
@@ -67,7 +67,7 @@ def test_rows_have_the_documented_fields(model_dir, musique, tmp_path, capsys):
     assert "kl_minus_encode" not in row_by_encoding["alone"]
     expected = row_by_encoding["standin"]["kl"] - row_by_encoding["alone"]["kl"]
     assert row_by_encoding["standin"]["kl_minus_encode"] == pytest.approx(expected)
-    assert " ".join(capsys.readouterr().out.split()).startswith(FIELDS)
+    assert " ".join(capsys.readouterr().out.split()).startswith(ROW_FIELDS)
 
 
 def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
@@ -75,7 +75,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
     args = ["--model", str(model_dir), "--task-count", "1", "--json", str(out)]
     assert main([*args, "--chunks", "3", "--chunk-tokens", "40"]) == 0
     report = json.loads(out.read_text())
-    assert [t["task"] for t in report["tasks"]] == list(tasks.SYNTHETIC)
+    assert [task["task"] for task in report["tasks"]] == list(tasks.SYNTHETIC)
     assert report["rows"][0]["n"] == 3
 
 
@@ -100,7 +100,7 @@ def test_a_mistake_is_one_line(model_dir, capsys, flags, message):
     assert printed.count("\n") == 1
 
 
-def test_three_formats_are_read(tmp_path):
+def test_three_formats_are_read_and_other_files_refused(tmp_path):
     hotpot = {"context": [["T", ["One. ", "Two."]]], "question": "q", "answer": "a"}
     (tmp_path / "h.json").write_text(json.dumps([hotpot]))
     assert questions.read_examples(tmp_path / "h.json")[0].documents == ("T\nOne. Two.",)
@@ -109,10 +109,10 @@ def test_three_formats_are_read(tmp_path):
         {"documents": ["e"], "question": "q", "answers": ["a"]},
     ]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert [e.answers for e in questions.read_examples(tmp_path / "x.jsonl")] == [(), ("a",)]
+    assert [each.answers for each in questions.read_examples(tmp_path / "x.jsonl")] == [(), ("a",)]
     wiki = [{**hotpot, "answer": ["a", "b"]}, {**lines[1], "answers": [["a", "b"], "c"]}]
     (tmp_path / "wiki.json").write_text(json.dumps(wiki))
-    assert [e.answers for e in questions.read_examples(tmp_path / "wiki.json")] == [
+    assert [each.answers for each in questions.read_examples(tmp_path / "wiki.json")] == [
         ("a", "b"),
         ("a", "b", "c"),
     ]
@@ -131,29 +131,29 @@ def test_real_files_are_read(data_dir):
         assert all(len(example.documents) >= 2 and example.answers for example in examples)
 
 
-def test_a_split_fact_is_in_two_documents():
-    for e in tasks.make_examples(["split", "coreference"], 5, tasks.default_filler(), 4):
-        with_answer = [d for d in e.documents if e.answers[0] in d]
-        with_subject = [d for d in e.documents if e.question.split("of ")[-1].strip("?") in d]
+def test_a_split_fact_is_in_two_documents_and_examples_are_reproducible():
+    for each in tasks.make_examples(["split", "coreference"], 5, tasks.default_filler(), 4):
+        with_answer = [d for d in each.documents if each.answers[0] in d]
+        with_subject = [d for d in each.documents if each.question.split("of ")[-1].strip("?") in d]
         assert len(with_answer) == len(with_subject) == 1
         assert with_answer != with_subject
     repeated = tasks.make_examples(["single"], 2, tasks.default_filler(), 4)
     assert repeated == tasks.make_examples(["single"], 2, tasks.default_filler(), 4)
 
 
-def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique):
+def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique_path):
     """Answers of full recompute and of fusion have the full length if no end token is generated."""
     from transformers import AutoTokenizer
 
     model, tokenizer = load(model_dir), AutoTokenizer.from_pretrained(model_dir)
-    case = tokenise(tokenizer, questions.read_examples(musique, 1)[0], 3, 24)
+    case = tokenise(tokenizer, questions.read_examples(musique_path, 1)[0], 3, 24)
     tokenizer = SimpleNamespace(eos_token_id=None, decode=lambda ids: " ".join(map(str, ids)))
-    short = quality.reference_of(model, tokenizer, case)
+    short_reference = quality.reference_of(model, tokenizer, case)
     reference = quality.reference_of(model, tokenizer, case, answer_tokens=40)
-    assert torch.allclose(reference.logprobs, short.logprobs, atol=1e-5)
-    assert reference.tokens == short.tokens
+    assert torch.allclose(reference.logprobs, short_reference.logprobs, atol=1e-5)
+    assert reference.tokens == short_reference.tokens
     assert len(reference.text.split()) == 40
-    assert reference.text.startswith(short.text)
+    assert reference.text.startswith(short_reference.text)
     chunks = quality.encode_case(model, case, "alone")
     arguments = (model, tokenizer, case, reference, chunks, "random")
     exact = quality.measure(*arguments, 1.0, True, answer_tokens=40)
@@ -182,7 +182,7 @@ def test_f1_and_rouge_l_by_hand(text, answers, f1, rouge_l):
     assert quality.rouge_l(text, answers) == pytest.approx(rouge_l)
 
 
-def test_scores_by_hand():
+def test_contained_answers_and_mean_errors_by_hand():
     assert contains_answer("It is the Red Tiger, yes.", ["red tiger"])
     assert not contains_answer("reds tigers", ["red"])
     assert quality.mean_and_error([1.0, 3.0]) == (2.0, 1.0)

@@ -1,4 +1,4 @@
-"""Answers that differ, the decisions of the limits after faults and after chance, and its tenants."""
+"""Answers that differ, and each tenant's level of reuse after faults and after chance differences."""
 
 import random
 
@@ -16,13 +16,13 @@ from canopy_documents.quality.tenant_limits import (
     raised_ratio,
 )
 
-CHECK_INTERVAL, ALLOWED_SHARE = 100, 0.4
+CHECK_INTERVAL_PROMPTS, ALLOWED_SHARE = 100, 0.4
 RAISED_WITHIN_PROMPTS, STOPPED_WITHIN_PROMPTS = 160, 300
-"""Prompts within which faults in every answer change a tenant's level, after right answers."""
+"""Most prompts until a fault in every answer changes the level of a tenant with right answers so far."""
 
 
 def serve(limits: QualityLimits, prompts: int, differs, tenant: str | None = None) -> list[int]:
-    """Serve fused prompts, checked at once; return the tenant's level after each."""
+    """Serve and check fused prompts, of which ``differs(level)`` differ; return the level after each."""
     levels = []
     for _ in range(prompts):
         level = limits.select_check_level(tenant)
@@ -33,7 +33,7 @@ def serve(limits: QualityLimits, prompts: int, differs, tenant: str | None = Non
 
 
 def settled_limits() -> QualityLimits:
-    limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
+    limits = QualityLimits(CHECK_INTERVAL_PROMPTS, ALLOWED_SHARE)
     assert set(serve(limits, 2000, lambda level: False)) == {SERVED}
     return limits
 
@@ -45,9 +45,9 @@ def test_a_fault_raises_the_ratio_and_then_stops_reuse_in_time() -> None:
     assert levels == sorted(levels)
 
 
-@pytest.mark.parametrize(("allowed", "prompts"), [(ALLOWED_SHARE, 320), (0.0, 1500)])
-def test_reuse_resumes_after_the_fault_is_fixed(allowed, prompts) -> None:
-    limits = QualityLimits(CHECK_INTERVAL, allowed)
+@pytest.mark.parametrize(("allowed_share", "prompts"), [(ALLOWED_SHARE, 320), (0.0, 1500)])
+def test_reuse_resumes_after_the_fault_is_fixed(allowed_share, prompts) -> None:
+    limits = QualityLimits(CHECK_INTERVAL_PROMPTS, allowed_share)
     serve(limits, 2000, lambda level: False)
     assert serve(limits, STOPPED_WITHIN_PROMPTS, lambda level: True)[-1] == STOPPED
     levels = serve(limits, prompts, lambda level: False)
@@ -74,7 +74,7 @@ def test_few_prompts_are_checked_of_a_tenant_that_is_served_well() -> None:
 
 
 def test_a_new_tenant_is_checked_more_often() -> None:
-    limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
+    limits = QualityLimits(CHECK_INTERVAL_PROMPTS, ALLOWED_SHARE)
     assert RAISED in serve(limits, 70, lambda level: True)
 
 
@@ -90,7 +90,7 @@ def test_a_tenant_cannot_stop_anothers_reuse() -> None:
 
 
 def test_a_stopped_tenant_is_not_forgotten_for_new_ones() -> None:
-    limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
+    limits = QualityLimits(CHECK_INTERVAL_PROMPTS, ALLOWED_SHARE)
     serve(limits, STOPPED_WITHIN_PROMPTS, lambda level: True, "faulty")
     for i in range(2 * MAX_TENANTS):
         limits.select_check_level(f"tenant {i}")
@@ -105,7 +105,7 @@ def test_a_raised_ratio_is_twice_the_servers_or_three_tenths(ratio, raised) -> N
 
 
 @pytest.mark.parametrize(
-    ("tokens", "logits", "differs"),
+    ("tokens", "last_logits", "differs"),
     [
         ([0, 1], [0, 0, 0], False),
         ([0, 2], [0, 5, 5 - 0.9 * TIE_NATS], False),  # nearly as likely
@@ -113,6 +113,6 @@ def test_a_raised_ratio_is_twice_the_servers_or_three_tenths(ratio, raised) -> N
         ([1, 2], [0, 5, 0], False),  # only the first difference counts, and it is a tie
     ],
 )
-def test_a_token_that_is_nearly_as_likely_is_no_other_answer(tokens, logits, differs) -> None:
-    rows = [torch.tensor([5, 4.9, 0]), torch.tensor([float(x) for x in logits])]
-    assert differ([0, 1], tokens, rows) == differs
+def test_a_token_that_is_nearly_as_likely_is_no_other_answer(tokens, last_logits, differs) -> None:
+    logit_rows = [torch.tensor([5, 4.9, 0]), torch.tensor([float(logit) for logit in last_logits])]
+    assert differ([0, 1], tokens, logit_rows) == differs

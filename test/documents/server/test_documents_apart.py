@@ -1,5 +1,4 @@
-"""Documents are a plugin of their own: a server without them has none of their hooks and modules.
-Imports between the packages: test_architecture.py."""
+"""Documents are a separate plugin: a server without them has none of its hooks and modules."""
 
 import json
 import os
@@ -55,18 +54,18 @@ def start_facts(*arguments: str, **environment: str) -> dict:
     "arguments", [(), pytest.param(("--canopy-documents", "off"), marks=pytest.mark.long)]
 )
 def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, arguments) -> None:
-    state = start_facts(str(tiny_model), *arguments)
-    assert state["modules"] == ENTRY_MODULES
-    assert (state["in_place"], state["callbacks"], state["child"]) == (None, 0, None)
-    assert state["flag"]
-    assert not any(state["forced"])
+    facts = start_facts(str(tiny_model), *arguments)
+    assert facts["modules"] == ENTRY_MODULES
+    assert (facts["in_place"], facts["callbacks"], facts["child"]) == (None, 0, None)
+    assert facts["flag"]
+    assert not any(facts["forced"])
 
 
 def test_the_launching_process_and_its_children_have_every_hook(tiny_model: Path) -> None:
     flags = ("--canopy-documents", "on", "--canopy-enable-forced-output")
-    state = start_facts(str(tiny_model), *flags)
-    assert (state["in_place"], state["callbacks"], state["child"]) == (True, 2, "1")
-    assert all(state["forced"])
+    facts = start_facts(str(tiny_model), *flags)
+    assert (facts["in_place"], facts["callbacks"], facts["child"]) == (True, 2, "1")
+    assert all(facts["forced"])
     child = start_facts(CANOPY_INSTALL_DOCUMENTS="1")
     assert (child["in_place"], child["callbacks"]) == (True, 2)
     assert not any(child["forced"])

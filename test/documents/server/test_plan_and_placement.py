@@ -1,5 +1,4 @@
-"""Choices and placement over a server's pool equal those of the engine over its own cache; fused batches
-attend by position."""
+"""A server's choices and placement equal the engine's over its own cache; fused batches attend by position."""
 
 from types import SimpleNamespace
 
@@ -20,16 +19,16 @@ from sglang_canopy.errors import CanopyError
 from support.document_engine import pool_runner
 from support.split_model import DOCUMENT_TOKENS, PREFIX_TOKENS, QUESTION_TOKENS, prompt_of_three
 
-SLOTS = 400
+POOL_SLOTS = 400
 SECOND_START = PREFIX_TOKENS + DOCUMENT_TOKENS
 
 
 @pytest.fixture
 def runner(llama):
-    """A pool filled with garbage."""
+    """A model runner whose KV pool holds random numbers."""
     shape = llama.shape
-    size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
-    return pool_runner(shape, torch.randn(size), torch.randn(size))
+    pool_shape = (shape.layers, POOL_SLOTS, shape.kv_heads, shape.head_dim)
+    return pool_runner(shape, torch.randn(pool_shape), torch.randn(pool_shape))
 
 
 @pytest.fixture
@@ -37,15 +36,15 @@ def prompt(llama):
     return prompt_of_three(llama)
 
 
-def row_of(tokens: int) -> torch.Tensor:
-    return torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[:tokens]
+def random_slots(tokens: int) -> torch.Tensor:
+    return torch.randperm(POOL_SLOTS, generator=torch.Generator().manual_seed(3))[:tokens]
 
 
-def write_exact_prefix(llama, runner, prompt, row, count: int) -> None:
+def write_exact_prefix(llama, runner, prompt, row, tokens: int) -> None:
     """Put the KV of ``count`` tokens into the row's slots, as a radix hit does."""
     keys, values = pool_views(runner)
-    if count:
-        engine.prefill(llama, prompt.ids[:count], KVCache(keys, values, row[:count]))
+    if tokens:
+        engine.prefill(llama, prompt.ids[:tokens], KVCache(keys, values, row[:tokens]))
 
 
 def choose(llama, runner, prompt, row, selector="question", ratio=0.2, prefix=0, placed=None):
@@ -56,7 +55,7 @@ def choose(llama, runner, prompt, row, selector="question", ratio=0.2, prefix=0,
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 @pytest.mark.parametrize("window", [None, 70])
 def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
-    row = row_of(len(prompt))
+    row = random_slots(len(prompt))
     chosen, _ = choose(llama, runner, prompt, row[:window], selector)
     computed = chosen.mask()
     cache = dense_cache(llama, len(prompt))
@@ -65,12 +64,12 @@ def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, wi
 
 
 def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
-    row = row_of(len(prompt))
+    row = random_slots(len(prompt))
     chosen, in_place = choose(llama, runner, prompt, row)
     assert in_place
     rows = chosen.rows()
-    states = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
-    logits = llama.logits(states[-1:])[0]
+    hidden_states = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
+    logits = llama.logits(hidden_states[-1:])[0]
     cache = dense_cache(llama, len(prompt))
     expected = fused_prefill(llama, prompt, cache, make_selector("question"), 0.2).logits
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
@@ -79,10 +78,10 @@ def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt)
 @pytest.mark.parametrize("prefix", [0, PREFIX_TOKENS, PREFIX_TOKENS + 20, SECOND_START + 5])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, prefix, selector):
-    row = row_of(len(prompt))
+    row = random_slots(len(prompt))
     write_exact_prefix(llama, runner, prompt, row, prefix)
     keys, values = pool_views(runner)
-    kv_before = [x[row[:prefix]].clone() for x in (*keys, *values)]
+    kv_before = [pool[row[:prefix]].clone() for pool in (*keys, *values)]
     placed = tuple(
         p if p.start >= prefix else PlacedChunk(ChunkSuffix(p.chunk, prefix - p.start), prefix)
         for p in prompt.placed
@@ -104,7 +103,7 @@ def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, 
 def test_at_ratio_one_all_tokens_are_computed_and_at_zero_only_those_outside_chunks(
     llama, runner, prompt
 ) -> None:
-    row = row_of(len(prompt))
+    row = random_slots(len(prompt))
     at_ratio_1, _ = choose(llama, runner, prompt, row, ratio=1.0)
     assert at_ratio_1.mask().all()
     at_ratio_0, _ = choose(llama, runner, prompt, row, ratio=0.0)
@@ -171,13 +170,13 @@ def backend_and_batch():
         set_kv_buffer=lambda *_: pytest.fail("this batch saves nothing"),
     )
 
-    def create(runner):
-        def stock(*args, **kwargs):
+    def create_backend(runner):
+        def stock_forward(*args, **kwargs):
             return "stock"
 
-        return SimpleNamespace(forward_extend=stock, token_to_kv_pool=pool)
+        return SimpleNamespace(forward_extend=stock_forward, token_to_kv_pool=pool)
 
-    backend = server_attention._wrap_backend("fa3", create)(SimpleNamespace())
+    backend = server_attention._wrap_backend("fa3", create_backend)(SimpleNamespace())
     slots = torch.randperm(64)[:50]
     rows = attention.Rows.single(torch.tensor([3, 4, 20, 49]), slots)
     layer = SimpleNamespace(tp_q_head_num=4, qk_head_dim=16, layer_id=0, scaling=0.25)

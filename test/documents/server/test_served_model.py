@@ -28,9 +28,9 @@ def test_sglangs_layers_equal_a_plain_model(family, tmp_path) -> None:
         if ".mlp." in name and name.endswith("bias"):  # SGLang's Llama has none there
             torch.nn.init.zeros_(weights)
     model.save_pretrained(tmp_path)
-    result = compare_rows("with_plain_model", tmp_path)
-    assert result["layers"] == [0, 1, 2], "the forward ends after the last probed layer"
-    assert max(result["differences"].values()) < 1e-4, result["differences"]
+    comparison = compare_rows("with_plain_model", tmp_path)
+    assert comparison["layers"] == [0, 1, 2], "the forward ends after the last probed layer"
+    assert max(comparison["differences"].values()) < 1e-4, comparison["differences"]
 
 
 @pytest.mark.long
@@ -43,12 +43,12 @@ def test_a_model_with_unread_weights_runs(tmp_path) -> None:
         initializer_range=0.15, pad_token_id=0,
     )  # fmt: skip
     transformers.Phi3ForCausalLM(config).save_pretrained(tmp_path)
-    result = compare_rows("with_transformers", tmp_path)
-    assert result["largest"] > 1
-    assert max(result["differences"].values()) < 1e-4, result
+    comparison = compare_rows("with_transformers", tmp_path)
+    assert comparison["largest"] > 1
+    assert max(comparison["differences"].values()) < 1e-4, comparison
 
 
-def test_an_untested_model_is_refused_by_name() -> None:
+def test_an_untested_model_quantisation_or_head_norm_is_refused_by_name() -> None:
     class GemmaForCausalLM:
         pass
 
@@ -56,12 +56,12 @@ def test_an_untested_model_is_refused_by_name() -> None:
     runner = SimpleNamespace(model=GemmaForCausalLM(), model_config=config)
     with pytest.raises(CanopyError, match="not GemmaForCausalLM"):
         model_view.served_model(runner)
-    llama = type("LlamaForCausalLM", (), {})()
-    awq = SimpleNamespace(quantization="awq", hf_config=SimpleNamespace())
+    llama_model = type("LlamaForCausalLM", (), {})()
+    awq_config = SimpleNamespace(quantization="awq", hf_config=SimpleNamespace())
     with pytest.raises(CanopyError, match=r"quantised \(awq\)"):  # the method in the checkpoint
-        model_view.served_model(SimpleNamespace(model=llama, model_config=awq))
+        model_view.served_model(SimpleNamespace(model=llama_model, model_config=awq_config))
     shape = SimpleNamespace(head_dim=8)
-    norms = [SimpleNamespace(weight=torch.ones(n)) for n in (8, 16)]
+    norms = [SimpleNamespace(weight=torch.ones(width)) for width in (8, 16)]
     model_view.check_head_norms(SimpleNamespace(q_norm=norms[0], k_norm=norms[0]), shape)
     with pytest.raises(CanopyError, match="over more than a head"):
         model_view.check_head_norms(SimpleNamespace(q_norm=norms[0], k_norm=norms[1]), shape)

@@ -1,5 +1,4 @@
-"""Documents of tenants: separate in an engine, and deleted completely, in SGLang's tree too.
-With the Rust core: test_document_answers.py."""
+"""Documents of tenants: separate in an engine, and deleted completely, in SGLang's tree too."""
 
 import time
 
@@ -25,27 +24,27 @@ from support.live_tree import LiveTree
 
 def test_tenants_share_nothing_on_disk_nor_after_a_restart(make_engine, ids, tmp_path) -> None:
     options = {"disk_mb": 64, "directory": str(tmp_path)}
-    first = make_engine(**options)
-    learn(first, request(*prompt(ids), salt="a"))
-    first.library.store.disk.finish()
-    first.library.store.disk.store.close()
-    second = make_engine(**options)
-    assert chunk_tiers(second, request(*prompt(ids), salt="a")) == ["disk"] * 3
-    assert chunk_tiers(second, request(*prompt(ids), salt="b")) == [None] * 3
-    assert chunk_tiers(second, request(*prompt(ids))) == [None] * 3
+    first_engine = make_engine(**options)
+    learn(first_engine, request(*prompt(ids), salt="a"))
+    first_engine.library.store.disk.finish()
+    first_engine.library.store.disk.store.close()
+    second_engine = make_engine(**options)
+    assert chunk_tiers(second_engine, request(*prompt(ids), salt="a")) == ["disk"] * 3
+    assert chunk_tiers(second_engine, request(*prompt(ids), salt="b")) == [None] * 3
+    assert chunk_tiers(second_engine, request(*prompt(ids))) == [None] * 3
 
 
 def test_an_extra_key_a_salt_and_an_adapter_separate_kv(make_engine, ids) -> None:
     engine = make_engine()
     fields = [{}, {"extra_key": "a"}, {"cache_salt": "a"}, {"extra_key": "a", "cache_salt": "a"}]
     fields.append({"extra_key": "aadapter", "lora_id": "adapter"})
-    states = []
-    for changes in fields:
+    document_requests = []
+    for changed_fields in fields:
         req = request(*prompt(ids))
-        vars(req).update(changes)
-        states.append(engine.new_request(req))
-    assert len({state.keys for state in states}) == len(fields)
-    assert [state.tenant for state in states] == [None, "a/", "a", "a/a", "a/"]
+        vars(req).update(changed_fields)
+        document_requests.append(engine.new_request(req))
+    assert len({documents.keys for documents in document_requests}) == len(fields)
+    assert [documents.tenant for documents in document_requests] == [None, "a/", "a", "a/a", "a/"]
 
 
 def test_a_deletion_reaches_all_versions_the_queue_and_checks(make_engine, ids, tmp_path) -> None:
@@ -56,12 +55,12 @@ def test_a_deletion_reaches_all_versions_the_queue_and_checks(make_engine, ids, 
         for system in (2, 3, 4):
             learn(engine, request_after(system, document, tenant))
         req = request_after(2, document, tenant)
-        state = engine.new_request(req)
-        state.fused = True
-        engine.offer_check(req, state)
+        document_request = engine.new_request(req)
+        document_request.fused = True
+        engine.offer_check(req, document_request)
     for tenant in ("a", "b"):
-        for length in (4, 5):
-            engine.library.encoder.enqueue(document * length, (), tenant, tenant)
+        for copies in (4, 5):
+            engine.library.encoder.enqueue(document * copies, (), tenant, tenant)
     engine.library.encoder.step()  # one of them is in progress
     server = scheduler_of(engine)
     server.tree_cache = None
@@ -69,22 +68,22 @@ def test_a_deletion_reaches_all_versions_the_queue_and_checks(make_engine, ids, 
     for system in (2, 3, 4):
         assert chunk_tiers(engine, request_after(system, document, "a")) == [None]
         assert chunk_tiers(engine, request_after(system, document, "b")) == ["host"]
-    assert [entry.request.tenant for entry in engine.checker.waiting] == ["b"]
-    job = engine.library.encoder._job
-    waiting = {entry.tenant for entry in engine.library.encoder.queue.waiting}
-    assert waiting | ({job.chunk.tenant} if job else set()) == {"b"}
+    assert [waiting_check.request.tenant for waiting_check in engine.checker.waiting] == ["b"]
+    encoding = engine.library.encoder._job
+    waiting = {waiting_check.tenant for waiting_check in engine.library.encoder.queue.waiting}
+    assert waiting | ({encoding.chunk.tenant} if encoding else set()) == {"b"}
     assert not delete_documents(server, ["a"])
     assert not delete_documents(server, [""])
 
 
 def test_a_running_request_does_not_restore_a_deleted_document(make_engine, ids) -> None:
     engine, document = make_engine(), ids[SYSTEM_TOKENS:DOCUMENT_END].tolist()
-    running = request_after(2, document)
-    state = engine.new_request(running)
+    running_req = request_after(2, document)
+    documents = engine.new_request(running_req)
     engine.library.delete(None)
     engine.library.delete("a")
-    state.fused = True
-    engine.encode_missing(running, state, torch.arange(len(running.origin_input_ids)))
+    documents.fused = True
+    engine.encode_missing(running_req, documents, torch.arange(len(running_req.origin_input_ids)))
     assert not engine.library.encoder.busy
     learn(engine, request_after(2, document, "b"))
     assert chunk_tiers(engine, request_after(2, document, "b")) == ["host"], "another tenant's"
@@ -95,9 +94,9 @@ def test_a_running_request_does_not_restore_a_deleted_document(make_engine, ids)
 PATH_A, PATH_B = list(range(40)), [*range(20), *range(100, 130)]
 
 
-def cached_tokens(tree, tokens, extra_key, salt=None) -> int:
-    """Tokens of a path on device and host."""
-    match = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(tokens, salt, extra_key)))
+def cached_tokens(tree, path, extra_key, salt=None) -> int:
+    """Return how many tokens of a path are on device and host."""
+    match = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(path, salt, extra_key)))
     return match.device_prefix_len + match.host_hit_length
 
 
@@ -108,8 +107,8 @@ def test_a_tenants_kv_is_deleted(core, host_tokens) -> None:
     free_tokens = tree.allocator.available_size()
     keys = ["a", documents_key("a", "0" * 24), "b", None]
     for key in keys:
-        for tokens in (PATH_A, PATH_B):
-            tree.insert(tokens, extra_key=key)
+        for path in (PATH_A, PATH_B):
+            tree.insert(path, extra_key=key)
     tree.insert(PATH_A, salt="s", extra_key="a")
     assert delete_kv(tree.cache, "a/")
     for key in keys[:2]:
@@ -138,8 +137,8 @@ def test_pages_that_only_the_disk_holds_count_as_deleted(tmp_path) -> None:
 
 def test_kv_that_a_request_uses_stays_until_it_ends() -> None:
     tree = LiveTree(600)
-    for tokens in (PATH_A, PATH_B):
-        tree.insert(tokens, extra_key="a")
+    for path in (PATH_A, PATH_B):
+        tree.insert(path, extra_key="a")
     match = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(PATH_A, None, "a")))
     lock = tree.cache.lock(match.last_device_node)
     assert delete_kv(tree.cache, "a/")

@@ -1,5 +1,4 @@
-"""Reuse of documents reserves its memory before the KV pool is sized. A prompt that would need more runs
-normally."""
+"""Documents' memory is reserved before the KV pool is sized, and a prompt that needs more runs normally."""
 
 import weakref
 from types import SimpleNamespace
@@ -31,29 +30,29 @@ class PeakMemory(TorchDispatchMode):
         super().__init__()
         self.current_bytes = self.peak_bytes = 0
         self.storages: set[int] = set()
-        self.old_storages: set[int] = set()  # storages from before
+        self.earlier_storages: set[int] = set()  # allocated before it was entered
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         for arg in tree_leaves((args, kwargs)):
             if isinstance(arg, torch.Tensor) and arg.untyped_storage()._cdata not in self.storages:
-                self.old_storages.add(arg.untyped_storage()._cdata)
-        result = func(*args, **(kwargs or {}))
-        for output in tree_leaves(result):
+                self.earlier_storages.add(arg.untyped_storage()._cdata)
+        outputs = func(*args, **(kwargs or {}))
+        for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor):
                 self._count(output.untyped_storage())
-        return result
+        return outputs
 
     def _count(self, storage) -> None:
-        if storage._cdata in self.storages | self.old_storages:
+        if storage._cdata in self.storages | self.earlier_storages:
             return
         self.storages.add(storage._cdata)
         self.current_bytes += storage.nbytes()
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         weakref.finalize(storage, self._subtract, storage._cdata, storage.nbytes())
 
-    def _subtract(self, storage_id: int, size: int) -> None:
+    def _subtract(self, storage_id: int, nbytes: int) -> None:
         self.storages.discard(storage_id)
-        self.current_bytes -= size
+        self.current_bytes -= nbytes
 
 
 @pytest.fixture
@@ -65,20 +64,20 @@ def runner(llama):
 
 
 @pytest.fixture
-def placed(llama):
+def documents(llama):
     """Documents with random KV throughout a prompt of ``PROMPT_TOKENS``."""
     shape = llama.shape
-    size = (shape.layers, DOCUMENT_TOKENS, shape.kv_heads, shape.head_dim)
+    dims = (shape.layers, DOCUMENT_TOKENS, shape.kv_heads, shape.head_dim)
     starts = range(TAIL_TOKENS, PROMPT_TOKENS - TAIL_TOKENS - DOCUMENT_TOKENS, DOCUMENT_TOKENS)
-    chunks = [Chunk((1,) * DOCUMENT_TOKENS, torch.randn(size), torch.randn(size)) for _ in starts]
+    chunks = [Chunk((1,) * DOCUMENT_TOKENS, torch.randn(dims), torch.randn(dims)) for _ in starts]
     return tuple(PlacedChunk(chunk, start) for chunk, start in zip(chunks, starts))
 
 
 @pytest.mark.parametrize("window", [WINDOW_TOKENS, PROMPT_TOKENS])
-def test_planning_takes_no_more_than_the_reserved_memory(llama, runner, placed, window) -> None:
+def test_planning_takes_no_more_than_the_reserved_memory(llama, runner, documents, window) -> None:
     ids, row = torch.ones(PROMPT_TOKENS, dtype=torch.long), torch.arange(1, PROMPT_TOKENS + 1)
     with PeakMemory() as memory:
-        slots = PromptSlots(ids, row[:window], 0, placed)
+        slots = PromptSlots(ids, row[:window], 0, documents)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
     reserved = reserved_memory(llama.shape, 4, PROMPT_TOKENS, 0)
     assert memory.peak_bytes > reserved.total_bytes / 20, "nothing was measured"
@@ -87,24 +86,24 @@ def test_planning_takes_no_more_than_the_reserved_memory(llama, runner, placed, 
         assert memory.peak_bytes > PROMPT_TOKENS * llama.shape.kv_elements_per_token * 4
 
 
-def test_the_reserved_memory_covers_an_encoding_during_planning(llama, runner, placed):
+def test_the_reserved_memory_covers_an_encoding_during_planning(llama, runner, documents):
     ids, row = torch.ones(PROMPT_TOKENS, dtype=torch.long), torch.arange(1, PROMPT_TOKENS + 1)
     store = ChunkStore("m", 1 << 30)
     encoder = BackgroundEncoder(llama, store)
     with PeakMemory() as memory:
         encoder.enqueue([1] * 1500, [2] * 500, "")
         encoder.step()
-        slots = PromptSlots(ids, row[:WINDOW_TOKENS], 0, placed)
+        slots = PromptSlots(ids, row[:WINDOW_TOKENS], 0, documents)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
     assert memory.peak_bytes <= reserved_memory(llama.shape, 4, PROMPT_TOKENS, 0).total_bytes
 
 
 def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
-    llama, runner, placed, monkeypatch
+    llama, runner, documents, monkeypatch
 ) -> None:
     ids = torch.randint(0, 300, (PROMPT_TOKENS,), generator=torch.Generator().manual_seed(3))
     row = torch.arange(1, PROMPT_TOKENS + 1)
-    later_documents = placed[6:]  # without six documents' tokens and the first tokens
+    later_documents = documents[6:]  # without six documents' tokens and the first tokens
 
     def choose_rows():
         slots = PromptSlots(ids, row, 0, later_documents)
@@ -118,7 +117,7 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
     monkeypatch.setattr(
         question.row_forward,
         "probe_rows",
-        lambda *a, **k: row_counts.append(len(a[1])) or probe_rows(*a, **k),
+        lambda *args, **kwargs: row_counts.append(len(args[1])) or probe_rows(*args, **kwargs),
     )
     assert choose_rows() == expected
     assert row_counts[:-1] == [700] * 4
@@ -136,7 +135,7 @@ def test_the_longest_prompt_is_the_option_or_the_models_context(option, context,
 
 @pytest.fixture
 def budget(llama, monkeypatch):
-    """``budget(bytes, **options)``: the bytes of ``bytes`` that remain for SGLang, with a small model."""
+    """``budget(free_bytes, device, **options)``: the bytes that remain for SGLang's KV pool."""
     monkeypatch.setattr(start, "served_shape", lambda causal_lm, config: llama.shape)
 
     def remaining_bytes(free_bytes: int, device: str = "cuda", **options) -> int:
@@ -154,10 +153,10 @@ def budget(llama, monkeypatch):
 
 def test_tiers_count_if_they_share_the_pools_memory(budget) -> None:
     free_bytes = 4 << 30
-    reserved = free_bytes - budget(free_bytes)
-    assert free_bytes - budget(free_bytes, "cpu", memory_mb=1124) == reserved + (1124 << 20)
-    assert free_bytes - budget(free_bytes, memory_mb=3000) == reserved
-    assert free_bytes - budget(free_bytes, prompt_tokens=2048) < reserved
+    reserved_bytes = free_bytes - budget(free_bytes)
+    assert free_bytes - budget(free_bytes, "cpu", memory_mb=1124) == reserved_bytes + (1124 << 20)
+    assert free_bytes - budget(free_bytes, memory_mb=3000) == reserved_bytes
+    assert free_bytes - budget(free_bytes, prompt_tokens=2048) < reserved_bytes
 
 
 def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:

@@ -15,9 +15,9 @@ SHAPE = Shape(layers=2, heads=1, kv_heads=1, head_dim=8, hidden=8, vocab=9, eps=
 
 
 def make_chunk(first_id, tokens=4, dtype=torch.float32, prefix=(), tenant=None):
-    size = (2, tokens, 1, 8)
+    kv_shape = (2, tokens, 1, 8)
     ids = tuple(range(first_id, first_id + tokens))
-    k, v = torch.randn(size).to(dtype), torch.randn(size).to(dtype)
+    k, v = torch.randn(kv_shape).to(dtype), torch.randn(kv_shape).to(dtype)
     return Chunk(ids, k, v, prefix, tenant=tenant)
 
 
@@ -29,7 +29,7 @@ def open_disk(folder, pages=1000, dtype=torch.float32, identity="m") -> ChunkDis
     return ChunkDisk(folder, pages * PAGE_BYTES, SHAPE, dtype, identity)
 
 
-def get(store, chunk, salt=""):
+def get_chunk(store, chunk, salt=""):
     key = store.key(chunk.ids, chunk.prefix, salt)
     return store.get(key, chunk.ids, chunk.prefix)
 
@@ -50,7 +50,7 @@ def test_the_least_recent_chunk_is_dropped_and_a_large_one_evicts_nothing():
     chunks = [make_chunk(10 * i) for i in range(3)]
     store.put(chunks[0])
     store.put(chunks[1])
-    get(store, chunks[0])
+    get_chunk(store, chunks[0])
     store.put(chunks[2])
     store.put(make_chunk(100, tokens=50))
     assert [tier_of(store, chunk) for chunk in chunks] == ["host", None, "host"]
@@ -67,10 +67,10 @@ def test_disk_returns_the_written_chunk(tmp_path, dtype, tokens):
     for reads_ahead in (False, True):
         if reads_ahead:
             store.disk.read_ahead(store.key(chunk.ids, chunk.prefix), tokens)
-        read = get(store, chunk)
-        assert (read.ids, read.prefix) == (chunk.ids, chunk.prefix)
-        assert torch.equal(read.raw_k, chunk.raw_k)
-        assert torch.equal(read.v, chunk.v)
+        read_chunk = get_chunk(store, chunk)
+        assert (read_chunk.ids, read_chunk.prefix) == (chunk.ids, chunk.prefix)
+        assert torch.equal(read_chunk.raw_k, chunk.raw_k)
+        assert torch.equal(read_chunk.v, chunk.v)
     assert tier_of(store, make_chunk(3, tokens + PAGE_TOKENS, dtype, prefix=(9, 8))) is None
 
 
@@ -81,13 +81,13 @@ def test_a_chunk_evicted_to_disk_is_read_back(tmp_path):
         store.put(chunk)
         store.disk.finish()
     assert (tier_of(store, first), tier_of(store, second)) == ("disk", "host")
-    assert torch.equal(get(store, first).v, first.v)
+    assert torch.equal(get_chunk(store, first).v, first.v)
     assert (tier_of(store, first), tier_of(store, second)) == ("host", "disk")
     assert store.stats()["hits"] == {"host": 0, "disk": 1}
     store.check()
 
 
-def test_a_full_disk_holds_the_latest_chunks_whole(tmp_path):
+def test_a_full_disk_keeps_the_latest_chunks_whole(tmp_path):
     store = ChunkStore("m", 0, disk=open_disk(tmp_path, pages=9))
     chunks = [make_chunk(1000 * i, 3 * PAGE_TOKENS) for i in range(6)]
     for i, chunk in enumerate(chunks):
@@ -95,7 +95,7 @@ def test_a_full_disk_holds_the_latest_chunks_whole(tmp_path):
         store.disk.finish()
         tiers = [tier_of(store, earlier) for earlier in chunks[: i + 1]]
         assert tiers == [None] * max(0, i - 2) + ["disk"] * min(3, i + 1)
-    get(store, chunks[3])  # its use is the latest
+    get_chunk(store, chunks[3])  # its use is the latest
     store.put(make_chunk(9000, 3 * PAGE_TOKENS))
     store.disk.finish()
     assert [tier_of(store, chunk) for chunk in chunks[3:]] == ["disk", None, "disk"]
@@ -109,11 +109,11 @@ def test_a_damaged_page_is_never_served(tmp_path):
     for path in tmp_path.rglob("*"):
         if path.is_file() and page_bytes in (raw := path.read_bytes()):
             path.write_bytes(raw.replace(page_bytes, bytes(len(page_bytes))))
-    assert get(store, chunk) is None
+    assert get_chunk(store, chunk) is None
     assert tier_of(store, chunk) is None
     store.put(chunk)
     store.disk.finish()
-    assert torch.equal(get(store, chunk).v, chunk.v)
+    assert torch.equal(get_chunk(store, chunk).v, chunk.v)
 
 
 def test_other_weights_share_no_disk_and_discarded_files_are_deleted(tmp_path):
@@ -165,9 +165,9 @@ def test_two_small_tiers_separate_tenants_and_contents_through_restarts(steps):
                     stored_chunks[content_key] = chunk
                 store.put(stored_chunks[content_key], tenant)
             elif operation == "get":
-                read = get(store, make_chunk(10 * number), tenant)
-                if read is not None:
-                    assert torch.equal(read.v, stored_chunks[content_key].v)
+                read_chunk = get_chunk(store, make_chunk(10 * number), tenant)
+                if read_chunk is not None:
+                    assert torch.equal(read_chunk.v, stored_chunks[content_key].v)
             elif operation == "delete":
                 store.delete(store.key(make_chunk(10 * number).ids, (), tenant))
             elif operation == "delete tenant":

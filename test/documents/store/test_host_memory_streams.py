@@ -19,12 +19,12 @@ from canopy_documents.store.chunk import Chunk, PlacedChunk, Shape
 from canopy_documents.store.host_memory import HostMemory
 from canopy_kernel.rope_scatter import LayersScatter
 
-from support import document_models  # noqa: F401  # isort: skip (it finds comparators)
+from support import document_models  # noqa: F401  # isort: skip (it adds their folder to sys.path)
 from comparators.plain_model import Rope
 
 from support.separate_device import SeparateDevice, unwrap
 
-ORDERS = ("late", "early")
+STREAM_ORDERS = ("late", "early")
 
 
 class Streams:
@@ -109,20 +109,20 @@ SHAPE = Shape(LAYERS, 4, HEADS, DIM, 8, 10, 1e-6)
 CAPACITY_BYTES = TOKENS * SHAPE.kv_elements_per_token * 4
 
 
-@pytest.fixture(params=ORDERS)
+@pytest.fixture(params=STREAM_ORDERS)
 def machine(request, monkeypatch):
     """``streams``, a ``device`` whose copies and kernels are queued on them, and a ``memory``."""
     streams, device = Streams(request.param), SeparateDevice()
     streams.install(monkeypatch)
     device.schedule_copy = streams.enqueue
     monkeypatch.setattr(host_memory, "pinned_tensor", lambda n, dtype: torch.zeros(n, dtype=dtype))
-    monkeypatch.setattr(transfer, "launch_ranges", lambda layers, size: [(0, 1), (1, layers)])
+    monkeypatch.setattr(transfer, "launch_ranges", lambda layers, nbytes: [(0, 1), (1, layers)])
 
     def enqueue_scatter(scatter, first=0, end=LAYERS):
         assert scatter.max_programs, "the transfer would occupy the device"
         names = [field.name for field in dataclasses.fields(scatter)]
-        numbers = {name: tree_map(unwrap, getattr(scatter, name)) for name in names}
-        streams.enqueue(lambda: LayersScatter(**numbers).reference(first, end))
+        arguments = {name: tree_map(unwrap, getattr(scatter, name)) for name in names}
+        streams.enqueue(lambda: LayersScatter(**arguments).reference(first, end))
 
     monkeypatch.setattr(LayersScatter, "run", enqueue_scatter)
     memory = HostMemory(SHAPE, torch.float32, CAPACITY_BYTES, pin=True)
@@ -130,17 +130,17 @@ def machine(request, monkeypatch):
         yield SimpleNamespace(streams=streams, device=device, memory=memory)
 
 
-def computed_chunk(machine, number: float) -> Chunk:
+def computed_chunk(machine, fill_value: float) -> Chunk:
     """Return a device chunk whose KV is written by a queued operation."""
-    size = (LAYERS, TOKENS, HEADS, DIM)
-    k, v = torch.zeros(size), torch.zeros(size)
-    machine.streams.enqueue(lambda: (k.fill_(number), v.fill_(-number)))
+    kv_shape = (LAYERS, TOKENS, HEADS, DIM)
+    k, v = torch.zeros(kv_shape), torch.zeros(kv_shape)
+    machine.streams.enqueue(lambda: (k.fill_(fill_value), v.fill_(-fill_value)))
     return Chunk((1,) * TOKENS, machine.device.put(k), machine.device.put(v))
 
 
-def host_chunk(number: float) -> Chunk:
-    size = (LAYERS, TOKENS, HEADS, DIM)
-    return Chunk((1,) * TOKENS, torch.full(size, number), torch.full(size, -number))
+def host_chunk(fill_value: float) -> Chunk:
+    kv_shape = (LAYERS, TOKENS, HEADS, DIM)
+    return Chunk((1,) * TOKENS, torch.full(kv_shape, fill_value), torch.full(kv_shape, -fill_value))
 
 
 def send_chunk(machine, chunk):
@@ -199,9 +199,9 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_unfinished_writes_are_not_read(machine, name) -> None:
-    CHECKS[name](machine)
+@pytest.mark.parametrize("check", CHECKS)
+def test_unfinished_writes_are_not_read(machine, check) -> None:
+    CHECKS[check](machine)
 
 
 MISSING_WAITS = {
@@ -212,7 +212,7 @@ MISSING_WAITS = {
         HostMemory, "_wait_for_reads", "slots for a chunk of the host", "late",
     ),
 }  # fmt: skip
-"""Each wait: its place, the check that fails without it, and the order of events that shows it."""
+"""By wait: its class, its method, the check that fails without it, the order in which it fails."""
 
 
 @pytest.mark.parametrize("name", MISSING_WAITS)

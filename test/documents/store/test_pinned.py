@@ -12,7 +12,7 @@ SHAPE = (3, 1000, 2, 5)
 TENSOR_BYTES = 3 * 1000 * 2 * 5 * 2
 
 
-class Runtime:
+class CudaRuntime:
     """Records CUDA's calls; ``result_code``: the result of registering."""
 
     def __init__(self, result_code=0):
@@ -31,7 +31,7 @@ class Runtime:
 
 
 def test_the_requested_range_is_registered_from_a_page_boundary():
-    runtime = Runtime()
+    runtime = CudaRuntime()
     tensor = registered_tensor(SHAPE, torch.bfloat16, runtime, runtime.wait)
     assert (tensor.shape, tensor.dtype) == (SHAPE, torch.bfloat16)
     assert runtime.calls == [("register", tensor.data_ptr(), TENSOR_BYTES, 0)]
@@ -42,7 +42,7 @@ def test_the_requested_range_is_registered_from_a_page_boundary():
 
 
 def test_pinned_memory_is_released_after_a_wait_and_without_tensors():
-    runtime = Runtime()
+    runtime = CudaRuntime()
     tensor = registered_tensor(SHAPE, torch.bfloat16, runtime, runtime.wait)
     address, view = tensor.data_ptr(), tensor[1, :10]
     del tensor
@@ -55,21 +55,21 @@ def test_pinned_memory_is_released_after_a_wait_and_without_tensors():
 
 
 def test_memory_that_cuda_refuses_is_never_unregistered():
-    runtime = Runtime(result_code=2)
+    runtime = CudaRuntime(result_code=2)
     with pytest.raises(RuntimeError, match="60,000 bytes failed with error 2"):
         registered_tensor(SHAPE, torch.bfloat16, runtime, runtime.wait)
     gc.collect()
     assert [name for name, *_ in runtime.calls] == ["register"]
 
 
-def test_no_memory_is_not_registered():
-    runtime = Runtime()
+def test_a_tensor_of_no_bytes_is_not_registered():
+    runtime = CudaRuntime()
     assert registered_tensor((2, 0), torch.bfloat16, runtime, runtime.wait).numel() == 0
     assert runtime.calls == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_sees_it_as_pinned():
+def test_cuda_reports_the_tensor_as_pinned():
     from canopy_documents.store.host_memory import pinned_tensor
 
     assert pinned_tensor(SHAPE, torch.bfloat16).is_pinned()

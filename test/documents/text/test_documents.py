@@ -37,7 +37,7 @@ def test_a_document_has_the_same_tokens_between_any_texts(tokenizer) -> None:
             assert ids[bounds[0] : bounds[1]] == tokens
 
 
-def test_only_the_words_at_its_ends_are_left_out(tokenizer) -> None:
+def test_only_the_first_and_the_last_word_of_a_document_are_omitted(tokenizer) -> None:
     text = "One two three four five six seven."
     assert tokenizer.decode(stable_tokens(tokenizer, text)) == " two three four five six"
     for text_of_two_words in ("", " ", "one", "one two"):
@@ -48,14 +48,14 @@ def test_documents_are_found_in_order_without_overlap(tokenizer) -> None:
     text = "Read: a b c d, a b c d, e f g h, x y"
     ids = tokenizer.encode(text)
     bounds = find_documents(tokenizer, ["a b c d", "gone for good now", "a b c d", "e f g h"], ids)
-    assert [tokenizer.decode(ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])] == [
+    assert [tokenizer.decode(ids[start:end]) for start, end in zip(bounds[::2], bounds[1::2])] == [
         " b c", " b c", " f g",
     ]  # fmt: skip
     assert bounds == sorted(bounds)
 
 
 def test_a_match_begins_at_a_token() -> None:
-    class Numbers(Words):
+    class NumberTokenizer(Words):
         def encode(self, text, add_special_tokens=True):
             return [int(number) for number in text.split()]
 
@@ -63,7 +63,7 @@ def test_a_match_begins_at_a_token() -> None:
             return ["Ġ"] * len(ids)
 
     # 256 and 1 have the bytes 0 1 0 ..: those of 1 begin one byte late
-    assert find_documents(Numbers(), ["9 1 9"], [256, 9, 1, 9]) == [2, 3]
+    assert find_documents(NumberTokenizer(), ["9 1 9"], [256, 9, 1, 9]) == [2, 3]
 
 
 def test_between_two_separators_is_a_document() -> None:

@@ -1,4 +1,4 @@
-"""Costs measured on a server with known costs equal those."""
+"""The costs measured on a server with known costs equal the known costs."""
 
 import pytest
 
@@ -11,28 +11,28 @@ ARRIVAL_S, STEP_S, TOKEN_S, PAIR_S, REQUEST_S, DECODE_S = 0.005, 0.01, 1e-4, 1e-
 
 
 class KnownServer:
-    """Answers after its formula's time, and caches prefixes as a radix tree does."""
+    """A server whose times follow a formula, and which caches prefixes as a radix tree does."""
 
     pool_tokens, page_tokens, token_range = 100_000, 1, (0, 1 << 30)
 
-    def __init__(self, caches: bool = True) -> None:
+    def __init__(self, has_cache: bool = True) -> None:
         self._cached_prompts: set[tuple[int, ...]] = set()
-        self._caches = caches
+        self._has_cache = has_cache
 
-    def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, int]:
+    def generate(self, prompts: list[list[int]], output_tokens: int) -> tuple[float, int]:
         new_tokens = attention_s = hit_tokens = context_tokens = 0.0
         for prompt in prompts:
-            cached_tokens = self._cached_tokens(prompt) if self._caches else 0
-            missed = len(prompt) - cached_tokens
-            new_tokens += missed
+            cached_tokens = self._cached_tokens(prompt) if self._has_cache else 0
+            uncached = len(prompt) - cached_tokens
+            new_tokens += uncached
             hit_tokens += cached_tokens
             context_tokens += len(prompt)
-            attention_s += PAIR_S * (missed * cached_tokens + missed * (missed + 1) / 2)
+            attention_s += PAIR_S * (uncached * cached_tokens + uncached * (uncached + 1) / 2)
             self._cached_prompts.add(tuple(prompt))
         prefill_s = ARRIVAL_S + STEP_S + TOKEN_S * new_tokens + attention_s
         prefill_s += REQUEST_S * (len(prompts) - 1)
         step_s = STEP_S + TOKEN_S + DECODE_S * (len(prompts) - 1) + PAIR_S * context_tokens
-        return prefill_s + (tokens - 1) * step_s, int(hit_tokens)
+        return prefill_s + (output_tokens - 1) * step_s, int(hit_tokens)
 
     def _cached_tokens(self, prompt: list[int]) -> int:
         cached_lengths = [len(k) for k in self._cached_prompts if tuple(prompt[: len(k)]) == k]
@@ -47,11 +47,11 @@ def measure_costs(server, **limits):
 def test_known_costs_are_recovered():
     costs = measure_costs(KnownServer())
     assert costs.arrival_s == pytest.approx(ARRIVAL_S, abs=1e-4)
-    for tokens, linear in zip(costs.prefill_tokens, costs.prefill_linear_s, strict=True):
-        assert linear == pytest.approx(STEP_S + TOKEN_S * tokens, rel=0.02)
-    for new, row in zip(costs.prefill_tokens, costs.attention_s, strict=True):
-        for context, seconds in zip(costs.attention_context_tokens, row, strict=True):
-            pairs = new * context + new * (new + 1) / 2
+    for tokens, linear_s in zip(costs.prefill_tokens, costs.prefill_linear_s, strict=True):
+        assert linear_s == pytest.approx(STEP_S + TOKEN_S * tokens, rel=0.02)
+    for new_tokens, row_s in zip(costs.prefill_tokens, costs.attention_s, strict=True):
+        for context_tokens, seconds in zip(costs.attention_context_tokens, row_s, strict=True):
+            pairs = new_tokens * context_tokens + new_tokens * (new_tokens + 1) / 2
             assert seconds == pytest.approx(PAIR_S * pairs, rel=0.05, abs=2e-5)
     assert costs.prefill_request_s == pytest.approx(REQUEST_S, rel=0.05)
     assert costs.decode_batch == (1, 2, 4)
@@ -60,7 +60,7 @@ def test_known_costs_are_recovered():
 
 def test_a_server_without_a_cache_is_refused_by_name():
     with pytest.raises(CanopyError, match="was not cached"):
-        measure_costs(KnownServer(caches=False))
+        measure_costs(KnownServer(has_cache=False))
 
 
 def test_a_batch_that_does_not_fit_is_extrapolated():
@@ -78,7 +78,7 @@ def test_an_unreachable_address_is_reported_in_one_line():
         ProfiledServer("ftp://somewhere")
 
 
-FP8 = {"model_path": "m", "kv_cache_dtype": "fp8_e4m3", "tp_size": 2}
+FP8_SERVER = {"model_path": "m", "kv_cache_dtype": "fp8_e4m3", "tp_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ FP8 = {"model_path": "m", "kv_cache_dtype": "fp8_e4m3", "tp_size": 2}
 )
 def test_the_size_of_a_tokens_kv_is_that_of_the_servers_pools(memory, status, expected):
     """Under ``--kv-cache-dtype fp8_e4m3`` the model's config would give twice the size."""
-    info = {**FP8, "internal_states": [{"memory_usage": memory}]}
-    pages = {"/server_info": info, **({"/canopy/status": status} if status else {})}
-    with chat_endpoint([], pages) as (url, received):
+    server_info = {**FP8_SERVER, "internal_states": [{"memory_usage": memory}]}
+    answers = {"/server_info": server_info, **({"/canopy/status": status} if status else {})}
+    with chat_endpoint([], answers) as (url, received):
         assert ProfiledServer(url, "k").kv_bytes_per_token() == expected
     assert set(received.auth_keys) == {"Bearer k"}

@@ -1,4 +1,4 @@
-"""Bodies of requests, and streams read back."""
+"""Request bodies in each dialect, and replies read from streams."""
 
 import asyncio
 import json

@@ -9,17 +9,17 @@ from canopy_lab.live.replay import forced_output
 from canopy_lab.live.replay.forced_output import ATTRIBUTE, ForcedOutput, check_tokens, replacements
 from sglang_canopy.errors import CanopyError
 
-TABLE = {"a": ForcedOutput(10, [100, 101, 102]), "b": ForcedOutput(4, [7])}
+FORCED_OUTPUTS = {"a": ForcedOutput(10, [100, 101, 102]), "b": ForcedOutput(4, [7])}
 
 
 def test_prefill_gives_the_first_token_and_each_decode_the_next() -> None:
-    for length, token in ((10, 100), (11, 101), (12, 102)):
-        assert list(replacements(TABLE, ["x", "a"], [50, length])) == [(1, token)]
+    for seq_len, token in ((10, 100), (11, 101), (12, 102)):
+        assert list(replacements(FORCED_OUTPUTS, ["x", "a"], [50, seq_len])) == [(1, token)]
 
 
 def test_the_middle_of_a_chunked_prefill_and_a_used_up_list_are_unchanged() -> None:
-    assert list(replacements(TABLE, ["a", "b"], [8, 5])) == []
-    assert list(replacements(TABLE, ["a", "b"], [13, 4])) == [(1, 7)]
+    assert list(replacements(FORCED_OUTPUTS, ["a", "b"], [8, 5])) == []
+    assert list(replacements(FORCED_OUTPUTS, ["a", "b"], [13, 4])) == [(1, 7)]
 
 
 @pytest.mark.parametrize("tokens", ["abc", [1, "2"], [True], [-1], [50], {"a": 1}, 7])
@@ -40,7 +40,7 @@ class RequestWithParams:
         self.sampling_params = types.SimpleNamespace(custom_params=custom_params)
 
 
-def test_a_server_without_the_flag_remembers_nothing() -> None:
+def test_a_server_without_the_flag_records_no_request() -> None:
     req = RequestWithParams("r", {forced_output.PARAM_KEY: [5]})
     scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace())
     forced_output.record_forced_request(None, scheduler, req)

@@ -1,4 +1,4 @@
-"""Hit rates and latencies out of replies, tables out of results, targets and rates."""
+"""Hit rates and latencies of replies, tables of results, latency targets, and rates of requests."""
 
 import argparse
 import json
@@ -22,17 +22,17 @@ from sglang_canopy.errors import CanopyError
 
 
 def answered_job(
-    number: int = 0, due: float = 9.5, sent: float = 10.0, first: float = 10.1, done: float = 11.0,
+    ordinal: int = 0, due: float = 9.5, sent: float = 10.0, first: float = 10.1, done: float = 11.0,
     *, category: str = "a", prompt: int = 10, cached: int | None = 0, turn: int = 1,
     conversation: str = "c", error: str = "",
 ) -> ReplayRequest:  # fmt: skip
     """A request and its answer, with times in seconds."""
     labels = {"category": category, "turn": turn, "conversation": conversation}
-    request = TraceRequest(float(number), prompt, 2, (), 1, **labels)
+    request = TraceRequest(float(ordinal), prompt, 2, (), 1, **labels)
     reply = Reply(sent, first_s=first, done_s=done, output_tokens=2, cached_tokens=cached)
     reply.by_tier = {} if cached is None else {"device": cached, "host": 0, "storage": 0}
     reply.error = error
-    return ReplayRequest(PlannedJob(request, number, prompt, 2, None), {}, due_s=due, reply=reply)
+    return ReplayRequest(PlannedJob(request, ordinal, prompt, 2, None), {}, due_s=due, reply=reply)
 
 
 def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:
@@ -95,10 +95,10 @@ def test_results_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFi
     for label, hits in (("lru", 10), ("wa", 30)):
         (tmp_path / label).write_text(json.dumps(result_of(label, hits)))
     assert report.main([str(tmp_path / "lru"), str(tmp_path / "wa")]) == 0
-    rows = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][2:4] == ["hit rate, lru", "hit rate, wa"]
-    assert rows[2][:5] == ["all", "2", "200", "5.0%", "15.0%"]
-    assert rows[3][:5] == ["category a", "1", "100", "10.0%", "30.0%"]
+    lines = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][2:4] == ["hit rate, lru", "hit rate, wa"]
+    assert lines[2][:5] == ["all", "2", "200", "5.0%", "15.0%"]
+    assert lines[3][:5] == ["category a", "1", "100", "10.0%", "30.0%"]
     assert report.main([str(tmp_path / "missing")]) == 2
 
 
@@ -127,17 +127,17 @@ def test_sessions_of_a_closed_loop_begin_at_a_rate_and_think_in_scaled_time() ->
     jobs = [answered_job(i, 0.0, 0.0, 1.0, 2.0, conversation=str(i // 2)) for i in range(4000)]
     links = options.link_turns(jobs, 0.5, 120.0)
     assert links.think_s[:4] == [0.0, 0.5, 0.0, 0.5]
-    offsets = options.session_offsets_s(links, 3600.0, 1)
-    assert offsets[-2] == pytest.approx(2000, rel=0.1)
-    assert offsets[-1] == 0.0
+    offsets_s = options.session_offsets_s(links, 3600.0, 1)
+    assert offsets_s[-2] == pytest.approx(2000, rel=0.1)
+    assert offsets_s[-1] == 0.0
 
 
 def parsed_arguments(**flags: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     options.add_arguments(parser)
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    argv = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     parser.add_argument("--request-rate", type=float, default=float("inf"))
-    args = options.parse(parser.parse_args(words))
+    args = options.parse(parser.parse_args(argv))
     args.num_prompts, args.dataset_path = 1, "x"
     return args
 

@@ -12,7 +12,7 @@ from sglang.srt.entrypoints.grpc_bridge import RuntimeHandle
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import read_stamp
 
-TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
 
 
 class RecordingManager:
@@ -47,7 +47,7 @@ def call_generate(**fields: Any) -> tuple[list[Any], list[Any]]:
 
     handle = RuntimeHandle(manager, None, SimpleNamespace())
     handle.submit_request(req_type="generate", req_dict=fields, chunk_callback=callback)
-    assert is_finished.wait(TIMEOUT_S), answers
+    assert is_finished.wait(ANSWER_TIMEOUT_S), answers
     manager.event_loop.call_soon_threadsafe(manager.event_loop.stop)
     return manager.requests, answers
 

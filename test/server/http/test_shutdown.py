@@ -1,4 +1,4 @@
-"""The seconds of a drain: from the signal on, minus what SGLang spent on ending requests."""
+"""The seconds of a drain: they begin at the signal, and the time to end requests is subtracted."""
 
 import asyncio
 from types import SimpleNamespace
@@ -38,23 +38,23 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
+    now_s = [100.0]
     monkeypatch.setattr(shutdown, "_announcement", None)
-    monkeypatch.setattr(disk_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(disk_link, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(tokenizer_manager, "_SCHEDULER_EXIT_TIMEOUT_SECS", 15)
-    return now
+    return now_s
 
 
 @pytest.mark.parametrize(("ended_after_s", "left_s"), [(5.0, 20.0), (25.0, 0.0), (60.0, -35.0)])
 def test_the_time_to_end_requests_is_subtracted(clock: list[float], ended_after_s, left_s) -> None:
     server = Server(25.0)
 
-    async def signals() -> None:
+    async def send_signals() -> None:
         for _ in range(2):  # a second signal changes nothing
             await server.sigterm()
             clock[0] += ended_after_s / 2
 
-    asyncio.run(signals())
+    asyncio.run(send_signals())
     assert server.time_left_s() == left_s
     assert tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS == 15 + 25
 

@@ -17,11 +17,11 @@ from sglang_canopy.wire.request_state import RequestState
 class Req:
     """The part of SGLang's ``Req`` that the gate reads."""
 
-    def __init__(self, rid: str, session: str, tokens: int, time: float) -> None:
+    def __init__(self, rid: str, session: str, tokens: int, time_s: float) -> None:
         self.rid = rid
         self.to_finish = None
         request = LiveRequest(
-            time=time,
+            time=time_s,
             path=tuple(hash((session, i)) for i in range(tokens // 10)),
             block_tokens=10,
             prompt_tokens=tokens,
@@ -70,27 +70,27 @@ class Scheduler:
 
     def step(self, batch_size: int = 1000) -> list[str]:
         """Take up to ``batch_size`` requests; return all that were offered."""
-        names: list[str] = []
+        offered: list[str] = []
 
         def choose() -> tuple[Any, None]:
-            names.extend(req.rid for req in self.waiting_queue)
+            offered.extend(req.rid for req in self.waiting_queue)
             admitted = self.waiting_queue[:batch_size]
             self.waiting_queue = self.waiting_queue[batch_size:]
             self.running_batch.reqs += admitted
             return SimpleNamespace(reqs=admitted), None
 
         self.admission.choose(self, self.running_batch, choose)
-        return names
+        return offered
 
-    def choose_nothing(self, action: Any) -> None:
-        """Call ``action`` while SGLang chooses from its queue."""
-        self.admission.choose(self, None, lambda: action() or (None, None))
+    def choose_nothing(self, join_queue: Any) -> None:
+        """Call ``join_queue`` while SGLang chooses from its queue."""
+        self.admission.choose(self, None, lambda: join_queue() or (None, None))
 
     def end(self, rid: str) -> None:
         ended_reqs = [req for req in self.running_batch.reqs if req.rid == rid]
         for req in ended_reqs:
             req.end()
-        self.running_batch.reqs = [r for r in self.running_batch.reqs if r not in ended_reqs]
+        self.running_batch.reqs = [req for req in self.running_batch.reqs if req not in ended_reqs]
         self.admission.record_batch(SimpleNamespace(reqs=ended_reqs))
 
     @property
@@ -184,18 +184,18 @@ def test_an_inactive_gate_leaves_the_scheduler_its_own_queue() -> None:
 def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -> None:
     scheduler = Scheduler(is_always_on=False)
     for turn in range(8):  # agents that recompute for longer than they pause
-        now = 20.0 * turn
+        now_s = 20.0 * turn
         for i in range(3):
-            scheduler.add(Req(f"r{i}{turn}", f"s{i}", 40, now))
+            scheduler.add(Req(f"r{i}{turn}", f"s{i}", 40, now_s))
         scheduler.step()
-        take_times(scheduler, [repr(now + 19.0)])
+        take_times(scheduler, [repr(now_s + 19.0)])
         for i in (2, 1, 0):
             scheduler.end(f"r{i}{turn}")
         if scheduler.gate.activation.active:
             break
     assert scheduler.gate.stats()["pauses"] == 1
-    scheduler.add(Req("paused", "s2", 40, now + 20.0))
-    scheduler.add(Req("under way", "s0", 40, now + 20.0))
+    scheduler.add(Req("paused", "s2", 40, now_s + 20.0))
+    scheduler.add(Req("under way", "s0", 40, now_s + 20.0))
     assert scheduler.offer() == ["under way"]
     assert scheduler.queue == ["paused", "under way"]
     scheduler.gate.hint_over(None, "s1")
@@ -240,12 +240,12 @@ def test_arrivals_during_a_choice_displace_no_request(scheduler) -> None:
 
 def test_errors_and_health_checks_are_never_delayed(scheduler) -> None:
     scheduler.add(Req("r0", "s0", 100, 0.0))
-    broken = Req("r1", "s1", 100, 1.0)
-    broken.to_finish = object()  # type: ignore[assignment]
-    scheduler.add(broken)
-    probe = Req("r2", "s2", 100, 2.0)
-    probe.canopy.request.is_health_probe = True
-    scheduler.add(probe)
+    failed_req = Req("r1", "s1", 100, 1.0)
+    failed_req.to_finish = object()  # type: ignore[assignment]
+    scheduler.add(failed_req)
+    health_check = Req("r2", "s2", 100, 2.0)
+    health_check.canopy.request.is_health_probe = True
+    scheduler.add(health_check)
     assert len(scheduler.offer()) == 3
 
 
@@ -261,34 +261,34 @@ def test_sessions_expire_by_the_schedulers_time(scheduler) -> None:
     assert scheduler.offer() == ["r1"]
 
 
-EVENTS = ["new", "return", "return", "step", "step", "end", "end", "abort", "time"]
+RANDOM_EVENTS = ["new", "return", "return", "step", "step", "end", "end", "abort", "time"]
 
 
 @pytest.mark.parametrize("is_always_on", [True, False])
 def test_two_ranks_with_equal_inputs_decide_the_same(is_always_on: bool, monkeypatch) -> None:
     monkeypatch.setattr("sglang_canopy.admission.activation._MIN_GAIN", 0.1)  # it activates
     ranks = Scheduler(is_always_on=is_always_on), Scheduler(is_always_on=is_always_on)
-    logs: list[list[Any]] = [[], []]
-    for scheduler, log in zip(ranks, logs, strict=True):
-        draw = random.Random(7)
-        time, count = 0.0, 0
+    offers_by_rank: list[list[Any]] = [[], []]
+    for scheduler, offers in zip(ranks, offers_by_rank, strict=True):
+        rng = random.Random(7)
+        time_s, sent_requests = 0.0, 0
         for _ in range(1000):
-            time += draw.uniform(0.0, 1.0)
-            event = draw.choice(EVENTS)
+            time_s += rng.uniform(0.0, 1.0)
+            event = rng.choice(RANDOM_EVENTS)
             if event in ("new", "return"):
-                number = 100 + count if event == "new" else draw.randrange(8)
-                session = f"s{number}"
-                count += 1
-                scheduler.add(Req(f"r{count}", session, draw.randrange(10, 60), time))
+                session_number = 100 + sent_requests if event == "new" else rng.randrange(8)
+                session = f"s{session_number}"
+                sent_requests += 1
+                scheduler.add(Req(f"r{sent_requests}", session, rng.randrange(10, 60), time_s))
             elif event == "step":
-                log.append(scheduler.step(draw.randrange(3)))
+                offers.append(scheduler.step(rng.randrange(3)))
             elif event == "end" and scheduler.running_batch.reqs:
-                scheduler.end(draw.choice(scheduler.running_batch.reqs).rid)
+                scheduler.end(rng.choice(scheduler.running_batch.reqs).rid)
             elif event == "abort" and scheduler.waiting_queue:
-                scheduler.waiting_queue.pop(draw.randrange(len(scheduler.waiting_queue)))
+                scheduler.waiting_queue.pop(rng.randrange(len(scheduler.waiting_queue)))
             elif event == "time":
-                take_times(scheduler, [repr(time)])
-    assert logs[0] == logs[1]
+                take_times(scheduler, [repr(time_s)])
+    assert offers_by_rank[0] == offers_by_rank[1]
     assert ranks[0].gate.counts == ranks[1].gate.counts
     assert ranks[0].gate.counts.admitted_sessions > 10
     assert ranks[0].gate.counts.pauses > 5 or is_always_on
@@ -299,8 +299,8 @@ def scheduler_with_waiting(count: int, is_always_on: bool) -> Scheduler:
     scheduler = Scheduler(is_always_on=is_always_on)
     for number in range(count + 1):
         scheduler.add(Req(f"r{number}", f"s{number}", 80, number / 1e3))
-    first = scheduler.waiting_queue.pop(0)
-    scheduler.running_batch.reqs.append(first)
+    running_req = scheduler.waiting_queue.pop(0)
+    scheduler.running_batch.reqs.append(running_req)
     take_times(scheduler, ["0.0"])
     return scheduler
 
@@ -309,11 +309,11 @@ def scheduler_with_waiting(count: int, is_always_on: bool) -> Scheduler:
 def test_arrivals_and_steps_do_not_read_the_queue(is_always_on, monkeypatch) -> None:
     scheduler = scheduler_with_waiting(300, is_always_on)
     monkeypatch.delattr(Arranged, "requests")  # read to find requests that left
-    lengths = []
+    queue_lengths = []
     for number in range(20):
         scheduler.add(Req(f"late{number}", f"late{number}", 80, 1.0 + number / 1e3))
-        scheduler.choose_nothing(lambda: lengths.append(len(scheduler.waiting_queue)))
-    assert set(lengths) == ({0} if is_always_on else set(range(301, 321)))
+        scheduler.choose_nothing(lambda: queue_lengths.append(len(scheduler.waiting_queue)))
+    assert set(queue_lengths) == ({0} if is_always_on else set(range(301, 321)))
     assert len(scheduler.waiting_queue) == 320
 
 

@@ -12,23 +12,23 @@ from support.scheduler import OVERLAP
 from support.small_models import LLAMA, write_model
 from support.worker import run_in_scheduler_process
 
-TIMEOUT_S = 1500
-PAGES = ("--page-size", "64", "--chunked-prefill-size", "256", "--max-running-requests", "2")
-ORDER = ("--canopy-queue-order", "bounded-shortest")
-GATE = ("--canopy-session-gate", "auto")
+RUN_TIMEOUT_S = 1500
+PAGE_FLAGS = ("--page-size", "64", "--chunked-prefill-size", "256", "--max-running-requests", "2")
+ORDER_FLAGS = ("--canopy-queue-order", "bounded-shortest")
+GATE_FLAGS = ("--canopy-session-gate", "auto")
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
 WRITE_BACK = ("--enable-hierarchical-cache", "--hicache-write-policy", "write_back")
 SMALL_HOST = (*WRITE_BACK, "--hicache-ratio", "3", "--max-total-tokens", "2560")
 DISK = ("--hicache-storage-backend", "canopy", "--hicache-storage-prefetch-policy", "wait_complete")
-LIMIT = ("--max-running-requests", "3")
-DOCUMENTS = (
+THREE_RUNNING = ("--max-running-requests", "3")
+DOCUMENT_FLAGS = (
     *("--page-size", "16", "--chunked-prefill-size", "128", "--max-running-requests", "4"),
     *("--max-total-tokens", "1024", *WRITE_BACK),
 )
 MIX = {"arrive": 0.5, "leave": 0.15, "change_order": 0.06, "pause": 0.04, "hint": 0.1, "flush": 0.3}
-LEAVE = {"arrive": 0.5, "leave": 0.3}
+LEAVING_ACTIONS = {"arrive": 0.5, "leave": 0.3}
 DOCUMENT_TURNS = {"turn_with_documents": 0.5, "leave": 0.1}
-RETRACT = {"SGLANG_TEST_RETRACT": "1"}
+RETRACTS = {"SGLANG_TEST_RETRACT": "1"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,44 +39,44 @@ class SetUp:
     model: str = "dense"
     environment: dict[str, str] = field(default_factory=dict)
     further_events: tuple[str, ...] = ()
-    """Further counts that are not 0."""
+    """Counts that must be above 0, besides those of ``EVENTS_BY_ACTION``."""
 
 
 SETUPS = {
-    "clients leave, order, gate, priorities": SetUp((*PAGES, *ORDER, *GATE, *PRIORITIES), LEAVE),
-    "all, order, gate, priorities": SetUp((*PAGES, *ORDER, *GATE, *PRIORITIES, OVERLAP), steps=80),
-    "clients leave, order, gate": SetUp((*PAGES, *ORDER, *GATE, OVERLAP), LEAVE),
+    "clients leave, order, gate, priorities": SetUp((*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, *PRIORITIES), LEAVING_ACTIONS),
+    "all, order, gate, priorities": SetUp((*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, *PRIORITIES, OVERLAP), steps=80),
+    "clients leave, order, gate": SetUp((*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, OVERLAP), LEAVING_ACTIONS),
     "clients leave, order, priorities, a limit": SetUp(
-        (*PAGES, *ORDER, *PRIORITIES, "--max-queued-requests", "3"), LEAVE, further_events=("refused",)
+        (*PAGE_FLAGS, *ORDER_FLAGS, *PRIORITIES, "--max-queued-requests", "3"), LEAVING_ACTIONS, further_events=("refused",)
     ),
-    "clients leave, hrrn": SetUp((*PAGES, "--schedule-policy", "hrrn"), LEAVE),
-    "clients leave, hrrn, gate": SetUp((*PAGES, "--schedule-policy", "hrrn", *GATE), LEAVE),
-    "clients leave, gate": SetUp((*PAGES, *GATE), LEAVE),
-    "all": SetUp((*PAGES, OVERLAP), further_events=("flushes",)),
+    "clients leave, hrrn": SetUp((*PAGE_FLAGS, "--schedule-policy", "hrrn"), LEAVING_ACTIONS),
+    "clients leave, hrrn, gate": SetUp((*PAGE_FLAGS, "--schedule-policy", "hrrn", *GATE_FLAGS), LEAVING_ACTIONS),
+    "clients leave, gate": SetUp((*PAGE_FLAGS, *GATE_FLAGS), LEAVING_ACTIONS),
+    "all": SetUp((*PAGE_FLAGS, OVERLAP), further_events=("flushes",)),
     "all, order, retraction": SetUp(
-        (*PAGES, *ORDER, OVERLAP), environment=RETRACT, further_events=("retracted", "flushes")
+        (*PAGE_FLAGS, *ORDER_FLAGS, OVERLAP), environment=RETRACTS, further_events=("retracted", "flushes")
     ),
     "all, order, gate, host": SetUp(
-        (*PAGES, *ORDER, *GATE, *SMALL_HOST, OVERLAP), further_events=("flushes",)
+        (*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, *SMALL_HOST, OVERLAP), further_events=("flushes",)
     ),
     "all, order, host, disk": SetUp(
-        (*PAGES, *ORDER, *SMALL_HOST, *DISK, OVERLAP), further_events=("flushes",)
+        (*PAGE_FLAGS, *ORDER_FLAGS, *SMALL_HOST, *DISK, OVERLAP), further_events=("flushes",)
     ),
     # With recurrent states SGLang turns the overlap off.
-    "all, windows": SetUp((*LIMIT, OVERLAP), model="windows"),
+    "all, windows": SetUp((*THREE_RUNNING, OVERLAP), model="windows"),
     "all, windows, host": SetUp(
-        (*LIMIT, "--enable-hierarchical-cache", "--hicache-ratio", "6", OVERLAP), model="windows"
+        (*THREE_RUNNING, "--enable-hierarchical-cache", "--hicache-ratio", "6", OVERLAP), model="windows"
     ),
-    "documents": SetUp((*DOCUMENTS, "--hicache-ratio", "4"), DOCUMENT_TURNS, 300, "llama", RETRACT),
+    "documents": SetUp((*DOCUMENT_FLAGS, "--hicache-ratio", "4"), DOCUMENT_TURNS, 300, "llama", RETRACTS),
     "documents, overlap": SetUp(
-        (*DOCUMENTS, "--hicache-ratio", "4", OVERLAP), DOCUMENT_TURNS, 300, "llama", RETRACT
+        (*DOCUMENT_FLAGS, "--hicache-ratio", "4", OVERLAP), DOCUMENT_TURNS, 300, "llama", RETRACTS
     ),
     "documents, disk": SetUp(
-        (*DOCUMENTS, "--hicache-ratio", "1.1", *DISK, OVERLAP), DOCUMENT_TURNS, 1200, "llama", RETRACT,
+        (*DOCUMENT_FLAGS, "--hicache-ratio", "1.1", *DISK, OVERLAP), DOCUMENT_TURNS, 1200, "llama", RETRACTS,
         further_events=("exact_from_disk", "kept_from_disk"),
     ),
 }  # fmt: skip
-BY_DEFAULT = list(SETUPS)[:2]
+DEFAULT_SETUPS = list(SETUPS)[:2]
 REMAINING_COUNTS = ("unserved", "waiting", "in_queue", "in_gate", "locked", "slots")
 EVENTS_BY_ACTION = {
     "leave": ("aborts",),
@@ -103,7 +103,7 @@ def run_setup(setup: SetUp, model: Path, folder: Path, seed: int) -> dict[str, A
     keywords = {"seed": seed, "steps": setup.steps, "actions": setup.actions}
     environment = setup.environment
     return run_in_scheduler_process(
-        "fuzz:run_fuzz", model, *flags, timeout_s=TIMEOUT_S, environment=environment, **keywords
+        "fuzz:run_fuzz", model, *flags, timeout_s=RUN_TIMEOUT_S, environment=environment, **keywords
     )
 
 
@@ -119,18 +119,18 @@ def check_counts(setup: SetUp, counts: dict[str, Any]) -> None:
     for action in setup.actions:
         for event in (*EVENTS_BY_ACTION.get(action, ()), *setup.further_events):
             assert counts[event] > 0, (event, counts)
-    if ORDER[0] in setup.flags:
+    if ORDER_FLAGS[0] in setup.flags:
         assert counts["bound_violations"] == 0 < counts["max_used_percent"], counts
-    if GATE[0] in setup.flags and setup.actions == LEAVE:
+    if GATE_FLAGS[0] in setup.flags and setup.actions == LEAVING_ACTIONS:
         assert counts["delayed_sessions"] > 0, counts
-    if setup.actions == LEAVE:
+    if setup.actions == LEAVING_ACTIONS:
         assert min(counts[name] for name in ("aborts", "retries", "repeated_names")) > 10, counts
     assert counts.get("fallbacks", 0) == 0, counts
 
 
-@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.timeout(RUN_TIMEOUT_S)
 @pytest.mark.parametrize(
-    "name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.long) for n in SETUPS]
+    "name", [n if n in DEFAULT_SETUPS else pytest.param(n, marks=pytest.mark.long) for n in SETUPS]
 )
 def test_answers_are_right_and_nothing_remains(name, small_model, smollm2, tmp_path) -> None:
     setup, model = SETUPS[name], small_model
@@ -138,6 +138,6 @@ def test_answers_are_right_and_nothing_remains(name, small_model, smollm2, tmp_p
         hybrid_models.build_model("windows", model := tmp_path / "windows", smollm2)
     elif setup.model == "llama":
         model = write_model(tmp_path / "llama", smollm2, LLAMA)
-    counts = run_setup(setup, model, tmp_path, seed=int(name not in BY_DEFAULT))
+    counts = run_setup(setup, model, tmp_path, seed=int(name not in DEFAULT_SETUPS))
     print(counts)
     check_counts(setup, counts)

@@ -45,13 +45,13 @@ def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> No
     status = tree.cache.admission.order.status()
     assert (status["order"], status["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
     assert status["admitted"] == {"shortest": 0, "budget": 0}
-    default = LiveOrder(tree.cache, QueueFlags()).status()
-    assert default["order"] == "sglang"
-    assert default["admitted"] is None
+    default_status = LiveOrder(tree.cache, QueueFlags()).status()
+    assert default_status["order"] == "sglang"
+    assert default_status["admitted"] is None
 
 
 def test_requests_not_announced_by_sglang_have_a_record_in_the_queue(tree, monkeypatch) -> None:
-    """Requests for embeddings, and before 0.5.23 all. Their documents have named the extra key."""
+    """SGLang announces no request for embeddings, and none before 0.5.23. A hook has set the extra key."""
     listeners = [lambda _, req: setattr(req, "extra_key", "docs")]
     monkeypatch.setattr(arrivals, "_on_queued", listeners)
     monkeypatch.setattr(arrivals, "_on_created", [])
@@ -74,16 +74,16 @@ def test_cached_tokens_cost_less(tree: LiveTree) -> None:
 def test_kv_of_waiting_requests_is_at_risk_without_a_host_tier(host_tokens: int) -> None:
     tree = tree_with_queue(host_tokens)
     tree.serve(shared := tokens(800, seed=1), 0.5)
-    new = [req_at(tree, tokens(1_500 if n else 300, n + 2), 1.0 + n / 9) for n in range(4)]
+    uncached = [req_at(tree, tokens(1_500 if i else 300, i + 2), 1.0 + i / 9) for i in range(4)]
     cached = req_at(tree, [*shared, *tokens(400, 9)], 2.0)
-    order = arrange(tree, [*new, cached])
-    assert order[0] is (new[0] if host_tokens else cached)
+    order = arrange(tree, [*uncached, cached])
+    assert order[0] is (uncached[0] if host_tokens else cached)
     assert tree.cache.admission.order.bounded_queue.is_kv_at_risk == (not host_tokens)
 
 
 def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     queue_order = tree.cache.admission.order
-    waiting = [req_at(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
+    waiting = [req_at(tree, tokens(100 + i, i), 1.0 + i / 100) for i in range(20)]
     req_at(tree, [7], 5.0)
     in_order = arrange(tree, waiting)
     aborted, admitted = in_order[3], in_order[0]
@@ -96,7 +96,7 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     assert len(queue_order.bounded_queue.in_order()) == len(remaining) == len(queue_order.arranged)
     cost_s = queue_order.cost.seconds(queue_order.prefill(admitted, False))
     assert queue_order.bounded_queue.shares._next_start[None] == pytest.approx(cost_s)
-    # One that was retracted is back, with its place.
+    # A retracted request is queued again, with its position.
     assert set(arrange(tree, [*remaining, admitted])) == {*remaining, admitted}
     assert queue_order.bounded_queue.in_order(0)[0].request in (admitted, waiting[0])
     assert arrange(tree, []) == []
@@ -106,8 +106,8 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
 @pytest.mark.parametrize("is_low_first", [False, True])
 def test_sglangs_priorities_are_respected(tree: LiveTree, is_low_first: bool) -> None:
     waiting = [
-        req_at(tree, tokens(400 if n % 2 else 20, n), 1.0 + n / 100, priority=n % 2)
-        for n in range(10)
+        req_at(tree, tokens(400 if i % 2 else 20, i), 1.0 + i / 100, priority=i % 2)
+        for i in range(10)
     ]
     req_at(tree, [7], 9.0)
     in_order = arrange(tree, waiting, policy_of(tree, priorities=True, low_first=is_low_first))
@@ -116,18 +116,18 @@ def test_sglangs_priorities_are_respected(tree: LiveTree, is_low_first: bool) ->
 
 
 def test_tenants_alternate(tree: LiveTree) -> None:
-    waiting = [req_at(tree, tokens(10, n), 1.0 + n / 1e3) for n in range(30)]
-    waiting += [req_at(tree, tokens(200, 100 + n), 1.1 + n / 1e3, cache_salt="t") for n in range(3)]
+    waiting = [req_at(tree, tokens(10, i), 1.0 + i / 1e3) for i in range(30)]
+    waiting += [req_at(tree, tokens(200, 100 + i), 1.1 + i / 1e3, cache_salt="t") for i in range(3)]
     req_at(tree, [7], 9.0)
-    assert waiting.index(next(r for r in arrange(tree, waiting) if r.cache_salt)) == 30
+    assert waiting.index(next(req for req in arrange(tree, waiting) if req.cache_salt)) == 30
     tenants_position = [req.cache_salt for req in arrange(tree, waiting)].index("t")
     assert tenants_position <= 1
 
 
-def is_protected(tree: LiveTree, ids: list[int]) -> bool:
+def is_protected(tree: LiveTree, token_ids: list[int]) -> bool:
     """Return whether the deepest cached node of ``ids`` is protected for a waiting request."""
     return any(
-        leaf.awaited_until is not None and leaf.node.key.raw_token_ids()[0] == ids[0]
+        leaf.awaited_until is not None and leaf.node.key.raw_token_ids()[0] == token_ids[0]
         for leaf in tree.core.protected.awaited
     )
 
@@ -137,8 +137,8 @@ def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> No
     set_order(tree, order)
     prefix = tokens(400, seed=1)
     tree.serve(prefix, 0.1)
-    for n in range(8):
-        tree.serve(tokens(400, 10 + n), 0.2 + n / 10)
+    for i in range(8):
+        tree.serve(tokens(400, 10 + i), 0.2 + i / 10)
     head, tail = req_at(tree, tokens(50, 2), 2.0), req_at(tree, [*prefix, 5], 2.1)
     add_to_queue(tree, [head], tail)
     assert is_protected(tree, prefix)
@@ -150,9 +150,9 @@ def test_the_budget_protects_the_next_requests(tree: LiveTree) -> None:
     """Requests far behind arrived first and used the whole budget; the next pass gives it to the head."""
     set_order(tree, SGLANG)
     prefixes = [tokens(400, seed) for seed in range(1, 10)]
-    for n, prefix in enumerate(prefixes):
-        tree.serve(prefix, 0.1 + n / 100)
-    waiting = [req_at(tree, [*prefix, 5], 2.0 + n / 100) for n, prefix in enumerate(prefixes)]
+    for i, prefix in enumerate(prefixes):
+        tree.serve(prefix, 0.1 + i / 100)
+    waiting = [req_at(tree, [*prefix, 5], 2.0 + i / 100) for i, prefix in enumerate(prefixes)]
     add_to_queue(tree, waiting[:1], *reversed(waiting))
     assert is_protected(tree, prefixes[-1])
     assert not is_protected(tree, prefixes[0])
@@ -177,17 +177,17 @@ def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> 
 
 
 def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = [req_at(tree, tokens(30, n), 1.0 + n / 1e4) for n in range(1_000)]
+    waiting = [req_at(tree, tokens(30, i), 1.0 + i / 1e4) for i in range(1_000)]
     arrange(tree, waiting)
-    matched: list[Req] = []
-    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: matched.append(req))
+    matched_reqs: list[Req] = []
+    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: matched_reqs.append(req))
     max_lookups, matched_rids = 0, set()
-    for number in range(300):
-        matched.clear()
-        tree.serve([3_000 + number] * PAGE_TOKENS, 2.0)  # every match is of an earlier tree
+    for pass_number in range(300):
+        matched_reqs.clear()
+        tree.serve([3_000 + pass_number] * PAGE_TOKENS, 2.0)  # every match is of an earlier tree
         waiting = arrange(tree, waiting)
-        max_lookups = max(max_lookups, len(matched))
-        matched_rids |= {req.rid for req in matched}
+        max_lookups = max(max_lookups, len(matched_reqs))
+        matched_rids |= {req.rid for req in matched_reqs}
     assert max_lookups <= PROTECTED_REQUESTS + 12
     assert len(matched_rids) > 900  # every request in turn
 
@@ -195,29 +195,29 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
 def test_a_request_that_sglang_matched_is_not_matched_again(tree: LiveTree, monkeypatch) -> None:
     order, req = tree.cache.admission.order, req_at(tree, tokens(40, 1), 1.0)
     req.init_next_round_input(tree.cache)
-    matched: list[Req] = []
-    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: matched.append(req))
+    matched_reqs: list[Req] = []
+    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: matched_reqs.append(req))
     order.look_up(req)
-    assert matched == []
+    assert matched_reqs == []
     tree.serve(tokens(20, 2), 2.0)
     order.look_up(req)
-    assert matched == [req]
+    assert matched_reqs == [req]
 
 
 def branching_requests(tree: LiveTree, count: int = 3) -> list[Req]:
     shared_prefix = tokens(400, 1)
-    return [req_at(tree, [*shared_prefix, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
+    return [req_at(tree, [*shared_prefix, *tokens(40, 2 + i)], 1.0 + i / 1e3) for i in range(count)]
 
 
 def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTree) -> None:
     """It joins an empty queue, and is matched: by SGLang's order it would wait for the whole prompt."""
     shared_prefix = tokens(800, 1)
     tree.serve(shared_prefix, 0.5)
-    chunked = req_at(tree, tokens(600, 2), 1.0)
+    chunked_req = req_at(tree, tokens(600, 2), 1.0)
     cached_req = req_at(tree, [*shared_prefix, *tokens(8, 3)], 2.0)
-    scheduler, _ = admit_first(tree, [chunked], 1)
-    chunked.full_untruncated_fill_ids = chunked.origin_input_ids
-    scheduler.enable_lora, scheduler.chunked_req, scheduler.waiting_queue = False, chunked, []
+    scheduler, _ = admit_first(tree, [chunked_req], 1)
+    chunked_req.full_untruncated_fill_ids = chunked_req.origin_input_ids
+    scheduler.enable_lora, scheduler.chunked_req, scheduler.waiting_queue = False, chunked_req, []
     arrivals.register_queued(scheduler, cached_req)
     queue = scheduler.waiting_queue = [cached_req]
     limits = []
@@ -225,7 +225,7 @@ def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTre
     def choose(*_: Any) -> Any:
         policy = policy_of(tree)
         arrange_queue(SchedulePolicy.calc_priority, policy, queue, None, 0)
-        limits.append(limit_chunk(lambda *_: None, policy, chunked, queue, 512, 4))
+        limits.append(limit_chunk(lambda *_: None, policy, chunked_req, queue, 512, 4))
         return None, None
 
     choose_prefill(choose, scheduler, scheduler.running_batch)
@@ -236,10 +236,10 @@ def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTre
 
 def test_one_that_waited_alone_stays_older_than_one_that_the_gate_puts_before_it(tree) -> None:
     order = tree.cache.admission.order.arranged
-    first, second = req_at(tree, tokens(100, 1), 1.0), req_at(tree, tokens(100, 2), 2.0)
-    order.arrange([first])
-    order.arrange([second, first])
-    assert [waiting.request for waiting in order.shortest.in_order(0)] == [first, second]
+    older, younger = req_at(tree, tokens(100, 1), 1.0), req_at(tree, tokens(100, 2), 2.0)
+    order.arrange([older])
+    order.arrange([younger, older])
+    assert [waiting.request for waiting in order.shortest.in_order(0)] == [older, younger]
 
 
 def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> None:
@@ -296,11 +296,11 @@ def test_sglangs_own_order_omits_no_request(tree: LiveTree) -> None:
 
 @pytest.mark.xdist_group("ranks")
 def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks, tmp_path):
-    first, second = on_two_ranks("rank_scenarios:order_queue", tmp_path)
-    assert first["fitted"] != second["fitted"]  # each timed its own
-    assert first["used"] == second["used"] == first["fitted"]
-    assert first["orders"] == second["orders"]
-    assert len(first["orders"]) > 10
+    first_rank, second_rank = on_two_ranks("rank_scenarios:order_queue", tmp_path)
+    assert first_rank["fitted"] != second_rank["fitted"]  # each timed its own
+    assert first_rank["used"] == second_rank["used"] == first_rank["fitted"]
+    assert first_rank["orders"] == second_rank["orders"]
+    assert len(first_rank["orders"]) > 10
 
 
 @pytest.mark.parametrize("is_short", [True, False])

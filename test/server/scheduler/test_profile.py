@@ -45,8 +45,8 @@ def test_a_profile_is_saved_once_per_interval(tmp_path: Path) -> None:
             return {"version": 1}
 
     profile = Profile(str(tmp_path / "p.json"))
-    for now in (0.0, 1.0, SAVE_INTERVAL_S - 1, SAVE_INTERVAL_S + 1, SAVE_INTERVAL_S + 2):
-        profile.save_if_due(Policy(), now)  # type: ignore[arg-type]
+    for now_s in (0.0, 1.0, SAVE_INTERVAL_S - 1, SAVE_INTERVAL_S + 1, SAVE_INTERVAL_S + 2):
+        profile.save_if_due(Policy(), now_s)  # type: ignore[arg-type]
         profile.writer.join()
     assert saves == 2
 
@@ -60,24 +60,24 @@ def test_a_profile_that_cannot_be_written_does_not_stop_serving(tmp_path: Path, 
     assert caplog.text.count("cannot save") == 1
 
 
-def test_the_ttft_line_is_fed_by_first_tokens() -> None:
-    old_count = entry.current.ttft_fit.stats()["requests"]
-    times = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
-    out = SimpleNamespace(time_stats=[times], prompt_tokens=[100], cached_tokens=[40])
-    state = SimpleNamespace(time_stats=SimpleNamespace(created_time=0.0))
-    entry.record_first_token(None, state, out, 0)
-    entry.record_first_token(None, state, SimpleNamespace(time_stats=None), 0)
-    assert entry.current.ttft_fit.stats()["requests"] == old_count + 1
+def test_first_tokens_with_times_are_counted_by_the_ttft_fit() -> None:
+    count_before = entry.current.ttft_fit.stats()["requests"]
+    time_stats = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
+    batch_output = SimpleNamespace(time_stats=[time_stats], prompt_tokens=[100], cached_tokens=[40])
+    request_state = SimpleNamespace(time_stats=SimpleNamespace(created_time=0.0))
+    entry.record_first_token(None, request_state, batch_output, 0)
+    entry.record_first_token(None, request_state, SimpleNamespace(time_stats=None), 0)
+    assert entry.current.ttft_fit.stats()["requests"] == count_before + 1
 
 
 def test_client_waits_are_counted_from_the_requests_creation(monkeypatch):
-    hour = TtftHour(lambda: 1e9)
-    monkeypatch.setattr(entry.current, "ttft_hour", hour)
-    state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
+    ttft_hour = TtftHour(lambda: 1e9)
+    monkeypatch.setattr(entry.current, "ttft_hour", ttft_hour)
+    request_state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
     monkeypatch.setattr(entry.time, "perf_counter", lambda: 14.0)
     for token_time in (12.0, None):  # the second has no time of its own
-        entry.record_first_token(token_time, state, SimpleNamespace(time_stats=None), 0)
-    (point,) = hour.points()
+        entry.record_first_token(token_time, request_state, SimpleNamespace(time_stats=None), 0)
+    (point,) = ttft_hour.points()
     assert (point["requests"], point["p50_s"], point["p99_s"]) == (
         2,
         pytest.approx(2.0, rel=0.06),
@@ -106,6 +106,6 @@ def test_a_damaged_profile_is_set_aside_and_learning_restarts(tmp_path, damage, 
     assert path.exists()
 
 
-def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, caplog) -> None:
+def test_a_profile_that_cannot_be_read_is_not_used(tmp_path: Path, caplog) -> None:
     assert read_or_set_aside(str(tmp_path)) is None
     assert caplog.text.count("is not used") == 1

@@ -26,8 +26,8 @@ def test_dp_attention_replicas_are_separate_and_all_receive_hints(on_two_ranks, 
 
 def test_stages_of_a_pipeline_decide_the_same(on_two_ranks: Runner, tmp_path: Path) -> None:
     """The first stamps, and both decide the same at the same points."""
-    first, second = on_two_ranks("receiving_ranks:pipeline", tmp_path)
-    assert first == second
-    assert first["hinted"] > 5
-    assert sum(first["hits"]) > 0
-    assert len(set(first["times"])) > 60
+    first_stage, second_stage = on_two_ranks("receiving_ranks:pipeline", tmp_path)
+    assert first_stage == second_stage
+    assert first_stage["hinted"] > 5
+    assert sum(first_stage["hits"]) > 0
+    assert len(set(first_stage["times"])) > 60

@@ -53,10 +53,10 @@ def receive(
 
 
 def test_a_request_without_a_stamp_gets_one() -> None:
-    (first,), (second,) = receive(message_of()), receive(message_of({"canopy_turn": 2}))
-    assert read_stamp(first)["category"] == "generate"
-    assert read_stamp(second)["turn"] == 2
-    assert 0.0 < first["canopy"]["time"] <= second["canopy"]["time"]
+    (plain_params,), (turn_params,) = receive(message_of()), receive(message_of({"canopy_turn": 2}))
+    assert read_stamp(plain_params)["category"] == "generate"
+    assert read_stamp(turn_params)["turn"] == 2
+    assert 0.0 < plain_params["canopy"]["time"] <= turn_params["canopy"]["time"]
 
 
 def test_a_stamp_of_the_http_entry_stays() -> None:
@@ -64,9 +64,9 @@ def test_a_stamp_of_the_http_entry_stays() -> None:
     assert params == {"canopy": {"time": 5.0, "category": "chat"}}
 
 
-@pytest.mark.parametrize("mode", ["smg_grpc_mode", "grpc_mode"])
-def test_a_grpc_client_cannot_write_a_stamp(mode: str) -> None:
-    (params,) = receive(message_of(FORGED_STAMP), **{mode: True})
+@pytest.mark.parametrize("grpc_argument", ["smg_grpc_mode", "grpc_mode"])
+def test_a_grpc_client_cannot_write_a_stamp(grpc_argument: str) -> None:
+    (params,) = receive(message_of(FORGED_STAMP), **{grpc_argument: True})
     stamp = read_stamp(params)
     assert stamp["category"] == "generate"
     assert stamp["time"] < 9e9

@@ -50,11 +50,11 @@ def off_reasons(settings: dict) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def options(tiny_model: Path):
-    """Return the parsed arguments of each command line."""
+def settings(tiny_model: Path):
+    """Return the parsed settings of each command line, by its name."""
     common_flags = ["--model-path", str(tiny_model), "--device", "cpu"]
     common_flags += ["--radix-eviction"]
-    command_lines = {name: [*common_flags, "auto", *line] for name, line in FLAGS_BY_NAME.items()}
+    command_lines = {name: [*common_flags, "auto", *flags] for name, flags in FLAGS_BY_NAME.items()}
     command_lines["wa"] = [*common_flags, "wa", *HOST_FLAGS]
     command = [sys.executable, "-c", READ_SCRIPT, json.dumps(command_lines)]
     process = forked.run(command, timeout=300)
@@ -62,37 +62,37 @@ def options(tiny_model: Path):
     return json.loads(process.stdout.rpartition("READ")[2])
 
 
-def test_every_part_is_on_and_the_policy_is_one_that_ranks(options) -> None:
-    defaults = options["defaults"]
+def test_every_part_is_on_and_the_policy_is_one_that_ranks(settings) -> None:
+    defaults = settings["defaults"]
     assert (defaults["policy"], defaults["order"]) == ("wa", "bounded-shortest")
     assert (defaults["gate"], defaults["floor"]) == ("off", "on")
     assert off_reasons(defaults) == {"write policy": "there is no host tier"}
-    assert off_reasons(options["host"]) == {}
+    assert off_reasons(settings["host"]) == {}
     assert list(defaults["parts"]) == list(AUTO_PARTS)
 
 
-def test_user_settings_are_kept(options) -> None:
-    assert options["order off"]["order"] == "sglang"
-    assert options["gate"]["gate"] == "auto"
-    assert options["meter by hand"]["floor"] == "off"
-    assert options["order by hand"]["order"] == "sglang"
-    assert off_reasons(options["order by hand"])["order"] == "--schedule-policy lpm was given"
-    assert options["order by hand"]["parts"]["order"]["change"] == "leave out --schedule-policy"
-    assert off_reasons(options["order off"])["order"] == "--canopy-queue-order sglang was given"
-    assert off_reasons(options["meter by hand"])["floor"] == "floor=off was given"
-    assert off_reasons(options["host by hand"])["write policy"].startswith(WRITE_POLICY_FLAG)
+def test_user_settings_are_kept(settings) -> None:
+    assert settings["order off"]["order"] == "sglang"
+    assert settings["gate"]["gate"] == "auto"
+    assert settings["meter by hand"]["floor"] == "off"
+    assert settings["order by hand"]["order"] == "sglang"
+    assert off_reasons(settings["order by hand"])["order"] == "--schedule-policy lpm was given"
+    assert settings["order by hand"]["parts"]["order"]["change"] == "leave out --schedule-policy"
+    assert off_reasons(settings["order off"])["order"] == "--canopy-queue-order sglang was given"
+    assert off_reasons(settings["meter by hand"])["floor"] == "floor=off was given"
+    assert off_reasons(settings["host by hand"])["write policy"].startswith(WRITE_POLICY_FLAG)
 
 
-def test_unavailable_parts_are_omitted_with_the_reason(options) -> None:
-    assert options["stages"]["order"] == "sglang"
-    assert "--pp-size 2" in off_reasons(options["stages"])["order"]
-    assert options["stages"]["parts"]["order"]["change"] == "use --pp-size 1"
+def test_unavailable_parts_are_omitted_with_the_reason(settings) -> None:
+    assert settings["stages"]["order"] == "sglang"
+    assert "--pp-size 2" in off_reasons(settings["stages"])["order"]
+    assert settings["stages"]["parts"]["order"]["change"] == "use --pp-size 1"
 
 
-def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(options) -> None:
-    assert options["host"]["write"] == "write_back"
-    assert options["host by hand"]["write"] == "write_through"
-    assert options["wa"] == {
+def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(settings) -> None:
+    assert settings["host"]["write"] == "write_back"
+    assert settings["host by hand"]["write"] == "write_through"
+    assert settings["wa"] == {
         "policy": "wa",
         "order": "sglang",
         "gate": "off",
@@ -102,7 +102,7 @@ def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(options)
     }
 
 
-def test_sglangs_config_file_may_set_it(tmp_path: Path) -> None:
+def test_sglangs_config_file_may_set_auto(tmp_path: Path) -> None:
     """Arguments of the command line override the file, and nested values are JSON."""
     pytest.importorskip("sglang")
     plan = tmp_path / "plan.yaml"
@@ -110,21 +110,21 @@ def test_sglangs_config_file_may_set_it(tmp_path: Path) -> None:
         "radix-eviction: auto\nenable-hierarchical-cache: true\npage-size: 64\n"
         "canopy-ttl:\n  residual_ttl_s: 60\n"
     )
-    words = arguments.expand_arguments(["--model-path", "m", "--config", str(plan)])[0][0]
-    assert words[-2:] == ["--hicache-write-policy", "write_back"]
-    assert json.loads(words[words.index("--canopy-ttl") + 1]) == {"residual_ttl_s": 60}
+    argv = arguments.expand_arguments(["--model-path", "m", "--config", str(plan)])[0][0]
+    assert argv[-2:] == ["--hicache-write-policy", "write_back"]
+    assert json.loads(argv[argv.index("--canopy-ttl") + 1]) == {"residual_ttl_s": 60}
     command_line = ["--config", str(plan), "--radix-eviction", "canopy-lru", "--page-size", "16"]
-    words = arguments.expand_arguments(command_line)[0][0]
-    assert "write_back" not in words
-    assert auto.typed_value(words, "--page-size") == "16"
-    assert auto.typed_value(words, "--radix-eviction-policy") == "canopy-lru"
+    argv = arguments.expand_arguments(command_line)[0][0]
+    assert "write_back" not in argv
+    assert auto.typed_value(argv, "--page-size") == "16"
+    assert auto.typed_value(argv, "--radix-eviction-policy") == "canopy-lru"
 
 
-def test_without_a_command_line_it_is_refused_with_the_remedy(monkeypatch) -> None:
+def test_auto_is_refused_with_the_remedy_without_a_command_line(monkeypatch) -> None:
     monkeypatch.setattr(hooks, "check_in_place", lambda _: None)
-    ctx = SimpleNamespace(params=SimpleNamespace(eviction_policy="auto"))
+    context = SimpleNamespace(params=SimpleNamespace(eviction_policy="auto"))
     with pytest.raises(SystemExit, match="give 'wa' here"):
-        hooks._build_cache(None, ctx)
+        hooks._build_cache(None, context)
 
 
 # ---- log lines ----
@@ -177,9 +177,9 @@ def test_host_memory_is_advised_where_evicted_kv_is_recomputed() -> None:
     assert "48 GB more host memory would hit 40 % of them" in line
 
 
-@pytest.mark.parametrize("gate", [None, GATE_STATUS])
-def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate) -> None:
-    no_agents = STATUS | {"prompt_tokens": 100, "session_gate": gate}
+@pytest.mark.parametrize("gate_status", [None, GATE_STATUS])
+def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate_status) -> None:
+    no_agents = STATUS | {"prompt_tokens": 100, "session_gate": gate_status}
     no_agents |= {"agents": {"recognised": 0, "returns": 0}}
     line = describe_auto(no_agents, ())
     assert "no agents recognised: no --tool-call-parser, no turn has returned" in line
@@ -191,7 +191,7 @@ def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate) ->
     assert "no agents" not in describe_auto(STATUS | {"prompt_tokens": 100}, ())
 
 
-def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
+def test_the_log_has_the_line_once_a_minute_and_every_status_has_it(caplog) -> None:
     parts = [AutoPart("order", False, "off", "why", "leave it out").to_json()]
     auto_line, info_level = AutoLine(parts), caplog.at_level("INFO")
     with info_level:
@@ -200,4 +200,4 @@ def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
             auto_line.add_to(status, 1000.0 + second)
             assert status["auto"].startswith("canopy-lru hits")
             assert status["auto_parts"] == parts
-    assert len([r for r in caplog.records if "canopy auto:" in r.message]) == 2
+    assert len([record for record in caplog.records if "canopy auto:" in record.message]) == 2

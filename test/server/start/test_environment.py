@@ -45,15 +45,15 @@ def test_a_wrong_secret_is_refused_with_the_arguments() -> None:
     assert "CANOPY_GATEWAY_SECRET" in process.stderr.splitlines()[-1]
 
 
-SECRET = "s3cr3t-9f3a"
+API_KEY = "s3cr3t-9f3a"
 
 
 def test_keys_are_redacted_and_their_absence_stays_visible() -> None:
     server_info = {
-        "api_key": SECRET,
+        "api_key": API_KEY,
         "admin_api_key": None,
         "ssl_keyfile_password": "pass-41",
-        "launch_command": f"launch --api-key={SECRET}",
+        "launch_command": f"launch --api-key={API_KEY}",
     }
     assert redact_keys(server_info) == {
         "api_key": REDACTED,
@@ -61,9 +61,9 @@ def test_keys_are_redacted_and_their_absence_stays_visible() -> None:
         "ssl_keyfile_password": REDACTED,
         "launch_command": f"launch --api-key={REDACTED}",
     }
-    assert server_info["api_key"] == SECRET, "the server keeps it"
-    assert redact_keys({"other": SECRET}) == {"other": SECRET}
-    assert redact_keys([SECRET]) == [SECRET]
+    assert server_info["api_key"] == API_KEY, "the server keeps it"
+    assert redact_keys({"other": API_KEY}) == {"other": API_KEY}
+    assert redact_keys([API_KEY]) == [API_KEY]
 
 
 LOAD_CODE = """
@@ -78,10 +78,10 @@ METADATA = "Metadata-Version: 2.1\nName: sglang-canopy\nVersion: 0.0.1\n"
 
 def test_a_stale_entry_point_stops_the_process_with_the_remedy(tmp_path: Path) -> None:
     module = "sglang_canopy.server.plugin"
-    info = tmp_path / "sglang_canopy-0.0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(METADATA)
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ncanopy = {module}:load\n")
+    dist_info = tmp_path / "sglang_canopy-0.0.1.dist-info"
+    dist_info.mkdir()
+    (dist_info / "METADATA").write_text(METADATA)
+    (dist_info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ncanopy = {module}:load\n")
     process = forked.run([sys.executable, "-c", LOAD_CODE, str(tmp_path)], timeout=280)
     assert "served" not in process.stdout
     assert process.returncode != 0

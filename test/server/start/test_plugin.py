@@ -25,8 +25,8 @@ from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.hooks import HOOKS
 
 
-def server_args(**changes: object) -> SimpleNamespace:
-    return SimpleNamespace(**{"disaggregation_mode": "null", **changes})
+def server_args(**fields: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"disaggregation_mode": "null", **fields})
 
 
 def test_every_hooked_function_exists_in_the_pinned_sglang() -> None:
@@ -65,7 +65,7 @@ def test_a_hook_that_did_not_apply_stops_the_process() -> None:
 
 
 def test_a_hook_that_is_a_wrapper_itself_is_in_place(monkeypatch) -> None:
-    """As benchmarks time hooks."""
+    """Benchmarks wrap a hook's function to time it."""
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
     monkeypatch.setattr(HookRegistry, "_patched", set())
     monkeypatch.setitem(sys.modules, "hooked", SimpleNamespace(work=lambda: 1))
@@ -83,9 +83,9 @@ def test_another_version_of_sglang_is_named_in_the_log(monkeypatch, caplog):
     assert "0.5.99 is installed" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
-def test_an_entry_point_set_by_a_variable_is_refused_by_name(name: str) -> None:
-    refusal = unsupported_reason(POLICIES, server_args(), environment={name: "1"})
+@pytest.mark.parametrize("variable", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
+def test_an_entry_point_set_by_a_variable_is_refused_by_name(variable: str) -> None:
+    refusal = unsupported_reason(POLICIES, server_args(), environment={variable: "1"})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
     environment = {"SGLANG_RUST_SERVER": "0"}
@@ -134,12 +134,12 @@ def test_a_plain_set_up_is_supported() -> None:
 
 
 STORAGE_BACKENDS = ("dynamic", "mooncake", "file")
-QUEUE_ORDER = {ATTRIBUTE: ServerOptions(queue=QueueFlags(queue_order=BOUNDED_SHORTEST))}
+QUEUE_OPTIONS = {ATTRIBUTE: ServerOptions(queue=QueueFlags(queue_order=BOUNDED_SHORTEST))}
 
 
-def context_of(name: str, **model_kinds: object) -> dict[str, object]:
+def context_of(storage_backend: str, **model_kinds: object) -> dict[str, object]:
     context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, **model_kinds}
-    return {"server_args": server_args(hicache_storage_backend=name), **context}
+    return {"server_args": server_args(hicache_storage_backend=storage_backend), **context}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def context_of(name: str, **model_kinds: object) -> dict[str, object]:
         ("turns the prefix cache off", {"server_args": server_args(disable_radix_cache=False), "disable_radix_cache": True}),
         ("launch_server", context_of("canopy")),
         ("--enable-lmcache.*--radix-eviction lru", {"server_args": server_args(enable_lmcache=True)}),
-        ("--canopy-queue-order bounded-shortest: --pp-size 2", {"server_args": server_args(pp_size=2, hicache_storage_backend=None, **QUEUE_ORDER)}),
+        ("--canopy-queue-order bounded-shortest: --pp-size 2", {"server_args": server_args(pp_size=2, hicache_storage_backend=None, **QUEUE_OPTIONS)}),
         *(("sliding windows.*--hicache-storage-backend", context_of(name, is_hybrid_swa=True)) for name in STORAGE_BACKENDS),
         *(("Mamba.*--hicache-storage-backend", context_of(name, is_hybrid_ssm=True)) for name in STORAGE_BACKENDS),
         ("layers all have sliding windows", {"server_args": server_args(), "is_hybrid_swa": True, "full_tokens_per_layer": 0}),

@@ -15,9 +15,9 @@ from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.start import arguments
 
 TABLE_FILE = Path(__file__).parents[2] / "fixtures" / "refusals.yaml"
-ROWS = [
-    (f"{start} {options}", sentence)
-    for start, rows in yaml.safe_load(TABLE_FILE.read_text(encoding="utf-8")).items()
+REFUSED_LINES = [
+    (f"{base_flags} {options}", sentence)
+    for base_flags, rows in yaml.safe_load(TABLE_FILE.read_text(encoding="utf-8")).items()
     for options, _, sentence in (row.partition(" -> ") for row in rows.splitlines())
 ]
 
@@ -32,14 +32,14 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize(("line", "sentence"), ROWS)
-def test_a_mistake_refuses_the_start_with_the_remedy(parser, line: str, sentence: str) -> None:
+@pytest.mark.parametrize(("flags", "sentence"), REFUSED_LINES)
+def test_a_mistake_refuses_the_start_with_the_remedy(parser, flags: str, sentence: str) -> None:
     sentences = []
     try:
-        args = parser.parse_args(["--model-path", "/none", "--device", "cpu", *shlex.split(line)])
+        args = parser.parse_args(["--model-path", "/none", "--device", "cpu", *shlex.split(flags)])
         sentences += [finding.text for finding in refusal_findings(args)]
         arguments.check_arguments(args, args)
         entry.parse_options(args, args)
-    except (SystemExit, argparse.ArgumentError) as stop:
-        sentences.append(str(stop))
+    except (SystemExit, argparse.ArgumentError) as refusal:
+        sentences.append(str(refusal))
     assert any(sentence in text for text in sentences), sentences

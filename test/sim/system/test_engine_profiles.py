@@ -56,26 +56,26 @@ def test_attention_grows_with_pairs_of_tokens():
     ],
 )
 def test_a_broken_profile_is_refused_by_name(changed_field, message, tmp_path):
-    data = {**profile().to_json(), **changed_field}
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(data))
+    profile_json = {**profile().to_json(), **changed_field}
+    profile_file = tmp_path / "profile.json"
+    profile_file.write_text(json.dumps(profile_json))
     with pytest.raises(CanopyError, match=message):
-        load_profile(file)
+        load_profile(profile_file)
 
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path):
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(profile().to_json()))
-    assert load_profile(file).name == "by hand"
+    profile_file = tmp_path / "profile.json"
+    profile_file.write_text(json.dumps(profile().to_json()))
+    assert load_profile(profile_file).name == "by hand"
     with pytest.raises(CanopyError, match="neither one of"):
         load_profile("no-such-profile")
-    file.write_text("{")
+    profile_file.write_text("{")
     with pytest.raises(CanopyError, match="not JSON"):
-        load_profile(file)
+        load_profile(profile_file)
 
 
 def test_seconds_of_a_trace_are_the_sum_over_its_requests():
-    profile = load_profile("llama-3.1-8b-h100")
+    published = load_profile("llama-3.1-8b-h100")
     trace = [TraceRequest(0.0, 1000, 1, (1, 2), 512), TraceRequest(1.0, 900, 1, (1, 3), 512)]
-    total_s = prefill_s(profile, trace, [1000, 0])
-    assert total_s == pytest.approx(profile.prefill_s(1000) + profile.prefill_s(1, 899))
+    total_s = prefill_s(published, trace, [1000, 0])
+    assert total_s == pytest.approx(published.prefill_s(1000) + published.prefill_s(1, 899))

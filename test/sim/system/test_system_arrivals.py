@@ -15,36 +15,36 @@ from support.systems import profile, request
 
 def received_times(monkeypatch, trace, **options) -> list[float]:
     """Return the times that the device's policy receives."""
-    times: list[float] = []
+    times_s: list[float] = []
 
     def make_recording_policy(name, config):
         policy = make_policy(name, config)
-        arrive = policy.arrive
-        policy.arrive = lambda request: times.append(request.time) or arrive(request)
+        original_arrive = policy.arrive
+        policy.arrive = lambda request: times_s.append(request.time) or original_arrive(request)
         return policy
 
     monkeypatch.setattr(run, "make_policy", make_recording_policy)
     simulate_system(trace, SystemConfig(device_tokens=10_000), profile(), **options)
-    return times
+    return times_s
 
 
 def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
     first = request(0.0, range(1, 11), output_tokens=101, conversation="a")  # answered at 1.1 s
     other_request = request(1.0, range(101, 111))
-    second = request(0.5, range(1, 21), conversation="a", turn=2)
-    trace = Workload([first, second, other_request])
-    times = received_times(monkeypatch, trace, arrivals=TurnsWait(trace))
-    assert times == pytest.approx([0.0, 1.0, 1.2])  # the other request's prefill is in between
-    assert times == sorted(times)
+    second_turn = request(0.5, range(1, 21), conversation="a", turn=2)
+    trace = Workload([first, second_turn, other_request])
+    times_s = received_times(monkeypatch, trace, arrivals=TurnsWait(trace))
+    assert times_s == pytest.approx([0.0, 1.0, 1.2])  # the other request's prefill is in between
+    assert times_s == sorted(times_s)
 
 
-def test_requests_of_one_stamp_are_spread_over_its_interval():
+def test_requests_with_equal_logged_times_are_spread_until_the_next_time():
     trace = [request(3.0 * (i // 8), (i + 1,)) for i in range(40)]
     spread_trace = Workload(trace)
     gaps = [b - a for a, b in zip(spread_trace.times, spread_trace.times[1:], strict=False)]
     assert max(gaps) < 2.9
     burst_trace = Workload(trace, logged_times=True)
-    assert list(burst_trace.times) == pytest.approx([r.time_s for r in trace])
+    assert list(burst_trace.times) == pytest.approx([sent.time_s for sent in trace])
     config = SystemConfig(device_tokens=10_000)
     costs = profile(token_s=0.02)
     burst_ttft_s = simulate_system(burst_trace, config, costs).mean_ttft_s
@@ -56,27 +56,27 @@ def test_requests_of_one_stamp_are_spread_over_its_interval():
     seed=st.integers(0, 99),
 )
 def test_spreading_keeps_order_and_stays_inside_the_interval(groups, seed):
-    times, now = [], 0.0
-    for gap_s, requests in groups:
-        times += [now] * requests
-        now += gap_s
-    spread_times = spread_rounded(times, seed)
+    times_s, now_s = [], 0.0
+    for gap_s, count in groups:
+        times_s += [now_s] * count
+        now_s += gap_s
+    spread_times = spread_rounded(times_s, seed)
     assert spread_times == sorted(spread_times)
-    assert spread_times == spread_rounded(times, seed)
-    for logged, spread_time in zip(times, spread_times, strict=True):
-        next_logged = min((t for t in times if t > logged), default=float("inf"))
+    assert spread_times == spread_rounded(times_s, seed)
+    for logged, spread_time in zip(times_s, spread_times, strict=True):
+        next_logged = min((later for later in times_s if later > logged), default=float("inf"))
         assert logged <= spread_time <= next_logged
-    if all(requests == 1 for _, requests in groups):
-        assert spread_times == times
+    if all(count == 1 for _, count in groups):
+        assert spread_times == times_s
 
 
 def agent_turns(start_s: float, name: str, first_block: int, gaps_s: list[float], **fields):
     """Return turns of a session, each with ten tokens more than the one before it."""
-    turns, time = [], start_s
+    turns, time_s = [], start_s
     for turn, gap_s in enumerate([0.0, *gaps_s], 1):
-        time += gap_s
+        time_s += gap_s
         path = range(first_block, first_block + turn)
-        turns.append(request(time, path, conversation=name, turn=turn, **fields))
+        turns.append(request(time_s, path, conversation=name, turn=turn, **fields))
     return turns
 
 
@@ -100,11 +100,11 @@ def test_the_think_time_is_the_traces_own_if_it_has_one():
 def test_sub_agents_follow_the_turn_of_their_parent():
     parent = agent_turns(0.0, "a", 1, [10.0])
     child = agent_turns(4.0, "a/1", 101, [1.0])
-    workload = Workload(sorted([*parent, *child], key=lambda r: r.time_s))
+    workload = Workload(sorted([*parent, *child], key=lambda request: request.time_s))
     loop = ClosedLoop(workload)
     assert [index for _, index in loop.first_requests()] == [0]
     assert sorted(index for _, index in loop.following_requests(0, 100.0)) == [1, 3]
-    assert {i: t for t, i in loop.following_requests(0, 100.0)}[1] == pytest.approx(104.0)
+    assert {i: time_s for time_s, i in loop.following_requests(0, 100.0)}[1] == pytest.approx(104.0)
     assert turn_links(workload.trace).session_start == [0, 0, 0, 0]
 
 
@@ -115,7 +115,7 @@ def test_sessions_begin_at_the_given_rate():
     assert starts[-1][0] == pytest.approx(1000, rel=0.1)
 
 
-def test_a_longer_trace_is_the_same_at_a_lower_load():
+def test_an_open_loop_with_doubled_intervals_takes_twice_as_long():
     trace = [request(1.0 * i, (i + 1,)) for i in range(10)]
     workload = Workload(trace)
     slow_run = simulate_system(

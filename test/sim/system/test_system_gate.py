@@ -17,9 +17,9 @@ def agent_workload(sessions: int) -> Workload:
         path: list[int] = []
         for turn in range(TURNS):
             path += itertools.islice(blocks, TURN_BLOCKS if path else FIRST_BLOCKS)
-            time = session + turn * 0.1
-            trace.append(request(time, tuple(path), conversation=f"s{session}", stop="tool"))
-    return Workload(sorted(trace, key=lambda r: r.time_s), logged_times=True)
+            time_s = session + turn * 0.1
+            trace.append(request(time_s, tuple(path), conversation=f"s{session}", stop="tool"))
+    return Workload(sorted(trace, key=lambda sent: sent.time_s), logged_times=True)
 
 
 def run(workload: Workload, gate: str, device_tokens: int):

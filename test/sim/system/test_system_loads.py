@@ -15,10 +15,10 @@ from support.systems import profile, request, rounds
 
 def random_arrivals(count: int, rate_per_s: float):
     """Return prompts of ten blocks that share nothing, at random times."""
-    draw, now, requests = random.Random(5), 0.0, []
+    rng, now_s, requests = random.Random(5), 0.0, []
     for i in range(count):
-        now += draw.expovariate(rate_per_s)
-        requests.append(request(now, range(i * 10 + 1, (i + 1) * 10 + 1)))
+        now_s += rng.expovariate(rate_per_s)
+        requests.append(request(now_s, range(i * 10 + 1, (i + 1) * 10 + 1)))
     return requests
 
 
@@ -27,10 +27,10 @@ def loaded_system(trace, **options) -> LoadedSystem:
     return LoadedSystem(Workload(trace), config, profile(), **options)
 
 
-@pytest.mark.parametrize("trace_rate", [2.0, pytest.param(40.0, marks=pytest.mark.long)])
-def test_the_saturation_is_one_over_the_prefill_time_at_any_trace_rate(trace_rate):
+@pytest.mark.parametrize("trace_rate_per_s", [2.0, pytest.param(40.0, marks=pytest.mark.long)])
+def test_the_saturation_is_one_over_the_prefill_time_at_any_trace_rate(trace_rate_per_s):
     # 100 tokens of 1 ms, one request a step: 10 requests a second.
-    saturation = loaded_system(random_arrivals(1500, trace_rate)).saturation()
+    saturation = loaded_system(random_arrivals(1500, trace_rate_per_s)).saturation()
     assert saturation == pytest.approx(10.0, rel=0.06)
 
 
@@ -43,9 +43,9 @@ def test_agents_saturate_at_their_turns_share_of_the_servers_time(interval_s, th
         for turn in range(4):
             first_block = (i * 4 + turn) * 10 + 1
             path = range(first_block, first_block + 10)
-            time = i * interval_s + turn * think_s
-            trace.append(request(time, path, conversation=str(i), turn=turn + 1))
-    trace.sort(key=lambda r: r.time_s)
+            time_s = i * interval_s + turn * think_s
+            trace.append(request(time_s, path, conversation=str(i), turn=turn + 1))
+    trace.sort(key=lambda sent: sent.time_s)
     saturation = loaded_system(trace, loop="closed").saturation()
     assert saturation == pytest.approx(2.5 * 3600, rel=0.12)
 

@@ -23,15 +23,15 @@ DRAM_PROMPTS = (0, 6, 12, 18, 24)
 """Sizes of DRAM, in prompts."""
 
 
-class Point(NamedTuple):
+class CostPoint(NamedTuple):
     ttft_s: float
     cost: float
 
 
-def run(trace: list[TraceRequest], **config) -> SystemResult:
-    config.setdefault("prefetch_threshold_tokens", 1)
-    config.setdefault("load_back_threshold_tokens", 1)
-    system = SystemConfig(device_tokens=DEVICE_TOKENS, quantum_tokens=1, **config)
+def run(trace: list[TraceRequest], **fields) -> SystemResult:
+    fields.setdefault("prefetch_threshold_tokens", 1)
+    fields.setdefault("load_back_threshold_tokens", 1)
+    system = SystemConfig(device_tokens=DEVICE_TOKENS, quantum_tokens=1, **fields)
     return simulate_system(trace, system, profile())
 
 
@@ -45,9 +45,9 @@ def host_of(prompts: float) -> TierSpec | None:
 
 def recurring_prompts(interval_s: float, repeats: int = 16) -> list[TraceRequest]:
     """Return 27 prompts, each time in random order: hits grow about linearly with the cache."""
-    draw, order = random.Random(1), []
+    rng, order = random.Random(1), []
     for _ in range(repeats):
-        order += draw.sample(range(27), 27)
+        order += rng.sample(range(27), 27)
     return [
         request(i * interval_s, tuple(range(prompt * 10 + 1, prompt * 10 + 11)))
         for i, prompt in enumerate(order)
@@ -55,14 +55,14 @@ def recurring_prompts(interval_s: float, repeats: int = 16) -> list[TraceRequest
 
 
 def results_by_dram(interval_s: float) -> list[SystemResult]:
-    return [run(recurring_prompts(interval_s), host=host_of(n)) for n in DRAM_PROMPTS]
+    return [run(recurring_prompts(interval_s), host=host_of(prompts)) for prompts in DRAM_PROMPTS]
 
 
 def test_1_at_low_density_throughput_is_the_arrival_rate_for_any_storage():
     results = results_by_dram(IDLE_S)
     for result in results:
         assert result.throughput_tokens_per_s == pytest.approx(101 / IDLE_S, rel=0.01)
-    ttft_s = [r.mean_ttft_s for r in results]
+    ttft_s = [result.mean_ttft_s for result in results]
     assert ttft_s == sorted(ttft_s, reverse=True)
     assert ttft_s[-1] < 0.5 * ttft_s[0]
 
@@ -83,9 +83,9 @@ def test_2_at_low_density_a_disk_is_hit_only_if_requests_wait_for_it():
 
 def test_3_at_high_density_more_storage_raises_throughput_and_lowers_latency():
     results = results_by_dram(BUSY_S)
-    throughput = [r.throughput_tokens_per_s for r in results]
-    ttft_s = [r.mean_ttft_s for r in results]
-    assert all(b > 1.05 * a for a, b in pairwise(throughput))
+    throughput = [result.throughput_tokens_per_s for result in results]
+    ttft_s = [result.mean_ttft_s for result in results]
+    assert all(after > 1.05 * before for before, after in pairwise(throughput))
     assert ttft_s == sorted(ttft_s, reverse=True)
     assert ttft_s[-1] < 0.5 * ttft_s[0]
     # Nearly linear in the size.
@@ -99,12 +99,12 @@ def test_4_at_high_density_the_queue_gives_the_disk_its_time():
 
 def test_5_a_larger_disk_is_faster_even_beyond_the_distinct_kv():
     trace, hit_ratios = rounds(10, 2), set()
-    for size_bytes in (1.2e6, 2.4e6, 4.8e6):  # all of them hold the ten prompts
-        disk = TierSpec(size_bytes, 0.5 * size_bytes, 0.5 * size_bytes)
+    for disk_bytes in (1.2e6, 2.4e6, 4.8e6):  # all of them hold the ten prompts
+        disk = TierSpec(disk_bytes, 0.5 * disk_bytes, 0.5 * disk_bytes)
         result = run(trace, host=tier_of(4), disk=disk, prefetch_policy="wait_complete")
         hit_ratios.add(result.token_hit_ratio)
         # 90 tokens read from the disk, loaded from the host; the last ten are computed.
-        expected_s = 90 * KV_BYTES / (0.5 * size_bytes) + 90 * KV_BYTES / 1e9 + 0.01
+        expected_s = 90 * KV_BYTES / (0.5 * disk_bytes) + 90 * KV_BYTES / 1e9 + 0.01
         assert result.ttft_s[10:].mean() == pytest.approx(expected_s, rel=0.02)
     assert len(hit_ratios) == 1
 
@@ -130,7 +130,7 @@ def test_6_dram_and_disk_together_are_on_the_front_of_latency_and_cost():
     for dram_prompts, has_disk in (*sizes, (1, True), (9, True)):
         result = run(trace, host=host_of(dram_prompts), disk=disk if has_disk else None)
         cost = dram_prompts * price_per_prompt["dram"] + 27 * has_disk * price_per_prompt["disk"]
-        points[dram_prompts, has_disk] = Point(result.mean_ttft_s, cost)
+        points[dram_prompts, has_disk] = CostPoint(result.mean_ttft_s, cost)
     both, disk_only, all_dram = points[9, True], points[1, True], points[27, False]
     assert both.ttft_s < 0.8 * disk_only.ttft_s
     assert both.cost < 0.5 * all_dram.cost

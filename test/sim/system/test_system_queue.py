@@ -15,19 +15,19 @@ from sglang_canopy.errors import CanopyError
 from support.systems import KV_BYTES, profile, request
 
 
-def run(trace, **config):
-    config = {"device_tokens": 10_000, "quantum_tokens": 1, **config}
-    return simulate_system(trace, SystemConfig(**config), profile())
+def run(trace, **fields):
+    fields = {"device_tokens": 10_000, "quantum_tokens": 1, **fields}
+    return simulate_system(trace, SystemConfig(**fields), profile())
 
 
 class Job(SimpleNamespace):
-    """The fields of a job that an order reads."""
+    """A waiting request of the simulator, with the fields that an order reads."""
 
     __hash__ = object.__hash__
 
 
 class FixedHits:
-    """The inputs of an order."""
+    """A queue's state as an order reads it, with the given cached tokens by job."""
 
     def __init__(self, hit_tokens: dict[int, int], processed_tokens: int) -> None:
         self.now, self.processed_tokens = 0.0, processed_tokens
@@ -48,9 +48,9 @@ JOBS = st.lists(
 def test_an_order_equals_sglangs(name, jobs):
     scheduler = pytest.importorskip("sglang.srt.managers.schedule_policy").SchedulePolicy
     canopy_jobs, reqs, hit_tokens, deferred_rids, seen_groups = [], [], {}, set(), set()
-    for index, (pages, cached, tokens_before, group) in enumerate(jobs):
+    for index, (pages, cached_tokens, tokens_before, group) in enumerate(jobs):
         prompt_tokens = pages * 10
-        hit_tokens[index] = min(cached, prompt_tokens - 1)
+        hit_tokens[index] = min(cached_tokens, prompt_tokens - 1)
         path = tuple(1000 * group + i for i in range(pages))
         canopy_jobs.append(
             Job(index=index, target=prompt_tokens, tokens_before=tokens_before, path=path,
@@ -74,7 +74,7 @@ def test_an_order_equals_sglangs(name, jobs):
     else:
         scheduler._sort_by_shortest_prefill(reqs, deferred_rids)
     order = make_queue_order(name, {}).order(canopy_jobs, FixedHits(hit_tokens, 1000))
-    sglang_order = [int(r.rid) for r in reqs]
+    sglang_order = [int(req.rid) for req in reqs]
     canopy_order = [job.index for job in order]
     deferred = {int(rid) for rid in deferred_rids}
     undeferred = [index for index in sglang_order if index not in deferred]
@@ -146,12 +146,12 @@ def test_requests_behind_the_first_are_protected_from_arrival(monkeypatch):
 def test_under_write_back_a_step_waits_for_copies_of_its_victims():
     slow_host = TierSpec(10**6, 1e9, 1e5)  # 100 tokens: 1 s to the host
     trace = [request(0.0, range(1, 11)), request(10.0, range(101, 111))]
-    options = {"device_tokens": 130, "host": slow_host}
-    write_back = run(trace, write_policy="write_back", **options)
+    fields = {"device_tokens": 130, "host": slow_host}
+    write_back = run(trace, write_policy="write_back", **fields)
     evicted_tokens = write_back.host_written_bytes / KV_BYTES
     assert 70 <= evicted_tokens <= 100
     assert write_back.ttft_s[1] == pytest.approx(0.1 + evicted_tokens * KV_BYTES / 1e5)
-    assert run(trace, write_policy="write_through", **options).ttft_s[1] == pytest.approx(0.1)
+    assert run(trace, write_policy="write_through", **fields).ttft_s[1] == pytest.approx(0.1)
 
 
 def test_a_decode_that_evicts_waits_as_well():

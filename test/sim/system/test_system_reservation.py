@@ -1,4 +1,4 @@
-"""SGLang's reservation for unknown outputs, compared with SGLang's own objects."""
+"""The simulator's reservation for outputs of unknown length, compared with SGLang's own objects."""
 
 from types import SimpleNamespace
 
@@ -15,9 +15,9 @@ from support.bare_adder import bare_adder
 from support.systems import profile, request
 
 
-def run(trace, **config):
-    config = {"device_tokens": 10_000, "quantum_tokens": 1, **config}
-    return simulate_system(trace, SystemConfig(**config), profile())
+def run(trace, **fields):
+    fields = {"device_tokens": 10_000, "quantum_tokens": 1, **fields}
+    return simulate_system(trace, SystemConfig(**fields), profile())
 
 
 def sglang_tracker(conservativeness: float):
@@ -59,16 +59,16 @@ def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, 
 @given(st.lists(st.tuples(st.integers(0, 2500), st.integers(1, 12000), st.booleans()), max_size=20))
 def test_the_reserved_tokens_are_the_sum_over_jobs(steps):
     reserved, running, now = Reservation(), [], 0
-    for elapsed_tokens, missing_tokens, leaves in steps:
+    for elapsed_tokens, missing_tokens, removes_first in steps:
         now += elapsed_tokens
-        if leaves and running:
+        if removes_first and running:
             removed, _ = running.pop(0)
             reserved.remove(removed)
         job = job_of(len(running), 1, 1, 0)
         reserved.add(job, now + missing_tokens, now)
         running.append((job, now + missing_tokens))
         # A job that is done was removed.
-        for finished_job, end in [pair for pair in running if pair[1] < now]:
+        for finished_job, end in [entry for entry in running if entry[1] < now]:
             reserved.remove(finished_job)
             running.remove((finished_job, end))
         assert reserved.tokens(now) == sum(min(end - now, CLIP_OUTPUT_TOKENS) for _, end in running)
@@ -91,8 +91,8 @@ def test_admissions_equal_sglangs_own(running, waiting, ratio, are_fixed, page_t
     device_tokens = free_tokens + sum(
         prompt + min(generated, output) for (prompt, output, _), generated in running
     )
-    for prompt, output, beyond in waiting:
-        assume(prompt + min(output + beyond, CLIP_OUTPUT_TOKENS) + page_tokens < device_tokens)
+    for prompt, output, allowance in waiting:
+        assume(prompt + min(output + allowance, CLIP_OUTPUT_TOKENS) + page_tokens < device_tokens)
     expected = admitted_by_sglang(running, waiting, ratio, are_fixed, page_tokens, free_tokens)
     system_run = _SystemRun(
         workload := Workload([request(0.0, (1,))]),
@@ -100,24 +100,24 @@ def test_admissions_equal_sglangs_own(running, waiting, ratio, are_fixed, page_t
         profile(), OpenLoop(workload),
     )  # fmt: skip
     (instance,) = system_run.instances
-    for number, ((prompt, output, beyond), generated) in enumerate(running):
-        job = job_of(number, prompt, output, beyond)
+    for number, ((prompt, output, allowance), generated) in enumerate(running):
+        job = job_of(number, prompt, output, allowance)
         generated = min(generated, output)
         instance.tree.private += prompt + generated
         job.private = prompt + generated
         instance.decoding.add(job, output - generated)
-    instance.queue.jobs = [job_of(100 + n, *tokens) for n, tokens in enumerate(waiting)]
+    instance.queue.jobs = [job_of(100 + i, *tokens) for i, tokens in enumerate(waiting)]
     instance.decoding.ratio.current = ratio
     queued = list(instance.queue.jobs)
     instance.prefilling.plan(0.0)
     assert [queued.index(job) for job, _ in instance.prefilling.batch] == expected
 
 
-def job_of(number: int, prompt: int, output: int, beyond: int) -> SimulatedRequest:
-    path = tuple(range(number * 1000, number * 1000 + prompt))
+def job_of(i: int, prompt: int, output: int, allowance: int) -> SimulatedRequest:
+    path = tuple(range(i * 1000, i * 1000 + prompt))
     trace_request = SimpleNamespace(path=path, tenant=None, conversation=None)
-    job = SimulatedRequest(number, 0.0, trace_request, path, prompt, output, prompt + output - 1)
-    job.max_new = output + beyond
+    job = SimulatedRequest(i, 0.0, trace_request, path, prompt, output, prompt + output - 1)
+    job.max_new = output + allowance
     return job
 
 
@@ -125,20 +125,20 @@ def admitted_by_sglang(running, waiting, ratio, are_fixed, page_tokens, free_tok
     """Return the numbers of the waiting requests that SGLang's own adder admits."""
     adder_class, policy = bare_adder(page_tokens)
 
-    def params(output, beyond):
-        return SimpleNamespace(max_new_tokens=output + beyond, ignore_eos=are_fixed)
+    def params(output, allowance):
+        return SimpleNamespace(max_new_tokens=output + allowance, ignore_eos=are_fixed)
 
     adder = adder_class(free_tokens, 8192, ratio)
-    for (_, output, beyond), generated in running:
+    for (_, output, allowance), generated in running:
         req = SimpleNamespace(
-            sampling_params=params(output, beyond), output_ids=[0] * min(generated, output)
+            sampling_params=params(output, allowance), output_ids=[0] * min(generated, output)
         )
         adder.memory_budget.total_offset += adder._get_running_request_total_token_offset(req)
     admitted = []
-    for number, (prompt, output, beyond) in enumerate(waiting):
+    for i, (prompt, output, allowance) in enumerate(waiting):
         if adder.budget_state() is policy.AddReqResult.OTHER:
             break
-        max_tokens = min(output + beyond, policy.CLIP_MAX_NEW_TOKENS)
+        max_tokens = min(output + allowance, policy.CLIP_MAX_NEW_TOKENS)
         is_fitting, _ = adder.memory_budget.check_prefill(
             extend_input_len=prompt, total_tokens=prompt + max_tokens + page_tokens, max_new_tokens=0,
             input_tokens=prompt, swa_host_hit_length=0, chunk_limit=adder.rem_chunk_tokens,
@@ -146,17 +146,17 @@ def admitted_by_sglang(running, waiting, ratio, are_fixed, page_tokens, free_tok
         if not is_fitting:
             break
         adder._update_prefill_budget(0, prompt, max_tokens, False)
-        admitted.append(number)
+        admitted.append(i)
         if adder.budget_state() is not policy.AddReqResult.CONTINUE:
             break
     return admitted
 
 
 def test_a_batch_that_decoded_for_long_admits_more_unless_outputs_are_fixed():
-    # 2 x (100 + 1,000) tokens do not fit 1,500, but after some hundred steps SGLang expects a tenth
-    # of the rest. Fixed outputs are reserved whole.
-    first = request(0.0, range(1, 11), output_tokens=1000)
-    trace = [first, request(6.5, range(101, 111), output_tokens=200)]
+    # 2 x (100 + 1,000) tokens do not fit 1,500, but after some hundred steps SGLang reserves a tenth of
+    # the remaining tokens. Fixed outputs are reserved whole.
+    long_request = request(0.0, range(1, 11), output_tokens=1000)
+    trace = [long_request, request(6.5, range(101, 111), output_tokens=200)]
     assert run(trace, device_tokens=1500).ttft_s[1] < 0.2
     assert run(trace, device_tokens=1200, fixed_outputs=True).ttft_s[1] > 3.0
 
@@ -183,22 +183,22 @@ def test_a_retracted_request_does_not_wait_for_itself():
 
 
 def test_a_more_conservative_setting_admits_later():
-    first = request(0.0, range(1, 11), output_tokens=1000)
-    trace = [first, request(1.0, range(101, 111), output_tokens=200)]
+    long_request = request(0.0, range(1, 11), output_tokens=1000)
+    trace = [long_request, request(1.0, range(101, 111), output_tokens=200)]
     assert run(trace, device_tokens=1250).ttft_s[1] < 0.2
     assert run(trace, device_tokens=1250, schedule_conservativeness=1.4).ttft_s[1] > 1.0
 
 
 def test_the_ratio_restarts_when_the_queue_is_empty():
     system_run = _SystemRun(
-        workload := Workload([request(t, (int(t) + 1,), output_tokens=100) for t in (0.0, 100.0)]),
+        workload := Workload([request(time_s, (int(time_s) + 1,), output_tokens=100) for time_s in (0.0, 100.0)]),
         SystemConfig(device_tokens=1000), profile(), OpenLoop(workload),
     )  # fmt: skip
     ratios, (instance,) = [], system_run.instances
     plan = instance.prefilling.plan
-    instance.prefilling.plan = lambda now: (
+    instance.prefilling.plan = lambda now_tokens: (
         ratios.append(instance.decoding.ratio.current),
-        plan(now),
+        plan(now_tokens),
     )[1]
     system_run.serve()
     assert ratios[0] == pytest.approx(0.7)

@@ -11,9 +11,9 @@ from sglang_canopy.errors import CanopyError
 from support.systems import profile, request
 
 
-def run(trace, *, costs=None, **config):
-    config.setdefault("device_tokens", 100_000)
-    return simulate_system(trace, SystemConfig(**config), costs or profile())
+def run(trace, *, costs=None, **fields):
+    fields.setdefault("device_tokens", 100_000)
+    return simulate_system(trace, SystemConfig(**fields), costs or profile())
 
 
 def test_one_request_takes_its_prefill_and_a_step_for_each_further_token():
@@ -24,7 +24,7 @@ def test_one_request_takes_its_prefill_and_a_step_for_each_further_token():
     assert result.throughput_tokens_per_s == pytest.approx(104 / 0.13)
 
 
-BY_HAND = {
+HAND_COMPUTED_RUNS = {
     "a cached prefix costs nothing, and the last token is always computed": (
         [request(0.0, range(1, 11)), request(1.0, range(1, 11))],
         {"cached_tokens": [0, 99], "ttft_s": [0.1, 0.001]},
@@ -52,9 +52,9 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("case", BY_HAND)
+@pytest.mark.parametrize("case", HAND_COMPUTED_RUNS)
 def test_times_and_hits_by_hand(case):
-    trace, expected = BY_HAND[case]
+    trace, expected = HAND_COMPUTED_RUNS[case]
     result = run(trace)
     for name, values in expected.items():
         assert getattr(result, name) == pytest.approx(values), name
@@ -87,16 +87,16 @@ def test_an_output_without_continuation_stays_until_its_eviction():
     assert result.peak_bytes_by_tier["device"] >= 199 * 1000
 
 
-def test_two_instances_halve_the_queue():
+def test_two_instances_halve_the_makespan():
     trace = [request(0.0, range(i * 10, i * 10 + 10)) for i in range(1, 9)]
     for instances, makespan_s in ((1, 0.8), (2, 0.4)):
         result = run(trace, instances=instances, chunked_prefill_tokens=100)
         assert result.makespan_s == pytest.approx(makespan_s)
 
 
-def router_of(*requests: int) -> Router:
+def router_of(*request_counts: int) -> Router:
     """Return a router over instances with these numbers of requests."""
-    return Router("prefix-aware", [SimpleNamespace(request_count=n) for n in requests])  # type: ignore[arg-type]
+    return Router("prefix-aware", [SimpleNamespace(request_count=n) for n in request_counts])  # type: ignore[arg-type]
 
 
 def test_prefix_aware_routing_prefers_recorded_prefixes_as_sglangs_router():
@@ -111,25 +111,25 @@ def test_prefix_aware_routing_prefers_recorded_prefixes_as_sglangs_router():
 
 
 @pytest.mark.parametrize(
-    ("on_first", "on_other", "chosen"),
+    ("first_requests", "other_requests", "chosen"),
     [(64, 0, 0), (65, 0, 1), (200, 134, 0), (300, 200, 0), (301, 200, 1)],
 )
-def test_prefix_aware_routing_spills_as_sglangs_router(on_first, on_other, chosen):
+def test_prefix_aware_routing_spills_as_sglangs_router(first_requests, other_requests, chosen):
     # The 66th request for one prefix, none of them answered, was the first that sglang-router sent to the other server.
     router = router_of(0, 0)
     assert router.choose(range(10)) == 0
     first, other = router._instances
-    first.request_count, other.request_count = on_first, on_other
+    first.request_count, other.request_count = first_requests, other_requests
     assert router.choose(range(10)) == chosen
 
 
 def test_a_router_forgets_only_its_oldest_prefixes():
-    prefixes, draw = KnownPrefixes(max_blocks=50), random.Random(1)
+    prefixes, rng = KnownPrefixes(max_blocks=50), random.Random(1)
     for _ in range(300):
-        number = draw.randrange(8)
-        path = tuple(range(number * 100, number * 100 + draw.randrange(1, 15)))
-        prefixes.record_sent(path, number % 3)
-        assert prefixes.longest_prefix(path) == (len(path), number % 3)
+        path_number = rng.randrange(8)
+        path = tuple(range(path_number * 100, path_number * 100 + rng.randrange(1, 15)))
+        prefixes.record_sent(path, path_number % 3)
+        assert prefixes.longest_prefix(path) == (len(path), path_number % 3)
         assert len(prefixes) <= 2 * (50 + 15)
         for start in range(0, 800, 100):  # the recorded blocks of a path are a run from its start
             full_path = tuple(range(start, start + 15))
@@ -171,6 +171,6 @@ def test_a_mistake_gets_one_line_with_the_remedy(trace, config, message):
         ({"session_gate": "footprint", "session_gate_config": {"doors": 2}}, "does not take"),
     ],
 )
-def test_a_setting_that_does_not_exist_is_refused(settings, message):
+def test_a_wrong_setting_is_refused_by_name(settings, message):
     with pytest.raises(CanopyError, match=message):
         SystemConfig(**{"device_tokens": 1000, **settings})

@@ -26,44 +26,44 @@ def tier_of(tokens: int, **options) -> TierSpec:
     return TierSpec(tokens * KV_BYTES, **FAST_TIER, **options)
 
 
-def run(trace, **config):
-    config = {"device_tokens": 300, "quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
-    return simulate_system(trace, SystemConfig(**config), profile())
+def run(trace, **fields):
+    fields = {"device_tokens": 300, "quantum_tokens": 1, "prefetch_threshold_tokens": 1, **fields}
+    return simulate_system(trace, SystemConfig(**fields), profile())
 
 
 def random_chats(seed: int):
     """Return growing conversations in blocks of four tokens, some with a shared beginning."""
-    draw, ids, path_by_name = random.Random(seed), itertools.count(1), {}
-    time, turns = 0.0, []
+    rng, ids, path_by_name = random.Random(seed), itertools.count(1), {}
+    time_s, turns = 0.0, []
     for _ in range(150):
-        time += draw.expovariate(20.0)
-        name = str(draw.randrange(25))
-        blocks = path_by_name.get(name) or ((10**6, 10**6 + 1)[: draw.choice((0, 1, 2))])
-        prompt_tokens = len(blocks) * 4 + draw.randrange(1, 240)
+        time_s += rng.expovariate(20.0)
+        name = str(rng.randrange(25))
+        blocks = path_by_name.get(name) or ((10**6, 10**6 + 1)[: rng.choice((0, 1, 2))])
+        prompt_tokens = len(blocks) * 4 + rng.randrange(1, 240)
         path = blocks + tuple(next(ids) for _ in range(-(-prompt_tokens // 4) - len(blocks)))
-        output_tokens = draw.randrange(1, 40)
-        turns.append(TraceRequest(time, prompt_tokens, output_tokens, path, 4, conversation=name))
+        output_tokens = rng.randrange(1, 40)
+        turns.append(TraceRequest(time_s, prompt_tokens, output_tokens, path, 4, conversation=name))
         path_by_name[name] = path[: prompt_tokens // 4]
-        if draw.random() < 0.15:
+        if rng.random() < 0.15:
             del path_by_name[name]
     return turns
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "wa"])
 def test_separate_requests_hit_as_in_the_cache_simulator(policy):
-    draw = random.Random(7)
+    rng = random.Random(7)
     trace, ids = [], itertools.count(1000)
     for i in range(400):
-        prefix = draw.randrange(12)
-        path = tuple(range(prefix * 20 + 1, prefix * 20 + 1 + draw.randrange(1, 20)))
+        prefix = rng.randrange(12)
+        path = tuple(range(prefix * 20 + 1, prefix * 20 + 1 + rng.randrange(1, 20)))
         trace.append(request(100.0 * i, (*path, next(ids)), category=str(prefix % 3)))
     capacity_blocks = 60
-    tokens: list[int] = []
+    hit_tokens: list[int] = []
     ranking = make_policy(policy)
-    simulate(trace, ranking, capacity_blocks, on_request=lambda _, hit: tokens.append(hit))
+    simulate(trace, ranking, capacity_blocks, on_request=lambda _, hit: hit_tokens.append(hit))
     result = run(trace, device_tokens=capacity_blocks * 10, device_policy=policy)
     # A node is a block more or less where a policy's order has ties of time.
-    assert abs(sum(tokens) - int(result.cached_tokens.sum())) <= 0.01 * sum(tokens)
+    assert abs(sum(hit_tokens) - int(result.cached_tokens.sum())) <= 0.01 * sum(hit_tokens)
 
 
 def test_one_cut_is_enough_for_a_need_of_partial_blocks():
@@ -103,7 +103,7 @@ def test_a_ttl_drops_unused_kv_from_the_host_and_from_the_disk():
     assert mean_bytes < 0.7 * run(trace, host=tier_of(2000)).mean_bytes_by_tier["host"]
 
 
-def test_groups_follow_their_table():
+def test_each_group_has_the_ttl_of_its_table():
     # Prompt 0 begins with block 1, and alone has a long time to live.
     table = TTLTable((Group(1, 100.0),), residual_ttl_s=1.0, block_tokens=10, hash="trace")
     result = run(rounds(10, 2), host=tier_of(2000, ttl=table))
@@ -194,12 +194,12 @@ def test_prefetches_leave_half_of_the_host_to_demoted_kv(monkeypatch):
     # prefetch while running ones need half of the host, here 400 tokens, or more
     # (``prefetch_capacity_limit``): the sixth waits until the first is admitted.
     first_uses = rounds(20, 1, interval_s=10.0)
-    earlier = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
-    returning = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first_uses[:6])]
+    ahead = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
+    returning = [request(300.01 + 0.001 * i, sent.blocks) for i, sent in enumerate(first_uses[:6])]
     reads, read = [], DiskChannel.read
     monkeypatch.setattr(DiskChannel, "read", lambda *args: reads.append(read(*args)) or reads[-1])
     disk = TierSpec(1e9, 1e6, 1e9)  # 90 ms to read a prompt
-    run([*first_uses, *earlier, *returning], device_tokens=450, host=tier_of(800), disk=disk)
+    run([*first_uses, *ahead, *returning], device_tokens=450, host=tier_of(800), disk=disk)
     begins_s = sorted(transfer.begin_s for transfer in reads)
     assert [b - a for a, b in itertools.pairwise(begins_s[:5])] == pytest.approx([0.09] * 4)
     assert begins_s[5] - begins_s[4] > 0.3
@@ -210,8 +210,8 @@ def test_the_host_keeps_the_parent_of_a_prefetch():
     # host; without its head, the pages read could not be reached.
     path = tuple(range(1, 21))
     evicting = [request(10.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(2)]
-    earlier = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(3)]
-    trace = [request(0.0, path), *evicting, *earlier, request(100.05, path)]
+    ahead = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(3)]
+    trace = [request(0.0, path), *evicting, *ahead, request(100.05, path)]
     disk = TierSpec(1e9, 1e6, 1e9)
     result = run(trace, device_tokens=450, host=tier_of(400), disk=disk)
     assert result.cached_tokens[-1] > 150

@@ -10,11 +10,11 @@ from support.systems import KV_BYTES, profile, request, rounds
 FAST_TIER = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
 
 
-def serve(trace, waiting_bytes=None, **config) -> _SystemRun:
+def serve(trace, waiting_bytes=None, **fields) -> _SystemRun:
     """Serve the trace; ``waiting_bytes`` receives the bytes that wait for the disk after each step."""
     workload = Workload(trace)
-    config = {"quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
-    simulation = _SystemRun(workload, SystemConfig(**config), profile(), OpenLoop(workload))
+    fields = {"quantum_tokens": 1, "prefetch_threshold_tokens": 1, **fields}
+    simulation = _SystemRun(workload, SystemConfig(**fields), profile(), OpenLoop(workload))
     original_step = simulation._step
 
     def step(instance, now):
@@ -74,7 +74,7 @@ def test_the_host_keeps_pages_being_written_and_drops_later_ones():
     simulation = serve(trace, device_tokens=500, host=host, disk=slow_disk(10.0))
     tree = simulation.instances[0].tree
     assert tree.host_used == 300
-    assert [tree.match(r.blocks).node.on_host for r in trace] == [
+    assert [tree.match(sent.blocks).node.on_host for sent in trace] == [
         True, True, True, False,
     ]  # fmt: skip
 
