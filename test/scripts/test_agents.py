@@ -16,7 +16,7 @@ import quickstart
 from environment import ROOT, SetupError
 from support.chat_endpoint import chat_endpoint
 
-TEXTS = ["".join(f"{name}{n} " for n in range(5000)) for name in "abc"]
+TEXTS = ["".join(f"{name}{i} " for i in range(5000)) for name in "abc"]
 
 
 def test_each_turn_continues_the_previous_one() -> None:
@@ -27,7 +27,7 @@ def test_each_turn_continues_the_previous_one() -> None:
     assert agents.MIN_TURNS <= len(prompts) <= agents.MAX_TURNS
     for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
-        assert [m["role"] for m in after[len(before) :]] == ["assistant", "user"]
+        assert [message["role"] for message in after[len(before) :]] == ["assistant", "user"]
     assert prompts[0][0] == {"role": "system", "content": agents.SYSTEM}
 
 
@@ -68,7 +68,7 @@ def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, c
     other_answers = {"/canopy/status": {"auto": "wa hits 40.0 %"}, "/flush_cache": {}}
 
     @contextlib.contextmanager
-    def serve(model: Path, name: str, kind: str, arm: str, port: int) -> Iterator[Any]:
+    def serve(model: Path, name: str, device_kind: str, arm: str, port: int) -> Iterator[Any]:
         with chat_endpoint([], other_answers) as (url, received):
             requests_by_arm[arm] = received.requests
             yield SimpleNamespace(url=url)

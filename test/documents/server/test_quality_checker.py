@@ -31,13 +31,13 @@ BOUNDS = [SYSTEM_TOKENS, SYSTEM_TOKENS + DOCUMENT_TOKENS]
 
 @pytest.fixture
 def engine(make_engine):
-    """Every prompt is checked. Its one document is encoded after this very prefix: reuse is exact."""
+    """Every prompt is checked. Its one document is encoded after the prompt's own prefix, so reuse is exact."""
     engine = make_engine(stand_ins=False)
     engine.checker.limits.interval = 1
     return engine
 
 
-def prompt(ids, params=None, salt=None, **_):
+def prompt_req(ids, params=None, salt=None, **_):
     req = request(ids[:PROMPT_TOKENS].tolist(), BOUNDS, salt, rid="r")
     req.sampling_params.custom_params.update(params or {})
     return req
@@ -45,11 +45,11 @@ def prompt(ids, params=None, salt=None, **_):
 
 def serve(engine: DocumentEngine, req, time_s: float = 0.0):
     """Complete a fused prompt, or a prompt whose tenant's reuse is stopped."""
-    state = queue_req(engine, copy(req))
-    state.time_s = time_s
-    state.fused = state.kept_key is not None
-    engine.offer_check(req, state)
-    return state
+    document_request = queue_req(engine, copy(req))
+    document_request.time_s = time_s
+    document_request.fused = document_request.kept_key is not None
+    engine.offer_check(req, document_request)
+    return document_request
 
 
 def run_idle_work(engine: DocumentEngine) -> None:
@@ -68,7 +68,7 @@ def quality_counters(engine: DocumentEngine):
 
 
 def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) -> None:
-    req = prompt(ids)
+    req = prompt_req(ids)
     learn(engine, req)
     for _ in range(4):
         serve(engine, req)
@@ -79,14 +79,14 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
         serve(engine, req)
         run_idle_work(engine)
     assert engine.checker.limits.quality_level(None) == RAISED
-    assert engine.ratio_for(queue_req(engine, prompt(ids)), []) == 0.3
+    assert engine.ratio_for(queue_req(engine, prompt_req(ids)), []) == 0.3
     for _ in range(14):
-        state = serve(engine, req)
+        document_request = serve(engine, req)
         run_idle_work(engine)
     assert engine.checker.limits.quality_level(None) == STOPPED
     assert "now stopped" in caplog.text
-    state = serve(engine, req)
-    assert (state.fused, state.reason) == (False, DIFFERED)
+    document_request = serve(engine, req)
+    assert (document_request.fused, document_request.reason) == (False, DIFFERED)
     run_idle_work(engine)  # it differs: the stored chunks are deleted
     assert engine.library.store.stats()["tiers"]["host"]["used_bytes"] == 0
     learn(engine, req)
@@ -98,7 +98,7 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
 
 
 def test_a_tenants_fault_affects_no_other_tenant(engine, ids) -> None:
-    good_req, faulty_req = prompt(ids), prompt(ids, salt="other")
+    good_req, faulty_req = prompt_req(ids), prompt_req(ids, salt="other")
     learn(engine, faulty_req)
     shuffle_values(engine)
     learn(engine, good_req)
@@ -112,14 +112,14 @@ def test_a_tenants_fault_affects_no_other_tenant(engine, ids) -> None:
 
 
 def test_a_request_with_its_own_ratio_is_not_checked(engine, ids) -> None:
-    learn(engine, prompt(ids))
-    serve(engine, prompt(ids, params={"canopy_recompute_ratio": 0.5}))
+    learn(engine, prompt_req(ids))
+    serve(engine, prompt_req(ids, params={"canopy_recompute_ratio": 0.5}))
     assert not engine.checker.busy
 
 
 def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engine, ids) -> None:
-    learn(engine, prompt(ids))
-    serve(engine, prompt(ids))
+    learn(engine, prompt_req(ids))
+    serve(engine, prompt_req(ids))
     for _ in range(20):
         engine.work_when_idle()
         engine.checker.interrupt(engine.time_s)
@@ -128,8 +128,8 @@ def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engin
 
 
 def test_a_check_that_is_interrupted_repeatedly_is_dropped(engine, ids) -> None:
-    learn(engine, prompt(ids))
-    serve(engine, prompt(ids))
+    learn(engine, prompt_req(ids))
+    serve(engine, prompt_req(ids))
     pieces = 0
     while engine.checker.busy:
         for _ in range(10):
@@ -143,11 +143,11 @@ def test_a_check_that_is_interrupted_repeatedly_is_dropped(engine, ids) -> None:
 
 
 def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
-    learn(engine, prompt(ids))
-    serve(engine, prompt(ids))
+    learn(engine, prompt_req(ids))
+    serve(engine, prompt_req(ids))
     run_idle_work(engine)
     assert not engine.checker.waiting
-    serve(engine, prompt(ids))
+    serve(engine, prompt_req(ids))
     engine.time_s = MAX_WAIT_S + 1
     engine.work_when_idle()
     assert not engine.checker.waiting
@@ -156,7 +156,7 @@ def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
 
 
 def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> None:
-    learn(engine, prompt(ids))
+    learn(engine, prompt_req(ids))
     served_rows = pieces = 0
     batch_rows, run_piece = 500, engine.checker.run_piece
 
@@ -168,7 +168,7 @@ def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> No
     engine.checker.run_piece = count_and_run
     while quality_counters(engine)["checked"] < 3:
         engine.work_before_batch(batch_rows)
-        serve(engine, prompt(ids))
+        serve(engine, prompt_req(ids))
         engine.checker.add_budget(batch_rows)
         served_rows += batch_rows
         assert served_rows < 2_000_000
@@ -176,11 +176,11 @@ def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> No
     assert not quality_counters(engine)["dropped"].get("interrupted")
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_an_evicted_document_is_no_difference(engine, ids, has_begun) -> None:
-    learn(engine, prompt(ids))
-    serve(engine, prompt(ids))
-    if has_begun:
+@pytest.mark.parametrize("has_check_begun", [False, True])
+def test_an_evicted_document_is_no_difference(engine, ids, has_check_begun) -> None:
+    learn(engine, prompt_req(ids))
+    serve(engine, prompt_req(ids))
+    if has_check_begun:
         engine.work_when_idle()
     for keys in engine.checker.waiting[0].request.keys:
         engine.library.store.delete(keys[0])
@@ -190,10 +190,10 @@ def test_an_evicted_document_is_no_difference(engine, ids, has_begun) -> None:
 
 
 def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
-    """It has no idle time in which a check could find that its prompt is too old."""
-    learn(engine, prompt(ids))
-    serve(engine, prompt(ids))
-    later_req = prompt(ids)
+    """Without idle time no check runs, so the next request drops a prompt that is too old."""
+    learn(engine, prompt_req(ids))
+    serve(engine, prompt_req(ids))
+    later_req = prompt_req(ids)
     later_req.sampling_params.custom_params = {STAMP_KEY: {"time": MAX_WAIT_S + 1}}
     assert engine.new_request(later_req) is None, "nothing of it concerns documents"
     engine.checker.interrupt(engine.time_s)
@@ -209,7 +209,7 @@ def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_t
             checker.offer([1, 2], SimpleNamespace(tenant=tenant, time_s=0.0), 0.15)
 
     def is_waiting(tenant: str) -> bool:
-        return any(entry.request.tenant == tenant for entry in checker.waiting)
+        return any(check.request.tenant == tenant for check in checker.waiting)
 
     for salt in range(MAX_CHECKS):
         offer(f"salt {salt}", 10)
@@ -222,18 +222,18 @@ def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_t
     for salt in range(2 * MAX_CHECKS):  # with many prompts each
         offer(f"more {salt}", 60)
     assert is_waiting("differing")
-    waiting_tenants = {entry.request.tenant for entry in checker.waiting}
+    waiting_tenants = {check.request.tenant for check in checker.waiting}
     assert len(checker.waiting) == len(waiting_tenants) == MAX_CHECKS
 
 
 def test_a_deletion_does_not_restart_another_tenants_check(engine, ids, monkeypatch) -> None:
-    learn(engine, prompt(ids))
-    learn(engine, prompt(ids, salt="other"))
+    learn(engine, prompt_req(ids))
+    learn(engine, prompt_req(ids, salt="other"))
     monkeypatch.setattr(rows, "piece_tokens", lambda device: 64)
     pieces = []
     for deleted_tenant in (None, "other"):
-        serve(engine, prompt(ids))
-        serve(engine, prompt(ids, salt="other"))
+        serve(engine, prompt_req(ids))
+        serve(engine, prompt_req(ids, salt="other"))
         check, _ = engine.checker.waiting
         engine.work_when_idle()
         engine.work_when_idle()
@@ -246,31 +246,31 @@ def test_a_deletion_does_not_restart_another_tenants_check(engine, ids, monkeypa
 
 
 def test_no_step_of_a_check_computes_more_than_a_piece(engine, ids, monkeypatch) -> None:
-    learn(engine, prompt(ids))
+    learn(engine, prompt_req(ids))
     monkeypatch.setattr(rows, "piece_tokens", lambda device: 8)
-    serve(engine, prompt(ids))
-    computed, run_rows = [], rows.run_rows
+    serve(engine, prompt_req(ids))
+    computed_rows, run_rows = [], rows.run_rows
 
     def count_and_run(model, ids, *args, **kwargs):
-        computed.append(len(ids))
+        computed_rows.append(len(ids))
         return run_rows(model, ids, *args, **kwargs)
 
     monkeypatch.setattr(rows, "run_rows", count_and_run)
     while quality_counters(engine)["checked"] == 0:
-        rows_before = sum(computed)
+        rows_before = sum(computed_rows)
         engine.work_when_idle()
-        assert sum(computed) - rows_before <= 8
-    assert sum(computed) >= 2 * (SYSTEM_TOKENS + QUESTION_TOKENS) + DOCUMENT_TOKENS
+        assert sum(computed_rows) - rows_before <= 8
+    assert sum(computed_rows) >= 2 * (SYSTEM_TOKENS + QUESTION_TOKENS) + DOCUMENT_TOKENS
     assert quality_counters(engine)["differed"] == 0
 
 
 def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkeypatch) -> None:
-    learn(engine, prompt(ids))
-    serve(engine, prompt(ids))
+    learn(engine, prompt_req(ids))
+    serve(engine, prompt_req(ids))
     with monkeypatch.context() as patch:
         patch.setattr("canopy_documents.quality.checker.answers_differ", None)
         run_idle_work(engine)
-    serve(engine, prompt(ids))
+    serve(engine, prompt_req(ids))
     run_idle_work(engine)
     assert quality_counters(engine)["dropped"] == {"failed": 1}
     assert quality_counters(engine)["checked"] == 1
@@ -284,33 +284,33 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
     from comparators.weights import load
     from transformers import AutoTokenizer
 
-    data = data_dir / "rag" / "hotpotqa_100.json"
-    if not data.exists():
-        pytest.skip(f"{data} is absent")
+    hotpotqa_path = data_dir / "rag" / "hotpotqa_100.json"
+    if not hotpotqa_path.exists():
+        pytest.skip(f"{hotpotqa_path} is absent")
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     engine = DocumentEngine(bare_runner(), ReuseOptions(memory_mb=512))
-    rng, examples = random.Random(5), read_examples(data, 8)
-    tokens = [tokenizer.encode(e.documents[i])[:70] for e in examples for i in range(2)]
+    rng, examples = random.Random(5), read_examples(hotpotqa_path, 8)
+    documents = [tokenizer.encode(e.documents[i])[:70] for e in examples for i in range(2)]
     system = tokenizer.encode("Answer from the documents that follow.\n\n")
 
-    def prompt_of(numbers):
+    def prompt_of(document_numbers):
         bounds, ids = [], list(system)
-        for i in numbers:
-            bounds += [len(ids), len(ids) + len(tokens[i])]
-            ids += tokens[i]
+        for i in document_numbers:
+            bounds += [len(ids), len(ids) + len(documents[i])]
+            ids += documents[i]
         question = tokenizer.encode(f"\n\nQuestion: {rng.choice(examples).question}\nAnswer:")
         prompt_ids = torch.tensor([*ids, *question])
-        req = prompt(prompt_ids, params={"canopy_document_bounds": bounds})
+        req = prompt_req(prompt_ids, params={"canopy_document_bounds": bounds})
         req.origin_input_ids = prompt_ids.tolist()
         return req
 
-    for i in range(len(tokens)):
+    for i in range(len(documents)):
         learn(engine, prompt_of([i]))
 
     def prompts_until(level: int, max_prompts: int) -> int:
         for count in range(1, max_prompts + 1):
-            serve(engine, prompt_of(rng.sample(range(len(tokens)), 3)))
+            serve(engine, prompt_of(rng.sample(range(len(documents)), 3)))
             run_idle_work(engine)
             if engine.checker.limits.quality_level(None) == level:
                 return count

@@ -34,18 +34,18 @@ def token_bytes(model) -> int:
 
 @pytest.mark.parametrize("ratio", [0.15, 0.4])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-def test_bytes_copied_from_host_memory_are_counted(
+def test_only_reused_tokens_are_copied_if_stored_scores_choose_them(
     llama, ids, scored_chunks, monkeypatch, ratio, selector
 ) -> None:
     device = SeparateDevice()
     use_torch(monkeypatch)
-    transferred, launch = [], rope_scatter.LayersScatter.run
+    transferred, original_run = [], rope_scatter.LayersScatter.run
 
-    def scatter(layers_scatter, *layers):  # from the host's memory into the pool
+    def record_and_run(layers_scatter, *layers):  # from the host's memory into the pool
         transferred.append(layers_scatter.source.numel() * 2 * layers_scatter.keys[0][:, 0].nbytes)
-        launch(layers_scatter, *layers)
+        original_run(layers_scatter, *layers)
 
-    monkeypatch.setattr(rope_scatter.LayersScatter, "run", scatter)
+    monkeypatch.setattr(rope_scatter.LayersScatter, "run", record_and_run)
     options = {"ratio": ratio, "selector": selector}
     engine = pool_engine(move_model(llama, device), monkeypatch, device.put, **options)
     with device:
@@ -56,8 +56,8 @@ def test_bytes_copied_from_host_memory_are_counted(
     assert engine.counts["fallbacks"] == 0
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[unwrap(rows)] = False
-    tokens = int(reused.sum()) if selector == "frequency" else 3 * DOCUMENT_TOKENS
-    assert sum(transferred) == tokens * token_bytes(llama)
+    transferred_tokens = int(reused.sum()) if selector == "frequency" else 3 * DOCUMENT_TOKENS
+    assert sum(transferred) == transferred_tokens * token_bytes(llama)
     assert device.copied_bytes["to device"] - copied_before < token_bytes(llama) * DOCUMENT_TOKENS
     cpu_engine = pool_engine(llama, monkeypatch, lambda x: x, ratio=0.0)
     _, batch, _ = step_of(cpu_engine, ids, scored_chunks, lambda x: x)
@@ -77,25 +77,25 @@ def test_slots_of_the_hosts_memory_are_never_shared(steps) -> None:
     for number, (tokens, dropped_number) in enumerate(steps):
         chunks.pop(dropped_number, None)
         used_tokens = sum(map(len, chunks.values()))
-        slots = memory.copy_in(chunk_of(number, tokens))
-        assert (slots is not None) == (used_tokens + tokens <= 20)
-        if slots is not None:
-            chunks[number] = slots
-        del slots
+        host_chunk = memory.copy_in(chunk_of(number, tokens))
+        assert (host_chunk is not None) == (used_tokens + tokens <= 20)
+        if host_chunk is not None:
+            chunks[number] = host_chunk
+        del host_chunk
         used_slots = [slot for chunk in chunks.values() for slot in chunk.slots.tolist()]
         assert len(set(used_slots)) == len(used_slots) == 20 - memory.free_slots
-        assert all((chunk.raw_k == key).all() for key, chunk in chunks.items())
-        assert all((chunk.v == -key).all() for key, chunk in chunks.items())
+        assert all((chunk.raw_k == value).all() for value, chunk in chunks.items())
+        assert all((chunk.v == -value).all() for value, chunk in chunks.items())
 
 
-def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
+def test_a_chunk_that_is_deleted_while_a_plan_uses_it_keeps_its_kv() -> None:
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
     store = ChunkStore("m", 10 * TOKEN_BYTES, memory)
     key = store.put(chunk_of(1, 6))
     chunk = store.chunks.get(key)
     assert store.delete(key)
-    other = store.put(chunk_of(2, 6))  # the memory has no space yet: a separate tensor
-    assert (store.chunks.get(other).raw_k == 2).all()
+    other_key = store.put(chunk_of(2, 6))  # the memory has no space yet: a separate tensor
+    assert (store.chunks.get(other_key).raw_k == 2).all()
     assert (chunk.raw_k == 1).all()
     assert (chunk.rows(1, torch.tensor([0, 5]))[1] == -1).all()
     del chunk
@@ -105,7 +105,7 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
 
 
 def test_a_chunk_freed_during_allocation_blocks_no_request() -> None:
-    """The garbage collector runs wherever memory is taken, and returns slots in the same thread."""
+    """The garbage collector may run during an allocation, and frees slots in the same thread."""
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
     freed_chunks, allocations = [memory.copy_in(chunk_of(1, 5))], []
 

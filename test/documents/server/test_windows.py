@@ -26,35 +26,35 @@ def test_rows_with_requested_logits_stay_together() -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(6, 50), st.data())
 def test_every_row_is_computed_after_those_before_it(lengths, max_rows, data) -> None:
-    chosen = []
-    for n in lengths:
-        rows = data.draw(st.lists(st.integers(0, 99), min_size=n, max_size=n, unique=True))
-        chosen.append(torch.tensor(sorted(rows)))
-    windows = split_into_windows(chosen, max_rows, [1] * len(chosen))
+    chosen_rows = []
+    for count in lengths:
+        rows = data.draw(st.lists(st.integers(0, 99), min_size=count, max_size=count, unique=True))
+        chosen_rows.append(torch.tensor(sorted(rows)))
+    windows = split_into_windows(chosen_rows, max_rows, [1] * len(chosen_rows))
     for forward in windows:
         assert sum(map(len, forward)) <= max_rows
         assert all(len(rows) for rows in forward)
     assert len(windows) == 1 or sum(lengths) > max_rows
-    for i, rows in enumerate(chosen):
+    for i, rows in enumerate(chosen_rows):
         computed: list[int] = []
         for forward in windows:
-            new = [p for p in forward[i].tolist() if p not in computed]
+            new = [row for row in forward[i].tolist() if row not in computed]
             assert not computed or not new or new[0] > computed[-1] or new == rows[:1].tolist()
             computed += new
         assert sorted(computed) == rows.tolist()
         assert int(windows[-1][i][-1]) == int(rows[-1])
 
 
-def window_batch(req, prefix: int, end: int):
+def window_batch(req, start: int, end: int):
     """A batch of one request's window."""
-    return extend(batch_of([(prefix, end)]), req)
+    return extend(batch_of([(start, end)]), req)
 
 
 @pytest.fixture
 def set_up(make_engine, ids, monkeypatch):
     """``set_up()``: an engine with windows of 32 tokens, its worker, and a request whose chunks are stored."""
 
-    def begin():
+    def new_setup():
         engine = make_engine()
         prompt_ids, bounds = prompt(ids[:150], (0, 1))
         learn(engine, request(prompt_ids, bounds))
@@ -69,7 +69,7 @@ def set_up(make_engine, ids, monkeypatch):
         engine.window_tokens, engine.prefill_tokens = 32, 64
         return engine, Worker(engine, monkeypatch), req
 
-    return begin
+    return new_setup
 
 
 def reuse_all_documents(engine, monkeypatch, failing_start: int = -1) -> None:
@@ -79,13 +79,13 @@ def reuse_all_documents(engine, monkeypatch, failing_start: int = -1) -> None:
         if prefix == failing_start:
             raise CanopyError("damaged")
         placed = tuple(
-            p
+            chunk
             for document in engine.library.load(request, req.origin_input_ids)
-            if (p := document.placed_from(prefix))
+            if (chunk := document.placed_from(prefix))
         )
         computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)
-        for p in placed:
-            computed[p.start : p.end] = False
+        for chunk in placed:
+            computed[chunk.start : chunk.end] = False
         return ReusePlan(ChosenTokens(computed), placed, prefix)
 
     def write_reused(plan, row, first, end):
@@ -109,18 +109,18 @@ def test_a_prompt_that_cannot_be_fused_is_computed_in_windows_and_stays_exact(
     if fault == "another rank's planning":
         monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks=object()))
         monkeypatch.setattr(forwards, "on_any_rank", lambda failed, _most: sorted({*failed, 0}))
-    original, calls = forwards.pack_rows, []
+    original_pack_rows, packed = forwards.pack_rows, []
 
     def pack_rows(batch, table, chosen, arrivals=()):
-        calls.append(chosen)
-        assert fault != "packing" or len(calls) > 1, "the fused rows"
-        return original(batch, table, chosen)
+        packed.append(chosen)
+        assert fault != "packing" or len(packed) > 1, "the fused rows"
+        return original_pack_rows(batch, table, chosen)
 
     monkeypatch.setattr(forwards, "pack_rows", pack_rows)
     worker.forward(window_batch(req, 0, 98))
     assert [len(rows) for rows, _ in worker.forwards] == [32, 32, 2, 32]
-    assert [sampled for _, sampled in worker.forwards] == [False, False, False, True]
-    assert [p for rows, _ in worker.forwards for p in rows] == list(range(98))
+    assert [is_sampled for _, is_sampled in worker.forwards] == [False, False, False, True]
+    assert [position for rows, _ in worker.forwards for position in rows] == list(range(98))
     assert not req.canopy.documents.fused
     (report,) = req.customized_info["canopy_documents"]
     assert not report["fused"]
@@ -143,19 +143,18 @@ def test_without_chunked_prefill_a_single_prompt_runs_in_one_batch(set_up, monke
 def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(set_up, monkeypatch):
     engine, worker, req = set_up()
     reuse_all_documents(engine, monkeypatch, failing_start=60)
-    for prefix, end in ((0, 60), (60, 80), (80, 98)):
-        worker.forward(window_batch(req, prefix, end))
-    state = req.canopy.documents
-    assert state.fused
-    check_insert(state, req)
+    for start, end in ((0, 60), (60, 80), (80, 98)):
+        worker.forward(window_batch(req, start, end))
+    assert req.canopy.documents.fused
+    check_insert(None, req)
     req.extra_key = None  # as if the request were matched with exact ones
     with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
-        check_insert(state, req)
+        check_insert(None, req)
     assert worker.forwards[-2][0] == list(range(20))  # SGLang's own forward
     assert engine.counts["fallbacks"] == 1
 
 
-def test_reused_chunks_are_marked_before_the_forward(set_up, monkeypatch) -> None:
+def test_a_fused_request_computes_only_the_other_rows_and_stays_apart(set_up, monkeypatch) -> None:
     engine, worker, req = set_up()
     reuse_all_documents(engine, monkeypatch)
     worker.forward(window_batch(req, 0, 98))
