@@ -35,7 +35,7 @@ from paired import ResultFile, compare, figures
 from slices import arm_order, cut_evenly, due_times, rate_of
 
 from canopy_lab.trace import open_trace
-from canopy_lab.trace.materialise import Materialiser, middle_tokens
+from canopy_lab.trace.materialise import Materialiser, middle_token_ids
 
 TICK_S = 1.0
 """Seconds between two messages with the time."""
@@ -200,7 +200,7 @@ def run_loads(args: argparse.Namespace, arms: list[ArmProcess], result: ResultFi
     request_count = WARM_UP_REQUESTS + args.slices * args.slice_requests
     trace = open_trace(args.data / f"mooncake/{FILES[args.trace]}.jsonl", "mooncake")
     requests = list(itertools.islice(trace, args.skip, args.skip + request_count))
-    materialiser = Materialiser(requests, middle_tokens(1 << 15), SCALE_LENGTHS)
+    materialiser = Materialiser(requests, middle_token_ids(1 << 15), SCALE_LENGTHS)
     for load in args.loads:
         if not result.is_measured(load):
             load_run = run_load(args, arms, materialiser, load)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canopy_lab.trace import TraceRequest
-from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
+from canopy_lab.trace.materialise import Materialiser, middle_token_ids, usable_token_ids
 from sglang_canopy.errors import CanopyError
 
-VOCAB = middle_tokens(50_000)
+VOCAB = middle_token_ids(50_000)
 
 
 def request(tokens: int, blocks: tuple[int, ...], block_tokens: int = 8, **options: Any):
@@ -84,13 +84,13 @@ def test_impossible_options_are_refused() -> None:
         with pytest.raises(CanopyError, match="above 0 and at most 1"):
             Materialiser([], VOCAB, scale)
     with pytest.raises(CanopyError, match="16 or more tokens"):
-        middle_tokens(3)
+        middle_token_ids(3)
 
 
 def test_special_and_broken_tokens_are_never_used(smollm2: object) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(smollm2))
-    token_ids = usable_tokens(tokenizer)
+    token_ids = usable_token_ids(tokenizer)
     assert not set(token_ids.tolist()) & set(tokenizer.all_special_ids)
     assert len(token_ids) > 30_000
     for text in tokenizer.batch_decode([[token_id] for token_id in token_ids[::500].tolist()]):

@@ -13,7 +13,7 @@ from overlays import flat_line
 
 from canopy_lab.trace import TraceRequest, format_names, open_trace
 from canopy_lab.trace.bailian import Roots
-from canopy_lab.trace.fields import BODIES, bodies_of, objects_in
+from canopy_lab.trace.fields import BODY_FIELDS, bodies_of, objects_in
 from sglang_canopy.errors import CanopyError
 
 MOONCAKE = {"timestamp": 1500, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}
@@ -33,17 +33,17 @@ def read(path: Path, name: str, **options: int) -> list[TraceRequest]:
 
 
 def test_a_bounded_number_of_objects_is_searched_in_an_entry() -> None:
-    entry = {name: {inner: {"model": "m"} for inner in BODIES} for name in BODIES}
+    entry = {name: {inner: {"model": "m"} for inner in BODY_FIELDS} for name in BODY_FIELDS}
     for objects in (bodies_of(entry), objects_in(entry)):
-        assert objects[: 1 + len(BODIES)] == [entry, *entry.values()]
+        assert objects[: 1 + len(BODY_FIELDS)] == [entry, *entry.values()]
         assert len(objects) == 16
 
 
 def test_bailian_remembers_a_bounded_number_of_chats() -> None:
-    roots = Roots(limit=100)
+    roots = Roots(max_chats=100)
     for chat in range(10_000):
         assert roots.add(chat, chat - 1) == 0
-    assert len(roots._root) == 100
+    assert len(roots._root_by_chat) == 100
 
 
 def conversation(name: str, first_block: int = 1) -> dict[str, object]:

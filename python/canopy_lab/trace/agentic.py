@@ -56,7 +56,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     if path.is_dir() or is_archive(path) or path.suffix == ".json":
         yield from _read_end_to_end(conversations(path, tolerance))
         return
-    clock, ids = lines.TimeOrder(), SharedIds()
+    time_order, ids = lines.TimeOrder(), SharedIds()
     end_s, next_id = 0.0, 0
     for line, text in lines.read_lines(path):
         try:
@@ -64,10 +64,10 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
             if "requests" in record:
                 conversation = parse_conversation(record, f"line {line}", line)
                 yield from _shift_all(conversation, end_s, ids.first_id(conversation, next_id))
-                end_s, next_id = _next_start(conversation, end_s, next_id)
+                end_s, next_id = _next_offsets(conversation, end_s, next_id)
                 continue
-            request = _parse_flat(record, line)
-            clock.check(request.time_s)
+            request = _parse_overlay_line(record, line)
+            time_order.check(request.time_s)
         except lines.BadLine as error:
             tolerance.count_bad(line, error)
             continue
@@ -115,13 +115,13 @@ def conversation_files(path: Path) -> Iterator[tuple[str, bytes]]:
             yield path.stem, raw.read()
 
 
-def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Conversation:
+def parse_conversation(record: dict[str, Any], name: str, ordinal: int) -> Conversation:
     """Parse a conversation file. ``ordinal`` becomes the requests' ``line``. Raises ``BadLine``."""
-    block_tokens = lines.count(document, "block_size", minimum=1)
-    identity = document.get("id")
+    block_tokens = lines.count(record, "block_size", minimum=1)
+    identity = record.get("id")
     name = identity if isinstance(identity, str) and identity else name
-    agent = _Agent(name, name, block_tokens, ordinal, "agent", *_head_tokens(document))
-    agents = _parse_agents(document.get("requests"), agent, 0.0)
+    agent = _Agent(name, name, block_tokens, ordinal, "agent", *_head_tokens(record))
+    agents = _parse_agents(record.get("requests"), agent, 0.0)
     # JSON creates an int object for every number; a long conversation repeats each dozens of times.
     intern_id = {}.setdefault  # type: ignore[var-annotated]
     requests = tuple(
@@ -131,17 +131,17 @@ def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Con
     if not requests:
         raise lines.BadLine("'requests' is empty")
     max_block_id = max((max(r.blocks, default=0) for r in requests), default=0)
-    return Conversation(name, requests, max_block_id, _parse_source(document))
+    return Conversation(name, requests, max_block_id, _parse_source(record))
 
 
-def _parse_source(document: dict[str, Any]) -> str | None:
+def _parse_source(record: dict[str, Any]) -> str | None:
     """Return the source that numbers the block ids; ``None``: the file itself. Raises ``BadLine``."""
-    scope = document.get("hash_id_scope")
+    scope = record.get("hash_id_scope")
     if scope in (None, "local"):
         return None
     if scope != "global":
         raise lines.BadLine(f"'hash_id_scope' must be local or global, got {scope!r:.40}")
-    source = document.get("source")
+    source = record.get("source")
     if not isinstance(source, str) or not source:
         raise lines.BadLine(
             "'hash_id_scope' is global and no 'source' says in which files: in published sets the "
@@ -182,13 +182,13 @@ def _parse_agents(entries: Any, agent: _Agent, start_s: float) -> list[list[Trac
             raise lines.BadLine("an entry of 'requests' is not an object")
         time_s = start_s + lines.number(entry, "t")
         if "requests" in entry:
-            tools, system = _head_tokens(entry)
+            tool_tokens, system_tokens = _head_tokens(entry)
             child = replace(
                 agent,
                 conversation=f"{agent.conversation}/{entry.get('agent_id') or len(sub_agents) + 1}",
                 category="subagent",
-                tool_tokens=tools,
-                system_tokens=system,
+                tool_tokens=tool_tokens,
+                system_tokens=system_tokens,
             )
             sub_agents += _parse_agents(entry["requests"], child, time_s)
             continue
@@ -210,17 +210,17 @@ def _parse_request(entry: dict[str, Any], time_s: float, turn: int, agent: _Agen
         time_s, tokens, lines.count(entry, "out"), blocks, block_tokens,
         category=agent.category, turn=turn, conversation=agent.conversation,
         stop=STOPS.get(stop) if isinstance(stop, str) else None, user=agent.user,
-        think_s=_optional_s(entry, "think_time"), answer_s=_optional_s(entry, "api_time"),
+        think_s=_optional_seconds(entry, "think_time"), answer_s=_optional_seconds(entry, "api_time"),
         model=model if isinstance(model, str) and model else None,
         tool_tokens=agent.tool_tokens, system_tokens=agent.system_tokens, line=agent.line,
     )  # fmt: skip
 
 
-def _optional_s(entry: dict[str, Any], name: str) -> float | None:
+def _optional_seconds(entry: dict[str, Any], name: str) -> float | None:
     return lines.number(entry, name) if entry.get(name) is not None else None
 
 
-def _parse_flat(record: dict[str, Any], line: int) -> TraceRequest:
+def _parse_overlay_line(record: dict[str, Any], line: int) -> TraceRequest:
     for key in ("conversation", "user", "category"):
         if not isinstance(record.get(key, ""), str):
             raise lines.BadLine(f"{key!r} must be a string, got {record[key]!r}")
@@ -255,7 +255,7 @@ def _shift_all(conversation: Conversation, start_s: float, first_id: int) -> Ite
     return (shift(r, start_s, first_id) for r in conversation.requests)
 
 
-def _next_start(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
+def _next_offsets(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
     own_ids = 0 if conversation.source else conversation.max_block_id + 1
     return start_s + conversation.requests[-1].time_s, first_id + own_ids
 
@@ -264,7 +264,7 @@ class SharedIds:
     """Gives the block ids of each source their own range, above the ids of single files."""
 
     def __init__(self) -> None:
-        self._ranges: dict[str, int] = {}
+        self._range_numbers: dict[str, int] = {}
 
     def first_id(self, conversation: Conversation, next_id: int) -> int:
         """Return the offset of the conversation's ids; ``next_id`` if they are valid in its file only.
@@ -278,7 +278,7 @@ class SharedIds:
                 f"block ids of source {conversation.source!r} go up to {conversation.max_block_id}; "
                 f"global ids must be below {_IDS_PER_SOURCE}"
             )
-        number = self._ranges.setdefault(conversation.source, len(self._ranges) + 1)
+        number = self._range_numbers.setdefault(conversation.source, len(self._range_numbers) + 1)
         return number * _IDS_PER_SOURCE
 
 
@@ -286,4 +286,4 @@ def _read_end_to_end(conversations: Iterable[Conversation]) -> Iterator[TraceReq
     start_s, first_id, ids = 0.0, 0, SharedIds()
     for conversation in conversations:
         yield from _shift_all(conversation, start_s, ids.first_id(conversation, first_id))
-        start_s, first_id = _next_start(conversation, start_s, first_id)
+        start_s, first_id = _next_offsets(conversation, start_s, first_id)

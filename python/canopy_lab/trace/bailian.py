@@ -22,57 +22,57 @@ MAX_CHATS = 1_000_000
 
 
 class Roots:
-    """The first chat of every conversation, for the ``limit`` most recently used chats.
+    """The first chat of every conversation, for the ``max_chats`` most recently used chats.
 
     A parent that was dropped, or that is older than the trace, becomes a root.
     """
 
-    def __init__(self, limit: int = MAX_CHATS) -> None:
-        self._root: OrderedDict[int, int] = OrderedDict()
-        self._limit = limit
+    def __init__(self, max_chats: int = MAX_CHATS) -> None:
+        self._root_by_chat: OrderedDict[int, int] = OrderedDict()
+        self._max_chats = max_chats
 
-    def add(self, chat: int, parent: int) -> int:
-        """Return the root chat of ``chat``, whose predecessor is ``parent`` (below 0: none)."""
-        if parent < 0:
-            root = chat
-        elif parent in self._root:
-            root = self._root[parent]
-            self._root.move_to_end(parent)
+    def add(self, chat_id: int, parent_id: int) -> int:
+        """Return the root chat of ``chat_id``, whose predecessor is ``parent_id`` (below 0: none)."""
+        if parent_id < 0:
+            root = chat_id
+        elif parent_id in self._root_by_chat:
+            root = self._root_by_chat[parent_id]
+            self._root_by_chat.move_to_end(parent_id)
         else:
-            root = self._root[parent] = parent
-        self._root[chat] = root
-        while len(self._root) > self._limit:
-            self._root.popitem(last=False)
+            root = self._root_by_chat[parent_id] = parent_id
+        self._root_by_chat[chat_id] = root
+        while len(self._root_by_chat) > self._max_chats:
+            self._root_by_chat.popitem(last=False)
         return root
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of ``path``, in constant memory."""
-    clock, roots, trimmed = lines.TimeOrder(), Roots(), 0
+    time_order, roots, trimmed_lists = lines.TimeOrder(), Roots(), 0
 
     def parse(line: int, text: bytes) -> TraceRequest:
-        nonlocal trimmed
+        nonlocal trimmed_lists
         record = lines.parse_object(text)
-        chat = lines.count(record, "chat_id")
-        parent = lines.count(record, "parent_chat_id", minimum=-1)
-        tokens = lines.count(record, "input_length")
-        output = lines.count(record, "output_length")
+        chat_id = lines.count(record, "chat_id")
+        parent_id = lines.count(record, "parent_chat_id", minimum=-1)
+        input_tokens = lines.count(record, "input_length")
+        output_tokens = lines.count(record, "output_length")
         turn = lines.count(record, "turn", minimum=1)
         blocks = lines.block_ids(record)
         category = record.get("type")
         if not isinstance(category, str) or not category:
             raise lines.BadLine(f"'type' must be a word (text, search, ...), got {category!r}")
-        time_s = clock.check(lines.number(record, "timestamp"))
-        max_blocks = -(-tokens // BLOCK_TOKENS)
+        time_s = time_order.check(lines.number(record, "timestamp"))
+        max_blocks = -(-input_tokens // BLOCK_TOKENS)
         if len(blocks) > max_blocks:
             # According to the publishers, the last block may contain padding.
-            trimmed += 1
+            trimmed_lists += 1
             blocks = blocks[:max_blocks]
         return TraceRequest(
-            time_s, tokens, output, blocks, BLOCK_TOKENS,
-            category=category, turn=turn, conversation=str(roots.add(chat, parent)), line=line,
+            time_s, input_tokens, output_tokens, blocks, BLOCK_TOKENS,
+            category=category, turn=turn, conversation=str(roots.add(chat_id, parent_id)), line=line,
         )  # fmt: skip
 
     yield from lines.parse_lines(path, tolerance, parse)
-    if trimmed:
-        lines.log.warning("%s: cut %d block lists longer than their prompt", path, trimmed)
+    if trimmed_lists:
+        lines.log.warning("%s: cut %d block lists longer than their prompt", path, trimmed_lists)

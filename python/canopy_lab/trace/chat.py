@@ -32,7 +32,7 @@ _RESULT_FIELDS = ("output", "content", "response", "result")
 _VOLATILE = ("id", "status", "cache_control", "call_id", "tool_use_id", "tool_call_id", "type")
 _IMAGE_WORDS = ("image", "inlineData", "inline_data")
 _MEDIA_WORDS = (*_IMAGE_WORDS, "audio", "video", "file", "document", "blob")
-_DATA_CHARACTERS = 256
+_MAX_WORD_CHARACTERS = 256
 """A longer string without a blank, outside text parts, is binary data such as a picture."""
 
 
@@ -80,19 +80,19 @@ def make_chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
     return Chat(tuple(parts), category, turns)
 
 
-def _tool_parts(logged: Any) -> list[PromptPart]:
-    if not logged:
+def _tool_parts(logged_tools: Any) -> list[PromptPart]:
+    if not logged_tools:
         return []
-    tools = logged if isinstance(logged, list) else [logged]
+    tools = logged_tools if isinstance(logged_tools, list) else [logged_tools]
     return [PromptPart("tool", "tools", f"{_to_json(tool)}\n") for tool in tools]
 
 
-def _system_parts(logged: Any, rendered: list[tuple[str, list[PromptPart]]]) -> list[PromptPart]:
+def _system_parts(system: Any, rendered: list[tuple[str, list[PromptPart]]]) -> list[PromptPart]:
     """Return the parts of a system prompt that is a separate field instead of a message."""
-    if logged is None:
+    if system is None:
         return []
-    content = logged.get("parts", logged.get("content")) if isinstance(logged, dict) else logged
-    contents = _content_parts(logged if content is None else content, "system")
+    content = system.get("parts", system.get("content")) if isinstance(system, dict) else system
+    contents = _content_parts(system if content is None else content, "system")
     parts = _add_role("system", contents)
     # Some gateways log it in both places.
     return [] if rendered and rendered[0] == ("system", parts) else parts
@@ -100,11 +100,11 @@ def _system_parts(logged: Any, rendered: list[tuple[str, list[PromptPart]]]) -> 
 
 def _message_parts(message: Mapping[str, Any]) -> tuple[str, list[PromptPart]]:
     """Return the role and the parts of one message, or of one item of the Responses interface."""
-    kind = str(message.get("type", ""))
-    if "role" not in message and kind not in ("", "message"):
-        return _item_parts(message, kind)
-    name = str(message.get("role", ""))
-    role = _ROLES.get(name, name)
+    message_type = str(message.get("type", ""))
+    if "role" not in message and message_type not in ("", "message"):
+        return _item_parts(message, message_type)
+    raw_role = str(message.get("role", ""))
+    role = _ROLES.get(raw_role, raw_role)
     content_parts = _content_parts(message.get("content", message.get("parts")), role)
     reasoning = message.get("reasoning_content", message.get("reasoning"))
     if isinstance(reasoning, str) and reasoning:
@@ -118,27 +118,27 @@ def _message_parts(message: Mapping[str, Any]) -> tuple[str, list[PromptPart]]:
     # In Anthropic's and Gemini's interfaces, tool results are messages of the user.
     if content_parts and all(part.kind == "result" for part in content_parts):
         role = "tool"
-    return role, _add_role(name or role, [part._replace(role=role) for part in content_parts])
+    return role, _add_role(raw_role or role, [part._replace(role=role) for part in content_parts])
 
 
-def _item_parts(item: Mapping[str, Any], kind: str) -> tuple[str, list[PromptPart]]:
-    if kind.endswith("_output") or kind in _RESULT_TYPES:
+def _item_parts(item: Mapping[str, Any], item_type: str) -> tuple[str, list[PromptPart]]:
+    if item_type.endswith("_output") or item_type in _RESULT_TYPES:
         return "tool", _add_role("tool", [_result_part(item, "tool")])
-    if kind == "reasoning":
+    if item_type == "reasoning":
         contents = _content_parts(item.get("summary") or item.get("content"), "assistant")
         if not contents:
             contents = [PromptPart("text", "assistant", _to_json(item))]
         return "assistant", _add_role("assistant", contents)
-    role = "assistant" if kind.endswith("_call") else kind
+    role = "assistant" if item_type.endswith("_call") else item_type
     return role, _add_role(role, [PromptPart("call", role, _to_json(item))])
 
 
-def _add_role(name: str, parts: list[PromptPart]) -> list[PromptPart]:
+def _add_role(raw_role: str, parts: list[PromptPart]) -> list[PromptPart]:
     """Prefix a message's first part with its role, and end every part with a line feed."""
     if not parts:
-        return [PromptPart("text", _ROLES.get(name, name), f"<{name}>\n\n")]
+        return [PromptPart("text", _ROLES.get(raw_role, raw_role), f"<{raw_role}>\n\n")]
     terminated = [part._replace(text=f"{part.text}\n") for part in parts]
-    terminated[0] = terminated[0]._replace(text=f"<{name}>\n{terminated[0].text}")
+    terminated[0] = terminated[0]._replace(text=f"<{raw_role}>\n{terminated[0].text}")
     return terminated
 
 
@@ -156,16 +156,16 @@ def _content_parts(content: Any, role: str) -> list[PromptPart]:
 
 def _content_part(part: Mapping[str, Any], role: str) -> PromptPart:
     """Return one block of a message's content."""
-    kind = str(part.get("type", ""))
+    part_type = str(part.get("type", ""))
     for name in ("functionCall", "functionResponse"):
         if isinstance(part.get(name), dict):
-            kind, part = name, part[name]
-    if kind in _CALL_TYPES:
+            part_type, part = name, part[name]
+    if part_type in _CALL_TYPES:
         return PromptPart("call", role, _to_json(part))
-    if kind in _RESULT_TYPES:
+    if part_type in _RESULT_TYPES:
         return _result_part(part, role)
     for name, words in (("image", _IMAGE_WORDS), ("media", _MEDIA_WORDS)):
-        if any(word in kind or word in part for word in words):
+        if any(word in part_type or word in part for word in words):
             return PromptPart(name, role, _to_json(part))
     for name in ("text", "content", "thinking"):
         if isinstance(part.get(name), str):
@@ -185,19 +185,19 @@ def _result_part(part: Mapping[str, Any], role: str) -> PromptPart:
 
 def _to_json(value: Any) -> str:
     """Return ``value`` as JSON, without the names that change and with digests for binary data."""
-    return value if isinstance(value, str) else json.dumps(_shorten(value, is_item=True))
+    return value if isinstance(value, str) else json.dumps(_without_volatile(value, is_item=True))
 
 
-def _shorten(value: Any, is_item: bool = False) -> Any:
+def _without_volatile(value: Any, is_item: bool = False) -> Any:
     if isinstance(value, dict):
         return {
-            key: _shorten(item)
+            key: _without_volatile(item)
             for key, item in value.items()
             if key != "cache_control" and not (is_item and key in _VOLATILE)
         }
     if isinstance(value, list):
-        return [_shorten(item) for item in value]
-    if not isinstance(value, str) or len(value) <= _DATA_CHARACTERS:
+        return [_without_volatile(item) for item in value]
+    if not isinstance(value, str) or len(value) <= _MAX_WORD_CHARACTERS:
         return value
     has_words = not value.isascii() or len(value.split(maxsplit=1)) > 1
     return value if has_words else blake2b(value.encode(), digest_size=8).hexdigest()

@@ -20,15 +20,15 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
-_CRI = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([PF])(?:[:\w]*) ?(.*)", re.S)
+_CRI_LINE = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([PF])(?:[:\w]*) ?(.*)", re.S)
 _MAX_LINE_BYTES = 64 << 20
 """Maximum bytes of a line. A part that is still open at this length is passed on unchanged."""
-BROKEN = b'{"log":'
+BROKEN_DOCKER_LINE = b'{"log":'
 """Stands for an entry of Docker's that is no JSON: its text is escaped, so it is not passed on."""
 
 _MAX_HEAD_LINES = 1000
 """Lines that are read to find a collector's field; a server's log begins with other lines."""
-_MAX_DEPTH = 3
+_MAX_NESTING = 3
 """Objects of a wrapping around each other."""
 _SERVER_MARKS = (
     b'"event": "request.',
@@ -57,37 +57,37 @@ def unwrap(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 
     ``number`` is that of the last physical line. Memory: one line of each stream.
     """
-    head = next(lines, None)
-    if head is None:
+    head_line = next(lines, None)
+    if head_line is None:
         return
-    parse = _wrapper_of(head[1])
+    parse = _parser_of(head_line[1])
     if parse is None:
-        yield from _without_collector(head, lines)
+        yield from _unwrap_collector(head_line, lines)
         return
-    parts: dict[str, tuple[int, list[bytes]]] = {}
+    open_lines: dict[str, tuple[int, list[bytes]]] = {}
     number = 0
-    for number, text in chain([head], lines):
-        entry = parse(text)
-        if entry is None:
-            if text.startswith(BROKEN):
-                text = BROKEN + (b"\n" if text.endswith(b"\n") else b"")
+    for number, text in chain([head_line], lines):
+        parsed = parse(text)
+        if parsed is None:
+            if text.startswith(BROKEN_DOCKER_LINE):
+                text = BROKEN_DOCKER_LINE + (b"\n" if text.endswith(b"\n") else b"")
             yield number, text
             continue
-        stream, piece, ends_line = entry
-        size, pieces = parts.pop(stream, (0, []))
+        stream, piece, ends_line = parsed
+        open_bytes, pieces = open_lines.pop(stream, (0, []))
         pieces.append(piece)
-        if ends_line or size + len(piece) > _MAX_LINE_BYTES:
+        if ends_line or open_bytes + len(piece) > _MAX_LINE_BYTES:
             line = b"".join(pieces)
             if line.strip():
                 yield number, line if line.endswith(b"\n") else line + b"\n"
         else:
-            parts[stream] = (size + len(piece), pieces)
-    for _, pieces in parts.values():
+            open_lines[stream] = (open_bytes + len(piece), pieces)
+    for _, pieces in open_lines.values():
         # The file ends inside a line, which readers detect by its missing line feed.
         yield number, b"".join(pieces)
 
 
-def _without_collector(
+def _unwrap_collector(
     head_line: tuple[int, bytes], lines: Iterator[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the lines below a collector's fields, or all lines unchanged if there is none."""
@@ -128,7 +128,7 @@ def _find_field(entry: dict[str, Any], depth: int) -> FieldPath | None:
         elif isinstance(value, dict):
             if _is_request(value):
                 return (name,)
-            path = _find_field(value, depth + 1) if depth < _MAX_DEPTH else None
+            path = _find_field(value, depth + 1) if depth < _MAX_NESTING else None
             if path is not None:
                 return (name, *path)
     return None
@@ -176,7 +176,7 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _wrapper_of(line: bytes) -> Callable[[bytes], StreamPiece | None] | None:
+def _parser_of(line: bytes) -> Callable[[bytes], StreamPiece | None] | None:
     for parse in (_parse_docker, _parse_cri):
         if parse(line) is not None:
             return parse
@@ -184,7 +184,7 @@ def _wrapper_of(line: bytes) -> Callable[[bytes], StreamPiece | None] | None:
 
 
 def _parse_docker(line: bytes) -> StreamPiece | None:
-    if not line.startswith(BROKEN):
+    if not line.startswith(BROKEN_DOCKER_LINE):
         return None
     try:
         entry = json.loads(line)
@@ -197,7 +197,7 @@ def _parse_docker(line: bytes) -> StreamPiece | None:
 
 
 def _parse_cri(line: bytes) -> StreamPiece | None:
-    match = _CRI.match(line)
+    match = _CRI_LINE.match(line)
     if match is None:
         return None
     ends_line = match[2] == b"F"

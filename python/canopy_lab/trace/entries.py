@@ -18,13 +18,13 @@ from canopy_lab.trace import lines
 from canopy_lab.trace.lines import COMPRESSED, open_binary
 from sglang_canopy.errors import CanopyError
 
-_CHUNK = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(1-based line number, line)`` of all non-blank lines, in reverse order.
 
-    Memory: one line and ``_CHUNK`` bytes. Raises ``CanopyError`` for a compressed file.
+    Memory: one line and ``_READ_BYTES`` bytes. Raises ``CanopyError`` for a compressed file.
     """
     if path.suffix in COMPRESSED:
         raise CanopyError(
@@ -32,16 +32,16 @@ def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
             "decompress it, or sort it by time"
         )
     with open_binary(path) as stream:
-        start = stream.tell()
-        number = 1 + sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(_CHUNK), b""))
-        position, partial = stream.seek(0, io.SEEK_END), b""
-        while position > start:
-            size = min(position - start, _CHUNK)
-            position -= size
-            stream.seek(position)
+        start_offset = stream.tell()
+        number = 1 + sum(part.count(b"\n") for part in iter(lambda: stream.read(_READ_BYTES), b""))
+        offset, partial = stream.seek(0, io.SEEK_END), b""
+        while offset > start_offset:
+            size = min(offset - start_offset, _READ_BYTES)
+            offset -= size
+            stream.seek(offset)
             pieces = (stream.read(size) + partial).split(b"\n")
             # Unless it is the file's first line, the first piece lacks its beginning.
-            partial = pieces.pop(0) if position > start else b""
+            partial = pieces.pop(0) if offset > start_offset else b""
             for piece in reversed(pieces):
                 if piece.strip():
                     yield number, piece + b"\n"
@@ -51,7 +51,7 @@ def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
 _MAX_LIST_BYTES = 1 << 30
 """Maximum bytes of a file that is one JSON list, which must be read at once."""
 _MAX_CELL_BYTES = 64 << 20
-_ORDER_SAMPLE = 256
+_ORDER_SAMPLE_ENTRIES = 256
 """Number of entries whose times decide whether a file is newest first."""
 
 TimeOf = Callable[[dict[str, Any]], float]
@@ -83,7 +83,7 @@ def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[
         items = _read_rows(path)
     else:
         items = lines.read_lines(path)
-    head = list(islice(items, _ORDER_SAMPLE))
+    head = list(islice(items, _ORDER_SAMPLE_ENTRIES))
     if not _is_newest_first(_readable_times(head, time_of)):
         yield from chain(head, items)
         return
@@ -116,8 +116,7 @@ def csv_columns(path: Path) -> list[str]:
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield a table's rows as entries without empty cells. Whole numbers are ``int``, but not in
-    columns of text."""
+    """Yield a table's rows as entries, without empty cells; numbers outside text columns as ``int``."""
     csv.field_size_limit(_MAX_CELL_BYTES)
     with lines.open_binary(path) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", "replace", newline="")
@@ -125,14 +124,15 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for row in reader:
             items = ((k, v) for k, v in row.items() if isinstance(k, str))
             cells = {k: v for k, v in items if isinstance(v, str) and v}
-            yield reader.line_num, {k: v if k in _TEXTS else _cell(v) for k, v in cells.items()}
+            entry = {k: v if k in _TEXT_COLUMNS else _parse_cell(v) for k, v in cells.items()}
+            yield reader.line_num, entry
 
 
-_TEXTS = ("messages", "prompt", "input", "contents", "output", "response")
+_TEXT_COLUMNS = ("messages", "prompt", "input", "contents", "output", "response")
 """Columns of text, which may consist of digits."""
 
 
-def _cell(text: str) -> int | str:
+def _parse_cell(text: str) -> int | str:
     """Return a whole number written as such; ``007`` is a name."""
     is_whole = text.isdecimal() and len(text) < 19 and (text == "0" or text[0] != "0")
     return int(text) if is_whole else text

@@ -9,13 +9,13 @@ from typing import Any
 
 from canopy_lab.trace.lines import MAX_NUMBER, BadLine
 
-BODIES = (
+BODY_FIELDS = (
     *("standard_logging_object", "body", "request", "request_body", "requestBody"),
     *("proxy_server_request", "kwargs", "payload", "optional_params"),
     *("model_parameters", "modelParameters"),
 )
 """Fields that hold a request's body, or a part of it."""
-_LABELS = ("metadata", "custom_params", "extra_body", "request_properties", "properties")
+_LABEL_FIELDS = ("metadata", "custom_params", "extra_body", "request_properties", "properties")
 """Fields whose objects describe a request but hold no part of its prompt."""
 _MAX_OBJECTS = 16
 
@@ -24,12 +24,12 @@ JsonObject = Mapping[str, Any]
 
 def bodies_of(entry: JsonObject) -> list[JsonObject]:
     """Return the entry and the objects in it that may hold a prompt, outermost first."""
-    return _nested_objects(entry, BODIES)
+    return _nested_objects(entry, BODY_FIELDS)
 
 
 def objects_in(entry: JsonObject) -> list[JsonObject]:
     """Return the entry and the objects in it that may describe a request, outermost first."""
-    return _nested_objects(entry, (*BODIES, *_LABELS))
+    return _nested_objects(entry, (*BODY_FIELDS, *_LABEL_FIELDS))
 
 
 def _nested_objects(entry: JsonObject, names: tuple[str, ...]) -> list[JsonObject]:
@@ -91,7 +91,7 @@ def parse_time_s(value: Any) -> float:
             return date.timestamp()
     if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER:
         raise BadLine(f"its time must be a number of 0 or more or a date, got {value!r}")
-    for limit in (1e17, 1e14, 1e11):
-        if value >= limit:
-            return value / (limit / 1e8)
+    for threshold in (1e17, 1e14, 1e11):
+        if value >= threshold:
+            return value / (threshold / 1e8)
     return float(value)

@@ -12,11 +12,12 @@ from canopy_lab.trace.entries import csv_columns
 from canopy_lab.trace.sglang_prompt import is_event
 from sglang_canopy.errors import CanopyError
 
+_CALL_FIELDS = {*openai_log.PROMPT_FIELDS, *fields.BODY_FIELDS}
 _MAX_LINES = 10_000
 """Maximum lines read: a server's log begins with other lines, and may have many health checks."""
 _MAX_FILES = 16
 """Maximum files of a folder that are read to recognise it."""
-_MAX_DOCUMENT_BYTES = 64 << 20
+_MAX_JSON_BYTES = 64 << 20
 """Maximum bytes of a multi-line JSON document that are read to recognise it."""
 
 
@@ -44,7 +45,7 @@ def guess_format(path: Path | str) -> str:
             format = None if entry is None else _json_format(entry)
             if format:
                 return format
-        if text and number == 1 and set(csv_columns(path)) & {*openai_log.INPUTS, *fields.BODIES}:
+        if text and number == 1 and _CALL_FIELDS & set(csv_columns(path)):
             return "openai"
     if not text:
         raise CanopyError(f"{str(path)!r} is empty; give a log that has requests")
@@ -77,8 +78,7 @@ def _format_of_logs(files: list[Path]) -> str:
 
 
 def _begins_json(text: bytes) -> bool:
-    """Return whether a line begins an object or a list of objects; ``[2026-01-02 03:04:05]`` is a
-    log's time."""
+    """Return whether a line begins an object or a list of objects, not a time in brackets."""
     return text.startswith(b"{") or (
         text.startswith(b"[") and text[1:].lstrip()[:1] in (b"", b"{", b"]")
     )
@@ -92,9 +92,9 @@ def _first_entry(text: bytes, path: Path) -> dict[str, Any] | None:
         if text not in (b"{", b"[") and not text.startswith(b"["):
             return None
         with lines.open_binary(path) as stream:
-            document = stream.read(_MAX_DOCUMENT_BYTES)
+            head_bytes = stream.read(_MAX_JSON_BYTES)
         try:
-            value = json.loads(document)
+            value = json.loads(head_bytes)
         except ValueError:
             # The list is too long to be read here, or not JSON.
             return {"messages": []} if text.startswith(b"[") else {"requests": [], "block_size": 0}
@@ -104,7 +104,7 @@ def _first_entry(text: bytes, path: Path) -> dict[str, Any] | None:
 
 
 def _json_format(entry: dict[str, Any]) -> str | None:
-    if mooncake.is_dynamos(entry):
+    if mooncake.is_dynamo_event(entry):
         return "mooncake"
     if "hash_ids" in entry:
         if "chat_id" in entry:
@@ -112,8 +112,7 @@ def _json_format(entry: dict[str, Any]) -> str | None:
         return "mooncake" if "input_length" in entry else "agentic"
     if "requests" in entry and "block_size" in entry:
         return "agentic"
-    names = (*openai_log.INPUTS, *fields.BODIES)
-    is_call = any(name in entry for name in names)
+    is_call = any(name in entry for name in _CALL_FIELDS)
     if "resourceSpans" in entry or ("attributes" in entry and not is_call):
         return "otel"
     return "openai" if is_call else None

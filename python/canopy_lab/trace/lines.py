@@ -30,11 +30,11 @@ log = logging.getLogger("canopy_lab.trace")
 COMPRESSED = (".gz", ".xz", ".zst")
 MAX_NUMBER = sys.float_info.max
 """Largest number of a log; whole numbers may be larger than any float."""
-LIMIT = 1 << 63
+COUNT_LIMIT = 1 << 63
 """Upper bound of counts and ids, so that they fit a signed integer of 64 bits."""
 Parsed = TypeVar("Parsed")
-_MAX_STAMP_BYTES = 400
-_STAMP = re.compile(
+_MAX_TIME_HEAD_BYTES = 400
+_TIME_FIELD = re.compile(
     rb"(20\d\d-[01]\d-[0-3]\d[T ][0-2]\d:[0-5]\d:[0-5]\d)|"
     rb'"(?:time|timestamp|ts|created\w*|startTime\w*|request_received_ms|event_time_unix_ms)": ?"?(\d{10,19})'
 )
@@ -60,7 +60,7 @@ class Tolerance:
         if skip_bad < 0:
             raise CanopyError(f"skip_bad must be 0 or more broken lines, got {skip_bad}")
         self.path = path
-        self.limit = skip_bad
+        self.max_bad = skip_bad
         self.skipped = 0
         self.first_error = ""
         self.understood = Understood()
@@ -77,12 +77,12 @@ class Tolerance:
         message = f"{self.path}{f' ({name})' if name else ''}, line {line}: {reason}"
         self.skipped += 1
         self.first_error = self.first_error or message
-        if self.skipped <= self.limit:
+        if self.skipped <= self.max_bad:
             self.understood.left_out["broken"] += 1
             return
-        if self.limit == 0:
+        if self.max_bad == 0:
             raise CanopyError(f"{message}; --skip-bad N skips up to N broken lines")
-        raise CanopyError(f"{message}; that is one more than the {self.limit} --skip-bad allows")
+        raise CanopyError(f"{message}; that is one more than the {self.max_bad} --skip-bad allows")
 
     def report(self) -> None:
         """Log a notable share of ignored or changed entries, and the first broken line."""
@@ -187,18 +187,18 @@ class _ZstdFrames(io.RawIOBase):
 def files_of(folder: Path) -> list[Path]:
     """Return the logs in a folder, in order of their first times, else of their names."""
     logs = [p for p in folder.rglob("*") if p.is_file() and set(p.suffixes) & {".log", ".jsonl"}]
-    return sorted(logs, key=lambda file: (_first_time(file), file.name))
+    return sorted(logs, key=lambda file: (_first_time_s(file), file.name))
 
 
-def _first_time(file: Path) -> float:
+def _first_time_s(file: Path) -> float:
     """Return the seconds since 1970 at the beginning of a file's first line; infinite without a time."""
     with open_binary(file) as stream:
-        stamp = _STAMP.search(stream.readline(_MAX_STAMP_BYTES))
-    if stamp is None:
+        match = _TIME_FIELD.search(stream.readline(_MAX_TIME_HEAD_BYTES))
+    if match is None:
         return float("inf")
-    if stamp[2]:
-        return float(stamp[2][:10])
-    text = stamp[1].decode().replace(" ", "T")
+    if match[2]:
+        return float(match[2][:10])
+    text = match[1].decode().replace(" ", "T")
     return datetime.datetime.fromisoformat(f"{text}+00:00").timestamp()
 
 
@@ -262,7 +262,7 @@ def number(record: Mapping[str, Any], key: str) -> float:
 def count(record: Mapping[str, Any], key: str, minimum: int = 0) -> int:
     """Return a whole number of ``record``, ``minimum`` or more. Raises ``BadLine``."""
     value = record.get(key)
-    if type(value) is not int or not minimum <= value < LIMIT:
+    if type(value) is not int or not minimum <= value < COUNT_LIMIT:
         raise BadLine(
             f"{key!r} must be a whole number of {minimum} or more, got {_excerpt(record, key)}"
         )
@@ -274,14 +274,14 @@ def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ..
     value = record.get(key)
     if type(value) is not list or not set(map(type, value)) <= {int}:
         raise BadLine(f"{key!r} must be a list of whole numbers, got {_excerpt(record, key)}")
-    if value and not 0 <= min(value) <= max(value) < LIMIT:
-        return tuple(map(_fold, value))
+    if value and not 0 <= min(value) <= max(value) < COUNT_LIMIT:
+        return tuple(map(_hash_large_id, value))
     return tuple(value)
 
 
-def _fold(block: int) -> int:
+def _hash_large_id(block: int) -> int:
     """Return an id of 63 bits for a negative or larger number: a hash of its digits."""
-    if 0 <= block < LIMIT:
+    if 0 <= block < COUNT_LIMIT:
         return block
     return int.from_bytes(blake2b(b"%d" % block, digest_size=8).digest(), "little") >> 1
 

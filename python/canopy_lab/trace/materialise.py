@@ -22,9 +22,9 @@ import numpy as np
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
-_MASK = (1 << 64) - 1
+_MASK_64 = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-_BRANCHES = 8
+_MAX_BRANCHES = 8
 """Maximum requests of a conversation that a later request can continue (parallel branches)."""
 
 BlockKey = tuple[int, int, int]
@@ -32,7 +32,7 @@ BlockKey = tuple[int, int, int]
 has no id."""
 
 
-def usable_tokens(tokenizer: Any) -> np.ndarray:
+def usable_token_ids(tokenizer: Any) -> np.ndarray:
     """Return the token ids of a Hugging Face tokenizer that are plain text, sorted.
 
     Special and added tokens are excluded, as are ids whose text is not printable ASCII: a piece of a
@@ -53,7 +53,7 @@ def usable_tokens(tokenizer: Any) -> np.ndarray:
     return np.array(usable, dtype=np.int64)
 
 
-def middle_tokens(vocab_size: int) -> np.ndarray:
+def middle_token_ids(vocab_size: int) -> np.ndarray:
     """Return token ids for a model without a tokenizer. Special tokens are at both ends."""
     if vocab_size < 16:
         raise CanopyError(f"the vocabulary must have 16 or more tokens, got {vocab_size}")
@@ -97,7 +97,7 @@ class Materialiser:
             )
         self._vocabulary = np.asarray(vocabulary, dtype=np.int64)
         self._salt = _mix(seed)
-        self._alias: dict[BlockKey, BlockKey] = {}
+        self._continued_key: dict[BlockKey, BlockKey] = {}
         self.planned = [self._plan(r, i) for i, r in enumerate(requests)]
         self._link_turns()
 
@@ -112,7 +112,7 @@ class Materialiser:
 
     def prompt(self, planned: PlannedJob) -> list[int]:
         """Return the ``prompt_tokens`` token ids of a request's prompt."""
-        return self._tokens(planned, 0, planned.prompt_tokens)
+        return self._token_ids(planned, 0, planned.prompt_tokens)
 
     def output(self, planned: PlannedJob) -> list[int]:
         """Return the ``output_tokens`` token ids of the response.
@@ -120,20 +120,20 @@ class Materialiser:
         They equal the next turn of the conversation at that position, if it has one; the rest is
         unique to the request.
         """
-        start = planned.prompt_tokens
-        return self._tokens(planned, start, start + planned.output_tokens)
+        start_token = planned.prompt_tokens
+        return self._token_ids(planned, start_token, start_token + planned.output_tokens)
 
     def _plan(self, request: TraceRequest, ordinal: int) -> PlannedJob:
-        size = request.block_tokens
-        prompt = max(1, self.length(request.input_tokens, size))
-        total = self.length(request.input_tokens + request.output_tokens, size)
+        block_tokens = request.block_tokens
+        prompt = max(1, self.length(request.input_tokens, block_tokens))
+        total = self.length(request.input_tokens + request.output_tokens, block_tokens)
         return PlannedJob(request, ordinal, prompt, max(1, total - prompt), None)
 
     def _link_turns(self) -> None:
         """Link each request to the one it continues. The shorter prompt takes the longer prompt's
         tokens."""
         latest: dict[str, int] = {}
-        branches: dict[str, deque[PlannedJob]] = defaultdict(lambda: deque(maxlen=_BRANCHES))
+        branches: dict[str, deque[PlannedJob]] = defaultdict(lambda: deque(maxlen=_MAX_BRANCHES))
         for planned in self.planned:
             conversation = planned.request.conversation
             if conversation is None:
@@ -141,69 +141,69 @@ class Materialiser:
             planned.previous = latest.get(conversation)
             latest[conversation] = planned.ordinal
             candidates = branches[conversation]
-            fitting = [c for c in candidates if _continues(c.request, planned.request)]
-            if fitting:
-                previous = max(fitting, key=lambda c: (c.request.input_tokens, c.ordinal))
+            continued = [c for c in candidates if _is_continued_by(c.request, planned.request)]
+            if continued:
+                previous = max(continued, key=lambda c: (c.request.input_tokens, c.ordinal))
                 candidates.remove(previous)
                 planned.continues = previous.ordinal
-                self._alias_blocks(previous, planned)
+                self._join_blocks(previous, planned)
             candidates.append(planned)
 
-    def _alias_blocks(self, previous: PlannedJob, planned: PlannedJob) -> None:
+    def _join_blocks(self, previous: PlannedJob, planned: PlannedJob) -> None:
         size = previous.request.block_tokens
-        start = min(previous.request.input_tokens // size, len(previous.request.blocks))
-        end = min(
+        first = min(previous.request.input_tokens // size, len(previous.request.blocks))
+        end_tokens = min(
             previous.request.input_tokens + previous.request.output_tokens,
             planned.request.input_tokens,
         )
-        for index in range(start, -(-end // size)):
-            old_key, new_key = self._key(previous, index), self._key(planned, index)
+        for index in range(first, -(-end_tokens // size)):
+            previous_key, planned_key = self._key(previous, index), self._key(planned, index)
             # If two requests end in the same id, its tokens are those of the first continuation.
-            if old_key != self._resolve_key(new_key):
-                self._alias.setdefault(old_key, new_key)
+            if previous_key != self._resolve_key(planned_key):
+                self._continued_key.setdefault(previous_key, planned_key)
 
     def _key(self, planned: PlannedJob, index: int) -> BlockKey:
         blocks = planned.request.blocks
         return (0, blocks[index], 0) if index < len(blocks) else (1, planned.ordinal, index)
 
     def _resolve_key(self, key: BlockKey) -> BlockKey:
-        while key in self._alias:
-            key = self._alias[key]
+        while key in self._continued_key:
+            key = self._continued_key[key]
         return key
 
-    def _tokens(self, planned: PlannedJob, start: int, stop: int) -> list[int]:
+    def _token_ids(self, planned: PlannedJob, start: int, stop: int) -> list[int]:
         size = self.block_tokens(planned.request.block_tokens)
-        low, high = start // size, -(-stop // size)
+        first, end = start // size, -(-stop // size)
         seeds = np.array(
-            [self._seed(self._resolve_key(self._key(planned, i))) for i in range(low, high)],
+            [self._seed(self._resolve_key(self._key(planned, i))) for i in range(first, end)],
             dtype=np.uint64,
         )
         offsets = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN_GAMMA)
-        draws = _mix_array(seeds[:, None] + offsets[None, :]) % np.uint64(len(self._vocabulary))
-        tokens = self._vocabulary[draws.reshape(-1).astype(np.int64)]
-        return tokens[start - low * size : stop - low * size].tolist()
+        indices = _mix_array(seeds[:, None] + offsets[None, :]) % np.uint64(len(self._vocabulary))
+        tokens = self._vocabulary[indices.reshape(-1).astype(np.int64)]
+        return tokens[start - first * size : stop - first * size].tolist()
 
     def _seed(self, key: BlockKey) -> int:
-        kind, number, index = key
-        return _mix(_mix(_mix(self._salt ^ number) ^ index) + kind)
+        source, number, index = key
+        return _mix(_mix(_mix(self._salt ^ number) ^ index) + source)
 
 
-def _continues(old: TraceRequest, new: TraceRequest) -> bool:
-    """Return whether ``new`` is a longer prompt that begins with all full blocks of
-    ``old``."""
-    full_blocks = min(old.input_tokens // old.block_tokens, len(old.blocks))
+def _is_continued_by(earlier: TraceRequest, later: TraceRequest) -> bool:
+    """Return whether ``later`` is a longer prompt that begins with all full blocks of
+    ``earlier``."""
+    full_blocks = min(earlier.input_tokens // earlier.block_tokens, len(earlier.blocks))
     return (
-        new.input_tokens > old.input_tokens
-        and new.block_tokens == old.block_tokens
-        and new.blocks[:full_blocks] == old.blocks[:full_blocks]
+        later.input_tokens > earlier.input_tokens
+        and later.block_tokens == earlier.block_tokens
+        and later.blocks[:full_blocks] == earlier.blocks[:full_blocks]
     )
 
 
 def _mix(x: int) -> int:
     """Apply the finaliser of SplitMix64 (Steele et al., OOPSLA 2014): 64 bits to 64 bits."""
-    x &= _MASK
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    x &= _MASK_64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK_64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK_64
     return x ^ (x >> 31)
 
 

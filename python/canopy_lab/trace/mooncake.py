@@ -24,21 +24,21 @@ from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.prompts import clients_name, copy_with, reorder
+from canopy_lab.trace.prompts import copy_with, escape_name, reorder
 from canopy_lab.trace.record import TraceRequest
 
-_SCHEMA = "dynamo.request.trace."
+_DYNAMO_SCHEMA = "dynamo.request.trace."
 _ORDERED_BY_END = "captured_at_its_end"
 """Key of rows whose order is that of the requests' ends."""
 _END_EVENT = "request_end"
 
 
-def is_dynamos(record: dict[str, Any]) -> bool:
+def is_dynamo_event(record: dict[str, Any]) -> bool:
     """Return whether a line is an event of Dynamo's own capture."""
-    return str(record.get("schema", "")).startswith(_SCHEMA)
+    return str(record.get("schema", "")).startswith(_DYNAMO_SCHEMA)
 
 
-def _row_of_dynamo(record: dict[str, Any]) -> dict[str, Any] | None:
+def _dynamo_to_row(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return the request in Mooncake's form, or ``None`` for another event. Raises ``BadLine``."""
     if record.get("event_type") != _END_EVENT:
         return None
@@ -65,7 +65,7 @@ def _object_in(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 BLOCK_TOKENS = 512
-_BLOCK_SIZES = (BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)
+_TRIED_BLOCK_TOKENS = (BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)
 """Block sizes in the order in which they are tried."""
 _MAX_HEAD_ROWS = 1000
 """Number of rows from which the block size is inferred."""
@@ -76,25 +76,25 @@ _MAX_SESSIONS = 1_000_000
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of ``path`` by time; memory O(distinct blocks), for the inference."""
-    clock, index = lines.TimeOrder(), ConversationIndex()
+    time_order, index = lines.TimeOrder(), ConversationIndex()
     reader = _MooncakeReader(infer_block_tokens(path), tolerance)
     if reader.block_tokens != BLOCK_TOKENS:
         tolerance.understood.remarks[f"Blocks have {reader.block_tokens} tokens."] = None
-    rows = lines.parse_lines(path, tolerance, reader.parse)
+    requests = lines.parse_lines(path, tolerance, reader.parse)
     # Only delays, and captures at the end of requests, put rows out of order.
     unordered = any("delay" in record or _ORDERED_BY_END in record for record in _head_rows(path))
-    for row in reorder(rows) if unordered else rows:
+    for request in reorder(requests) if unordered else requests:
         try:
-            clock.check(row.time_s)
+            time_order.check(request.time_s)
         except lines.BadLine as error:
-            tolerance.count_bad(row.line, error)
+            tolerance.count_bad(request.line, error)
             continue
-        if row.conversation is None:
-            number, turn, _ = index.add(row.blocks, row.input_tokens, row.block_tokens)
-            row = copy_with(row, conversation=str(number), turn=turn)
+        if request.conversation is None:
+            number, turn, _ = index.add(request.blocks, request.input_tokens, request.block_tokens)
+            request = copy_with(request, conversation=str(number), turn=turn)
         else:
-            row = copy_with(row, turn=reader.next_turn(row.conversation))
-        yield row
+            request = copy_with(request, turn=reader.next_turn(request.conversation))
+        yield request
 
 
 def infer_block_tokens(path: Path) -> int:
@@ -102,17 +102,17 @@ def infer_block_tokens(path: Path) -> int:
     for record in islice(_head_rows(path), 1):
         if type(record.get("block_size")) is int and record["block_size"] > 0:
             return int(record["block_size"])
-    pairs = [
+    lengths = [
         (record["input_length"], len(record["hash_ids"]))
         for record in _head_rows(path)
         if type(record.get("input_length")) is int and isinstance(record.get("hash_ids"), list)
     ]
-    pairs = [(tokens, ids) for tokens, ids in pairs if ids]
+    lengths = [(tokens, ids) for tokens, ids in lengths if ids]
     # A last partial block has an id in most traces, so sizes are first tried with one.
     for partial in (1, 0):
-        for size in _BLOCK_SIZES:
-            fits = sum(ids == (tokens + partial * (size - 1)) // size for tokens, ids in pairs)
-            if pairs and fits >= _MIN_FITTING_SHARE * len(pairs):
+        for size in _TRIED_BLOCK_TOKENS:
+            fits = sum(ids == (tokens + partial * (size - 1)) // size for tokens, ids in lengths)
+            if lengths and fits >= _MIN_FITTING_SHARE * len(lengths):
                 return size
     return BLOCK_TOKENS
 
@@ -120,33 +120,33 @@ def infer_block_tokens(path: Path) -> int:
 def _head_rows(path: Path) -> Iterator[dict[str, Any]]:
     for _, text in islice(lines.read_lines(path), _MAX_HEAD_ROWS):
         with contextlib.suppress(lines.BadLine):
-            record = _row(lines.parse_object(text))
+            record = _to_row(lines.parse_object(text))
             if record is not None:
                 yield record
 
 
-def _row(record: dict[str, Any]) -> dict[str, Any] | None:
-    return _row_of_dynamo(record) if is_dynamos(record) else record
+def _to_row(record: dict[str, Any]) -> dict[str, Any] | None:
+    return _dynamo_to_row(record) if is_dynamo_event(record) else record
 
 
 class _MooncakeReader:
     def __init__(self, block_tokens: int, tolerance: lines.Tolerance) -> None:
         self.block_tokens = block_tokens
         self._understood = tolerance.understood
-        self._sessions: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._last_by_session: OrderedDict[str, tuple[float, int]] = OrderedDict()
         """Session -> (time, first block) of its last request."""
-        self._turns: dict[str, int] = {}
+        self._turn_by_session: dict[str, int] = {}
 
     def next_turn(self, session: str) -> int:
         """Return the turn of the session's next request by time."""
-        turn = self._turns[session] = self._turns.pop(session, 0) + 1
-        if len(self._turns) > _MAX_SESSIONS:
-            del self._turns[next(iter(self._turns))]
+        turn = self._turn_by_session[session] = self._turn_by_session.pop(session, 0) + 1
+        if len(self._turn_by_session) > _MAX_SESSIONS:
+            del self._turn_by_session[next(iter(self._turn_by_session))]
         return turn
 
     def parse(self, line: int, text: bytes) -> TraceRequest | None:
         """Parse one row; ``None`` for an event that is no request. Raises ``BadLine``."""
-        record = _row(lines.parse_object(text))
+        record = _to_row(lines.parse_object(text))
         if record is None:
             return None
         tokens = lines.count(record, "input_length")
@@ -168,13 +168,13 @@ class _MooncakeReader:
                 f"have fewer ids than their tokens fill blocks of {size}, so their ends count as new"
             ] += 1
         session_id = record.get("session_id")
-        session = None if session_id in (None, "") else clients_name(session_id)
+        session = None if session_id in (None, "") else escape_name(session_id)
         time_s = self._time_s(record, session, blocks[0] if blocks else -1)
         return TraceRequest(time_s, tokens, output, blocks, size, conversation=session, line=line)
 
     def _time_s(self, record: dict[str, Any], session: str | None, first_block: int) -> float:
         """Return seconds from the start of the trace."""
-        previous_s, previous_first = self._sessions.get(session or "", (None, first_block))
+        previous_s, previous_first = self._last_by_session.get(session or "", (None, first_block))
         if first_block != previous_first:
             self._understood.changed[
                 "do not begin as the turn before them does; if rows hold only what a turn adds, their "
@@ -192,8 +192,8 @@ class _MooncakeReader:
         else:
             time_s = lines.number(record, "timestamp") / 1000
         if session is not None:
-            self._sessions[session] = (time_s, first_block)
-            self._sessions.move_to_end(session)
-            if len(self._sessions) > _MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+            self._last_by_session[session] = (time_s, first_block)
+            self._last_by_session.move_to_end(session)
+            if len(self._last_by_session) > _MAX_SESSIONS:
+                self._last_by_session.popitem(last=False)
         return time_s

@@ -12,23 +12,23 @@ from canopy_lab.trace.prompts import Cutter, LoggedPrompt, make_decoder, to_trac
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
-_MODULES = {
+_BLOCK_MODULES = {
     "bailian": "bailian",
     "mooncake": "mooncake",
     "agentic": "agentic",
     "sglang": "sglang_log",
 }
-_TEXT = {"openai": "openai_log", "vllm": "vllm_log", "otel": "otel_log"}
+_TEXT_MODULES = {"openai": "openai_log", "vllm": "vllm_log", "otel": "otel_log"}
 """Formats with prompts as text: their modules have ``prompts``, the others ``read``."""
-TEXT_FORMATS = tuple(_TEXT)
-_PROMPTS = {**_TEXT, "sglang": "sglang_text"}
+TEXT_FORMATS = tuple(_TEXT_MODULES)
+_PROMPT_MODULES = {**_TEXT_MODULES, "sglang": "sglang_text"}
 """Formats whose prompts can be compared as text: these modules have ``prompts``."""
 MAX_HOURS = 24 * 7
 
 
 def format_names() -> tuple[str, ...]:
     """Return the formats that ``open_trace`` reads, as named in ``--format``."""
-    return (*_MODULES, *_TEXT)
+    return (*_BLOCK_MODULES, *_TEXT_MODULES)
 
 
 def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[TraceRequest]:
@@ -47,9 +47,9 @@ def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[
 def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
     """Return ``path`` if it and the options fit. Raises ``CanopyError``."""
     _check_format(format)
-    if tokenizer is not None and format not in _PROMPTS:
+    if tokenizer is not None and format not in _PROMPT_MODULES:
         raise CanopyError(
-            f"--tokenizer is for logs of text ({', '.join(_TEXT)}) and of sglang; a log of format "
+            f"--tokenizer is for logs of text ({', '.join(_TEXT_MODULES)}) and of sglang; a log of format "
             f"{format!r} has blocks already"
         )
     return readable_path(path)
@@ -57,7 +57,7 @@ def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
 
 def open_prompts(path: Path, format: str, tolerance: Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of a text log, in the order of the file."""
-    module = importlib.import_module(f"canopy_lab.trace.{_PROMPTS[format]}")
+    module = importlib.import_module(f"canopy_lab.trace.{_PROMPT_MODULES[format]}")
     prompts: Iterator[LoggedPrompt] = module.prompts(path, tolerance)
     return prompts
 
@@ -70,7 +70,7 @@ def open_texts(
 
     Prompts of token ids are decoded by ``tokenizer``, if it is given.
     """
-    if format not in _PROMPTS:
+    if format not in _PROMPT_MODULES:
         return None
     return _decode_prompts(open_prompts(path, format, tolerance), make_decoder(tokenizer))
 
@@ -93,10 +93,10 @@ def _check_format(format: str) -> None:
 
 def read_trace(path: Path, format: str, tolerance: Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests in order of time, and count them in ``tolerance``."""
-    if format in _TEXT:
+    if format in _TEXT_MODULES:
         requests = to_trace(open_prompts(path, format, tolerance), tolerance, Cutter())
     else:
-        reader = importlib.import_module(f"canopy_lab.trace.{_MODULES[format]}").read
+        reader = importlib.import_module(f"canopy_lab.trace.{_BLOCK_MODULES[format]}").read
         requests = reader(path, tolerance)
     for request in requests:
         tolerance.understood.requests += 1

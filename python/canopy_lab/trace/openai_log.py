@@ -23,34 +23,34 @@ from canopy_lab.trace import calls, fields, lines, usage
 from canopy_lab.trace.chat import SYSTEM_FIELDS, TOOL_FIELDS, make_chat
 from canopy_lab.trace.entries import read_entries
 from canopy_lab.trace.fields import JsonObject
-from canopy_lab.trace.prompts import LoggedPrompt, clients_name
+from canopy_lab.trace.prompts import LoggedPrompt, escape_name
 from canopy_lab.trace.understood import Understood
 
-TIMES = (
+TIME_FIELDS = (
     *("startTime", "start_time", "time", "timestamp", "ts", "requestedAt", "request_time"),
     *("request_created_at", "created_at", "createdAt", "created", "date"),
 )
-CONVERSATIONS = (
+CONVERSATION_FIELDS = (
     *("canopy_conversation", "conversation_id", "conversationId", "session_id", "sessionId"),
     *("thread_id", "threadId", "litellm_session_id", "Helicone-Session-Id", "conversation"),
 )
-USERS = ("user", "user_id", "userId", "end_user", "request_user_id", "user_api_key_user_id")
-INPUTS = ("messages", "prompt", "input", "contents", "prompt_token_ids", "input_ids")
+USER_FIELDS = ("user", "user_id", "userId", "end_user", "request_user_id", "user_api_key_user_id")
+PROMPT_FIELDS = ("messages", "prompt", "input", "contents", "prompt_token_ids", "input_ids")
 _SALTS = ("model", "lora_path", "extra_key", "cache_salt")
 """Fields that separate prompts: prompts that differ in one of these share no KV."""
-_MODELS = ("model", "request_model", "provided_model_name")
+_MODEL_FIELDS = ("model", "request_model", "provided_model_name")
 _SHORTENED_MARK = "litellm_truncated"
 _ROLE_HEAD = re.compile(r"\A<[\w-]{0,40}>\n")
 """Role before a message's text (``chat.py``)."""
-_SESSION = re.compile(r"_session_([\w-]{1,128})$")
-_REDACTED = re.compile(
+_CLAUDE_SESSION = re.compile(r"_session_([\w-]{1,128})$")
+_REDACTION = re.compile(
     r"\W*(?:redacted|masked|hidden|removed|filtered)(?:[ _-]+by[ _-]+\w+)?\W*|[*x#\u2588]{3,}", re.I
 )
 """A text that a gateway put in place of a message."""
 _UNREAD_CHARACTERS = 256
 """Unread fields of a body are counted if they are longer than this."""
 _READ_FIELDS = {
-    *(*TIMES, *CONVERSATIONS, *USERS, *INPUTS, *TOOL_FIELDS, *SYSTEM_FIELDS, *fields.BODIES),
+    *(*TIME_FIELDS, *CONVERSATION_FIELDS, *USER_FIELDS, *PROMPT_FIELDS, *TOOL_FIELDS, *SYSTEM_FIELDS, *fields.BODY_FIELDS),
     *("response", "response_body", "responseBody", "output", "usage", "metadata", "response_format"),
     *("text", "generation_config", "generationConfig", "tool_choice", "stop", "logit_bias"),
     *("guided_json", "guided_grammar", "extra_body", "custom_params", "cost_breakdown"),
@@ -71,7 +71,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         except lines.BadLine as error:
             tolerance.count_bad(line, error)
             continue
-        if len(logged) == 1 and repeats.record_call(entry, logged[0]):
+        if len(logged) == 1 and repeats.is_repeat(entry, logged[0]):
             notes.left_out[calls.LOGGED_TWICE] += 1
             continue
         yield from logged
@@ -92,13 +92,13 @@ def parse(entry: JsonObject, line: int = 0, notes: Understood | None = None) -> 
     if reason is not None:
         notes.left_out[reason] += 1
         return []
-    source, logged = fields.find_filled(fields.bodies_of(entry), INPUTS)
+    source, logged = fields.find_filled(fields.bodies_of(entry), PROMPT_FIELDS)
     _check_is_whole(entry, objects, logged)
     time_s = _time_s(entry, objects, notes)
     bodies = fields.bodies_of(entry)
     if isinstance(logged, dict):  # Langfuse: {"messages": [...], "tools": [...]}
         bodies, objects = [logged, *bodies], [logged, *objects]
-        source, logged = fields.find_filled([logged], INPUTS)
+        source, logged = fields.find_filled([logged], PROMPT_FIELDS)
     elif source is not None and source is not entry:
         bodies = [source, *bodies]
     is_list = isinstance(logged, list) and bool(logged) and set(map(type, logged)) <= {str, list}
@@ -118,7 +118,7 @@ def parse(entry: JsonObject, line: int = 0, notes: Understood | None = None) -> 
 def check_not_redacted(texts: list[str]) -> None:
     """Raise ``BadLine`` if each of a prompt's ``texts`` is a mark instead of what was sent."""
     long_texts = [text for text in (_ROLE_HEAD.sub("", item) for item in texts) if text.strip()]
-    if long_texts and all(_REDACTED.fullmatch(text.strip()) for text in long_texts):
+    if long_texts and all(_REDACTION.fullmatch(text.strip()) for text in long_texts):
         raise lines.BadLine(
             f"its texts are redacted ({long_texts[0].strip()[:40]!r}), so equal prompts cannot be told from others; "
             "let the gateway log them (LiteLLM: turn_off_message_logging: false)"
@@ -140,23 +140,23 @@ def _check_is_whole(entry: JsonObject, objects: list[JsonObject], logged: Any) -
 
 def _time_s(entry: JsonObject, objects: list[JsonObject], notes: Understood) -> float:
     """Return the seconds since 1970, or since the start of the file. Raises ``BadLine``."""
-    time = fields.find(objects, TIMES)
-    if time is None and "custom_id" in entry and "body" in entry:
+    logged_time = fields.find(objects, TIME_FIELDS)
+    if logged_time is None and "custom_id" in entry and "body" in entry:
         notes.remarks["A batch file has no times: its requests count as sent at once."] = None
         return 0.0
-    if time is None:
-        raise lines.BadLine(f"it has no time; name it one of: {', '.join(TIMES)}")
-    if type(time) in (int, float) and 0 <= time < 1e9:
+    if logged_time is None:
+        raise lines.BadLine(f"it has no time; name it one of: {', '.join(TIME_FIELDS)}")
+    if type(logged_time) in (int, float) and 0 <= logged_time < 1e9:
         if "output_length" in entry or "input_length" in entry:
             notes.remarks["Times are milliseconds from the start, as AIPerf writes them."] = None
-            return float(time) / 1000
+            return float(logged_time) / 1000
         notes.remarks["Times are numbers without a date and count as seconds."] = None
-    return fields.parse_time_s(time)
+    return fields.parse_time_s(logged_time)
 
 
 def _entry_time(entry: JsonObject) -> float:
     """Return the time of an entry, which determines the order of a file. Raises ``BadLine``."""
-    return fields.parse_time_s(fields.find(fields.objects_in(entry), TIMES))
+    return fields.parse_time_s(fields.find(fields.objects_in(entry), TIME_FIELDS))
 
 
 def _count_contents(
@@ -177,9 +177,9 @@ def _count_contents(
         for name, value in container.items():
             if name in _READ_FIELDS or (container is entry and name in _ENTRY_FIELDS):
                 continue
-            size = _text_characters(value)
-            if size > _UNREAD_CHARACTERS:
-                notes.count_unread(str(name), size)
+            characters = _text_characters(value)
+            if characters > _UNREAD_CHARACTERS:
+                notes.count_unread(str(name), characters)
 
 
 def _text_characters(value: Any) -> int:
@@ -195,19 +195,19 @@ def _fill_from_entry(
     entry: JsonObject,
     bodies: list[JsonObject],
     objects: list[JsonObject],
-    calls_of_entry: int,
+    calls_in_entry: int,
 ) -> LoggedPrompt:
-    """Fill ``prompt`` and return it. ``logged`` is one of the entry's ``calls_of_entry``."""
+    """Fill ``prompt`` and return it. ``logged`` is one of the entry's ``calls_in_entry``."""
     _fill_prompt(prompt, logged, bodies)
-    name = fields.find(objects, CONVERSATIONS)
+    name = fields.find(objects, CONVERSATION_FIELDS)
     if isinstance(name, dict):  # Responses: {"conversation": {"id": "..."}}
         name = name.get("id", name)
     if name is None:
         name = _claude_codes_session(objects)
-    prompt.conversation = None if name is None else clients_name(name)
-    user = fields.find(objects, USERS)
+    prompt.conversation = None if name is None else escape_name(name)
+    user = fields.find(objects, USER_FIELDS)
     prompt.user = None if user is None else str(user)
-    model = fields.find(objects, _MODELS)
+    model = fields.find(objects, _MODEL_FIELDS)
     prompt.salts = (str(model or ""), *(str(fields.find(objects, (n,)) or "") for n in _SALTS[1:]))
     category = fields.find(objects, ("canopy_category",))
     turn = fields.find(objects, ("canopy_turn",))
@@ -216,17 +216,17 @@ def _fill_from_entry(
     prompt.logged_tokens, output = usage.token_counts(entry, objects)
     prompt.output_tokens = output or usage.find_count(objects, ("output_length",)) or 0
     prompt.stop = usage.stop_of(entry, objects)
-    if calls_of_entry > 1:
-        prompt.output_tokens, prompt.logged_tokens = prompt.output_tokens // calls_of_entry, None
+    if calls_in_entry > 1:
+        prompt.output_tokens, prompt.logged_tokens = prompt.output_tokens // calls_in_entry, None
     return prompt
 
 
 def _claude_codes_session(objects: list[JsonObject]) -> str | None:
     """Return the session at the end of ``metadata.user_id``, as a server reads it."""
-    for container in objects:
-        metadata = fields.decode(container.get("metadata"))
+    for candidate in objects:
+        metadata = fields.decode(candidate.get("metadata"))
         user = metadata.get("user_id") if isinstance(metadata, dict) else None
-        session = _SESSION.search(user) if isinstance(user, str) else None
+        session = _CLAUDE_SESSION.search(user) if isinstance(user, str) else None
         if session is not None:
             return session[1]
     return None

@@ -22,24 +22,24 @@ from canopy_lab.trace import calls, fields, lines
 from canopy_lab.trace.chat import make_chat
 from canopy_lab.trace.entries import read_entries
 from canopy_lab.trace.otel_messages import Attributes, messages_of
-from canopy_lab.trace.prompts import LoggedPrompt, clients_name
+from canopy_lab.trace.prompts import LoggedPrompt, escape_name
 from canopy_lab.trace.record import STOPS
 
-_TIMES = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
+_TIME_FIELDS = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
 _OTHER_OPERATIONS = ("embeddings", "execute_tool", "invoke_agent", "create_agent", "retrieval")
 _NO_MESSAGES = "without messages (turn on content capture: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)"
-_CONVERSATIONS = ("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
-_MODELS = ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model")
-_USERS = ("user.id", "enduser.id", "langfuse.user.id")
-_PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "llm.token_count.prompt")
-_CACHED_TOKENS = (
+_CONVERSATION_FIELDS = ("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
+_MODEL_FIELDS = ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model")
+_USER_FIELDS = ("user.id", "enduser.id", "langfuse.user.id")
+_PROMPT_TOKEN_FIELDS = ("gen_ai.usage.input_tokens", "llm.token_count.prompt")
+_CACHED_TOKEN_FIELDS = (
     ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens", "llm.token_count.prompt_details.cache_read"),
     ("gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens", "llm.token_count.prompt_details.cache_write"),
 )  # fmt: skip
 _MAX_HEAD_ENTRIES = 2_000
 """Entries that are read to find the models whose counts leave out cached tokens."""
-_OUTPUT_TOKENS = ("gen_ai.usage.output_tokens", "llm.token_count.completion")
-_STOP_REASONS = ("gen_ai.response.finish_reasons", "llm.finish_reason")
+_OUTPUT_TOKEN_FIELDS = ("gen_ai.usage.output_tokens", "llm.token_count.completion")
+_STOP_REASON_FIELDS = ("gen_ai.response.finish_reasons", "llm.finish_reason")
 _MAX_SPANS = 100_000
 """Maximum spans remembered until their children or parents appear."""
 
@@ -48,7 +48,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``. Failed calls, repeated calls and spans of other kinds are ignored
     and counted."""
     notes, repeats = tolerance.understood, _RepeatedSpans()
-    without_cached = _leave_out_cached(path)
+    models_without_cached = _models_without_cached(path)
     for line, entry in read_entries(path, tolerance, _entry_time):
         for span in spans(entry):
             try:
@@ -58,33 +58,34 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
                 continue
             if isinstance(logged, str):
                 notes.left_out[logged] += 1
-            elif repeats.record_call(span, logged):
+            elif repeats.is_repeat(span, logged):
                 notes.left_out[calls.LOGGED_TWICE] += 1
             else:
                 notes.count_model(logged.salts[0])
-                if logged.salts[0] in without_cached and logged.logged_tokens is not None:
+                if logged.salts[0] in models_without_cached and logged.logged_tokens is not None:
                     logged.logged_tokens += _cached_tokens(Attributes(span))
                 for part in logged.parts:
                     notes.role_bytes[part.role or "no role"] += len(part.text)
                 yield logged
 
 
-def _leave_out_cached(path: Path) -> set[str]:
+def _models_without_cached(path: Path) -> set[str]:
     """Return the models whose prompt counts leave out cached tokens."""
-    cached = set()
+    models = set()
     for _, entry in islice(
-        read_entries(path, lines.Tolerance(path, lines.LIMIT), _entry_time), _MAX_HEAD_ENTRIES
+        read_entries(path, lines.Tolerance(path, lines.COUNT_LIMIT), _entry_time), _MAX_HEAD_ENTRIES
     ):
         for span in spans(entry):
             with contextlib.suppress(lines.BadLine):
                 attributes = Attributes(span)
-                if (_count(attributes, _PROMPT_TOKENS) or lines.LIMIT) < _cached_tokens(attributes):
-                    cached.add(str(attributes.find(_MODELS) or ""))
-    return cached
+                prompt_tokens = _count(attributes, _PROMPT_TOKEN_FIELDS)
+                if prompt_tokens is not None and prompt_tokens < _cached_tokens(attributes):
+                    models.add(str(attributes.find(_MODEL_FIELDS) or ""))
+    return models
 
 
 def _cached_tokens(attributes: Attributes) -> int:
-    return sum(_count(attributes, names) or 0 for names in _CACHED_TOKENS)
+    return sum(_count(attributes, names) or 0 for names in _CACHED_TOKEN_FIELDS)
 
 
 def spans(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -108,10 +109,10 @@ def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     kind = str(attributes.find(("openinference.span.kind",)) or span.get("span_kind") or "LLM")
     operation = str(attributes.find(("gen_ai.operation.name",)) or "")
     if kind.upper() != "LLM" or operation in _OTHER_OPERATIONS:
-        return calls.NO_MODEL
+        return calls.NO_MODEL_CALL
     parts = messages_of(attributes)
-    if parts is None and not (operation or attributes.find(_MODELS)):
-        return calls.NO_MODEL
+    if parts is None and not (operation or attributes.find(_MODEL_FIELDS)):
+        return calls.NO_MODEL_CALL
     if _is_failure(span, attributes):
         return calls.FAILED
     if parts is None:
@@ -120,22 +121,22 @@ def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     prompt = LoggedPrompt(_time_s(span), line)
     chat = make_chat(messages, [body])
     prompt.parts, prompt.text, prompt.category, prompt.turn = chat.parts, chat.text, chat.category, chat.turn  # fmt: skip
-    conversation = attributes.find(_CONVERSATIONS)
-    prompt.conversation = None if conversation is None else clients_name(conversation)
-    user = attributes.find(_USERS)
+    conversation = attributes.find(_CONVERSATION_FIELDS)
+    prompt.conversation = None if conversation is None else escape_name(conversation)
+    user = attributes.find(_USER_FIELDS)
     prompt.user = None if user is None else str(user)
-    prompt.salts = (str(attributes.find(_MODELS) or ""),)
-    prompt.logged_tokens = _count(attributes, _PROMPT_TOKENS)
-    prompt.output_tokens = _count(attributes, _OUTPUT_TOKENS) or 0
-    reason = fields.decode(attributes.find(_STOP_REASONS))
+    prompt.salts = (str(attributes.find(_MODEL_FIELDS) or ""),)
+    prompt.logged_tokens = _count(attributes, _PROMPT_TOKEN_FIELDS)
+    prompt.output_tokens = _count(attributes, _OUTPUT_TOKEN_FIELDS) or 0
+    reason = fields.decode(attributes.find(_STOP_REASON_FIELDS))
     prompt.stop = STOPS.get(str(reason[0] if isinstance(reason, list) and reason else reason))
     return prompt
 
 
 def _time_s(span: Mapping[str, Any]) -> float:
-    start = fields.find([span], _TIMES)
+    start = fields.find([span], _TIME_FIELDS)
     if start is None:
-        raise lines.BadLine(f"the span has no start; name it one of: {', '.join(_TIMES)}")
+        raise lines.BadLine(f"the span has no start; name it one of: {', '.join(_TIME_FIELDS)}")
     return fields.parse_time_s(start)
 
 
@@ -157,21 +158,21 @@ def _count(attributes: Attributes, names: tuple[str, ...]) -> int | None:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if 0 < number < lines.LIMIT else None
+    return number if 0 < number < lines.COUNT_LIMIT else None
 
 
 class _RepeatedSpans:
     """Finds second records of one call: a span exported twice, or the same prompt in parent and child."""
 
     def __init__(self) -> None:
-        self._spans: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._digests: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         """Digest of a span's prompt, by trace and span, and by trace and parent."""
 
-    def record_call(self, span: Mapping[str, Any], prompt: LoggedPrompt) -> bool:
-        """Return whether ``span``, its parent or its child had this prompt before."""
-        context = span.get("context")
-        sources = [context, span] if isinstance(context, dict) else [span]
-        trace, span_id, parent = (
+    def is_repeat(self, span: Mapping[str, Any], prompt: LoggedPrompt) -> bool:
+        """Record the span; return whether it, its parent or its child had this prompt before."""
+        span_context = span.get("context")
+        sources = [span_context, span] if isinstance(span_context, dict) else [span]
+        trace_id, span_id, parent_id = (
             str(fields.find(sources, names) or "")
             for names in (
                 ("traceId", "trace_id"),
@@ -180,13 +181,13 @@ class _RepeatedSpans:
             )
         )
         digest = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        related = [(trace, span_id), (trace, f"child of {span_id}")] if span_id else []
-        related += [(trace, parent)] if parent else []
-        if any(self._spans.get(key) == digest for key in related):
+        related = [(trace_id, span_id), (trace_id, f"child of {span_id}")] if span_id else []
+        related += [(trace_id, parent_id)] if parent_id else []
+        if any(self._digests.get(key) == digest for key in related):
             return True
-        self._spans[trace, span_id] = digest
-        if parent:
-            self._spans[trace, f"child of {parent}"] = digest
-        while len(self._spans) > _MAX_SPANS:
-            self._spans.popitem(last=False)
+        self._digests[trace_id, span_id] = digest
+        if parent_id:
+            self._digests[trace_id, f"child of {parent_id}"] = digest
+        while len(self._digests) > _MAX_SPANS:
+            self._digests.popitem(last=False)
         return False

@@ -20,14 +20,14 @@ class Attributes:
     def __init__(self, span: Mapping[str, Any]) -> None:
         attributes = decode(span.get("attributes"))
         self.flat = _flatten(attributes) if isinstance(attributes, (dict, list)) else {}
-        self.tree = nest_names(self.flat)
+        self.nested = nest_names(self.flat)
 
     def find(self, names: tuple[str, ...]) -> Any:
         return next((self.flat[n] for n in names if self.flat.get(n) not in (None, "")), None)
 
     def find_nested(self, name: str) -> Any:
         """Return the objects and lists nested under a dotted name, or ``None``."""
-        node: Any = self.tree
+        node: Any = self.nested
         for word in name.split("."):
             node = node.get(word) if isinstance(node, dict) else None
         return decode(node)
@@ -46,7 +46,7 @@ def messages_of(attributes: Attributes) -> tuple[list[dict[str, Any]], dict[str,
     if _is_messages(value):
         system = attributes.find_nested("gen_ai.system_instructions")
         return value, {"tools": attributes.find_nested("gen_ai.tool.definitions"), "system": system}
-    messages, tools = _openinference(attributes)
+    messages, tools = _openinference_messages(attributes)
     if _is_messages(messages):
         return messages, {"tools": tools}
     body = attributes.find_nested("input.value")
@@ -59,18 +59,18 @@ def _is_messages(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
 
 
-def _openinference(attributes: Attributes) -> tuple[Any, Any]:
+def _openinference_messages(attributes: Attributes) -> tuple[Any, Any]:
     logged = attributes.find_nested("llm.input_messages")
     if not _is_messages(logged):
         return None, None
-    messages = [_with_contents(_unwrap(entry, "message")) for entry in logged]
+    messages = [_in_openai_form(_unwrap(entry, "message")) for entry in logged]
     tools = attributes.find_nested("llm.tools")
     if _is_messages(tools):
         tools = [_unwrap(_unwrap(tool, "tool"), "json_schema") for tool in tools]
     return messages, tools
 
 
-def _with_contents(message: dict[str, Any]) -> dict[str, Any]:
+def _in_openai_form(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its contents and calls in OpenAI's places."""
     converted = {**message, "content": decode(message.get("content"))}
     if _is_messages(message.get("contents")):
@@ -88,37 +88,37 @@ def _unwrap(value: dict[str, Any], name: str) -> dict[str, Any]:
     return nested_value if isinstance(nested_value, dict) else value
 
 
-def _flatten(tree: dict[str, Any] | list[Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(attributes: dict[str, Any] | list[Any], prefix: str = "") -> dict[str, Any]:
     """Return attributes by dotted names, from nested objects or from OTLP's keys and values."""
-    if isinstance(tree, list):
+    if isinstance(attributes, list):
         pairs = {
-            str(pair["key"]): _value(pair.get("value"))
-            for pair in tree
+            str(pair["key"]): _plain(pair.get("value"))
+            for pair in attributes
             if isinstance(pair, dict) and "key" in pair
         }
         return _flatten(pairs)
     flat: dict[str, Any] = {}
-    for key, value in tree.items():
+    for key, attribute in attributes.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{name}.")
+        if isinstance(attribute, dict):
+            flat |= _flatten(attribute, f"{name}.")
         else:
-            flat[name] = value
+            flat[name] = attribute
     return flat
 
 
-def _value(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if not isinstance(value, dict) or len(value) != 1:
         return value
-    ((kind, content),) = value.items()
-    if kind == "arrayValue" and isinstance(content, dict):
-        return [_value(item) for item in content.get("values") or []]
-    if kind == "kvlistValue" and isinstance(content, dict):
+    ((value_type, content),) = value.items()
+    if value_type == "arrayValue" and isinstance(content, dict):
+        return [_plain(item) for item in content.get("values") or []]
+    if value_type == "kvlistValue" and isinstance(content, dict):
         pairs = content.get("values") or []
         return {
-            p["key"]: _value(p.get("value")) for p in pairs if isinstance(p, dict) and "key" in p
+            p["key"]: _plain(p.get("value")) for p in pairs if isinstance(p, dict) and "key" in p
         }
-    if kind == "intValue":
+    if value_type == "intValue":
         text = str(content)
         if not text.lstrip("-").isdecimal():
             return content

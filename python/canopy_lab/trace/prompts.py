@@ -81,15 +81,13 @@ class Cutter:
         return chain_ids(raw, BLOCK_TOKENS * BYTES_PER_TOKEN, salt), -(-len(raw) // BYTES_PER_TOKEN)
 
 
-def clients_name(name: Any) -> str:
-    """Return a client's name of a conversation with its slashes replaced: in a trace, the text
-    before a slash is an agent's parent."""
+def escape_name(name: Any) -> str:
+    """Replace the slashes in a conversation's name: a trace names a sub-agent ``parent/child``."""
     return str(name).replace("/", "|")
 
 
 def salt_of(*salts: Any) -> bytes:
-    """Return a salt that differs for prompts that share no KV because they differ in ``salts``;
-    empty if all values are."""
+    """Return 8 bytes that differ if ``salts`` differ; empty if all values are."""
     if not any(salts):
         return b""
     return blake2b(repr(salts).encode(errors="surrogatepass"), digest_size=8).digest()
@@ -98,10 +96,10 @@ def salt_of(*salts: Any) -> bytes:
 def chain_ids(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
     """Return the ids (63 bits) of the blocks of ``raw``, including a partial last block. Blocks have
     equal ids if their prefixes and ``salt`` (64 bytes at most) are equal."""
-    ids, parent = [], salt
+    ids, digest = [], salt
     for start in range(0, len(raw), block_bytes):
-        parent = blake2b(raw[start : start + block_bytes], digest_size=8, key=parent).digest()
-        ids.append(int.from_bytes(parent, "little") >> 1)
+        digest = blake2b(raw[start : start + block_bytes], digest_size=8, key=digest).digest()
+        ids.append(int.from_bytes(digest, "little") >> 1)
     return tuple(ids)
 
 
@@ -113,12 +111,12 @@ def merge_blocks(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
     return (*whole, blocks[-1]) if len(blocks) % factor else whole
 
 
-def reorder(rows: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Iterator[TraceRequest]:
+def reorder(trace: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Iterator[TraceRequest]:
     """Yield the requests in order of time, if each is at most ``window`` requests late."""
     heap: list[tuple[float, int, TraceRequest]] = []
-    number = count()
-    for request in rows:
-        heapq.heappush(heap, (request.time_s, next(number), request))
+    ordinals = count()
+    for request in trace:
+        heapq.heappush(heap, (request.time_s, next(ordinals), request))
         if len(heap) > window:
             yield heapq.heappop(heap)[2]
     while heap:
@@ -143,11 +141,11 @@ def to_record(prompt: LoggedPrompt, cutter: Cutter) -> TraceRequest:
     )
 
 
-def with_conversation(request: TraceRequest, index: ConversationIndex) -> TraceRequest:
+def with_conversation(request: TraceRequest, conversations: ConversationIndex) -> TraceRequest:
     """Return the request with a conversation and a turn, inferred from its blocks if it has none."""
     if request.conversation is not None and request.turn:
         return request
-    number, turn, _ = index.add(request.blocks, request.input_tokens, request.block_tokens)
+    number, turn, _ = conversations.add(request.blocks, request.input_tokens, request.block_tokens)
     return copy_with(
         request, conversation=request.conversation or f"#{number}", turn=request.turn or turn
     )
@@ -168,9 +166,9 @@ def to_trace(
 ) -> Iterator[TraceRequest]:
     """Yield trace records of ``prompts``, by time, starting at 0. A prompt out of order beyond the
     window is a broken line."""
-    index = ConversationIndex()
+    conversations = ConversationIndex()
     for request in shift_to_zero((to_record(prompt, cutter) for prompt in prompts), tolerance):
-        yield with_conversation(request, index)
+        yield with_conversation(request, conversations)
 
 
 def shift_to_zero(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[TraceRequest]:
@@ -178,11 +176,11 @@ def shift_to_zero(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Ite
 
     A request more than ``ORDER_WINDOW`` requests late is a broken line of ``tolerance``.
     """
-    start_s, clock = None, TimeOrder()
+    start_s, time_order = None, TimeOrder()
     for request in reorder(requests):
         start_s = request.time_s if start_s is None else start_s
         try:
-            time_s = clock.check(request.time_s - start_s)
+            time_s = time_order.check(request.time_s - start_s)
         except BadLine as error:
             tolerance.count_bad(request.line, str(error))
             continue
@@ -193,8 +191,8 @@ def make_decoder(tokenizer: str | Path | None) -> Callable[[list[int]], str] | N
     """Return a function from token ids to text, or ``None``. Raises ``CanopyError``."""
     if tokenizer is None:
         return None
-    tokenizer_ = _load_tokenizer(Path(tokenizer))
-    return lambda ids: str(tokenizer_.decode(ids, skip_special_tokens=False))
+    loaded = _load_tokenizer(Path(tokenizer))
+    return lambda ids: str(loaded.decode(ids, skip_special_tokens=False))
 
 
 def _load_tokenizer(path: Path) -> Any:

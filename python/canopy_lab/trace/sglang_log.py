@@ -22,7 +22,7 @@ from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.prompts import ORDER_WINDOW, clients_name, copy_with, with_conversation
+from canopy_lab.trace.prompts import ORDER_WINDOW, copy_with, escape_name, with_conversation
 from canopy_lab.trace.record import STOPS, TraceRequest
 from canopy_lab.trace.sglang_prompt import (
     HOW_TO_LOG,
@@ -44,15 +44,15 @@ HEALTH_CHECK = "HEALTH_CHECK"
 """Prefix of the request ids of SGLang's health checks (``constants.py``)."""
 _RECEIVED, _FINISHED = "request.received", "request.finished"
 
-_POOL = re.compile(rb"\bmax_total_num_tokens=(\d{1,15})\b")
-_RANK = re.compile(rb"^\[[^\]]* DP(\d{1,5})\b")
+_POOL_TOKENS = re.compile(rb"\bmax_total_num_tokens=(\d{1,15})\b")
+_DP_RANK = re.compile(rb"^\[[^\]]* DP(\d{1,5})\b")
 _START_MARK = b"server_args=ServerArgs("
 _FLUSH_MARK = b"Cache flushed successfully!"
 """``scheduler.py``, ``flush_cache``."""
 
 _COMPARED_LINES = 16
 """Number of recent lines that a new line is compared with, to find copies."""
-_SET_BACK_S = 60.0
+_MIN_SET_BACK_S = 60.0
 """A clock that falls by more was set back; if it falls by less, the lines of several processes are
 mixed."""
 
@@ -64,7 +64,7 @@ class _ReceivedRequest:
     rid: str
     time_s: float
     request: TraceRequest | None = None
-    left_out: bool = False
+    is_ignored: bool = False
     """Whether it ended without being a request of the trace."""
 
 
@@ -107,16 +107,16 @@ def logs_tokens(path: Path | str) -> bool:
 def pool_tokens(path: Path | str) -> tuple[int, int] | None:
     """Return the device's KV pool in tokens, as logged at the latest start, and the number of DP ranks
     that it is the sum of; ``None`` if the log has no such line."""
-    pools: dict[bytes, int] = {}
+    pool_by_rank: dict[bytes, int] = {}
     for _, text in lines.read_lines(lines.readable_path(path)):
         if is_event(text):
             continue
         if _START_MARK in text:
-            pools = {}
-        pool, rank = _POOL.search(text), _RANK.search(text)
+            pool_by_rank = {}
+        pool, rank = _POOL_TOKENS.search(text), _DP_RANK.search(text)
         if pool is not None:
-            pools[rank[1] if rank else b""] = int(pool[1])
-    return (sum(pools.values()), len(pools)) if pools else None
+            pool_by_rank[rank[1] if rank else b""] = int(pool[1])
+    return (sum(pool_by_rank.values()), len(pool_by_rank)) if pool_by_rank else None
 
 
 def last_flush(path: Path | str) -> int:
@@ -148,9 +148,9 @@ class _LogReader:
         self._changes: Counter[str] = tolerance.understood.changed
         self._arrived: deque[_ReceivedRequest] = deque()
         """In the order of the log, finished or not; a client may reuse a name."""
-        self._latest: deque[bytes] = deque(maxlen=_COMPARED_LINES)
-        self._running: dict[str, _ReceivedRequest] = {}
-        self._dropped: set[str] = set()
+        self._latest_lines: deque[bytes] = deque(maxlen=_COMPARED_LINES)
+        self._running_by_rid: dict[str, _ReceivedRequest] = {}
+        self._dropped_rids: set[str] = set()
         """Requests dropped while they were in flight."""
         self._clock = _ServerClock(path)
         self._last_s = 0.0
@@ -163,65 +163,65 @@ class _LogReader:
             if b"Receive: obj=" in text and not is_event(text):
                 raise lines.BadLine(f"the log is in text form; start the server with {HOW_TO_LOG}")
             return
-        if text in self._latest:
+        if text in self._latest_lines:
             # Two handlers of the server's logger write every line twice.
             self.tolerance.understood.left_out["logged twice"] += event["event"] == _FINISHED
             return
-        self._latest.append(text)
+        self._latest_lines.append(text)
         self._event_count += 1
-        names = event.get("rid")
-        for rid in map(str, names if isinstance(names, list) else [names]):
+        rids = event.get("rid")
+        for rid in map(str, rids if isinstance(rids, list) else [rids]):
             if rid.startswith(HEALTH_CHECK):
                 continue  # not a client's request, and often more frequent than all others
             if event["event"] == _FINISHED:
                 self._finish(rid, event, line)
-            elif not _requests_several(event):
-                self._arrive(_ReceivedRequest(rid, self._clock.seconds(event, line)))
+            elif not _has_several_answers(event):
+                self._add_arrival(_ReceivedRequest(rid, self._clock.event_s(event, line)))
 
-    def _arrive(self, flight: _ReceivedRequest) -> _ReceivedRequest:
-        self._arrived.append(flight)
-        self._running[flight.rid] = flight
-        return flight
+    def _add_arrival(self, received: _ReceivedRequest) -> _ReceivedRequest:
+        self._arrived.append(received)
+        self._running_by_rid[received.rid] = received
+        return received
 
     def _finish(self, rid: str, event: Mapping[str, Any], line: int) -> None:
         obj, meta = object_in(event, "obj"), object_in(event, "out", "meta_info")
-        ended_s = self._clock.seconds(event, line)
-        self._dropped.discard(rid)
-        flight = self._running.get(rid)
-        if flight is None:
+        ended_s = self._clock.event_s(event, line)
+        self._dropped_rids.discard(rid)
+        received = self._running_by_rid.get(rid)
+        if received is None:
             # The log begins after the request's arrival.
             latency = meta.get("e2e_latency")
             latency_s = latency if isinstance(latency, (int, float)) else 0.0
-            flight = self._arrive(_ReceivedRequest(rid, ended_s - latency_s))
-        del self._running[rid]
-        flight.left_out = True  # until it is parsed successfully
+            received = self._add_arrival(_ReceivedRequest(rid, ended_s - latency_s))
+        del self._running_by_rid[rid]
+        received.is_ignored = True  # until it is parsed successfully
         if was_refused(meta):
             self.tolerance.understood.left_out["refused, or aborted before their first token"] += 1
         elif not is_warm_up(obj):
-            flight.request = self._request(obj, meta, line)
-            flight.left_out = False
+            received.request = self._parse(obj, meta, line)
+            received.is_ignored = False
 
     def pop_ready(self, max_running: int | None = None) -> Iterator[TraceRequest]:
         """Yield the oldest requests up to the first that still runs. A running request is dropped after
         ``max_running`` (``ORDER_WINDOW``) later arrivals."""
         max_running = ORDER_WINDOW if max_running is None else max_running
         while self._arrived:
-            flight = self._arrived[0]
-            if flight.request is None and not flight.left_out and len(self._arrived) <= max_running:
+            head = self._arrived[0]
+            if head.request is None and not head.is_ignored and len(self._arrived) <= max_running:
                 return
             self._arrived.popleft()
-            if flight.left_out:
+            if head.is_ignored:
                 continue
-            if flight.request is None:
-                self._dropped.add(flight.rid)
-                if self._running.get(flight.rid) is flight:
-                    del self._running[flight.rid]
+            if head.request is None:
+                self._dropped_rids.add(head.rid)
+                if self._running_by_rid.get(head.rid) is head:
+                    del self._running_by_rid[head.rid]
                 continue
             # A request without a received event may be late; times of a trace never decrease.
-            self._last_s = max(self._last_s, flight.time_s)
-            yield with_conversation(copy_with(flight.request, time_s=self._last_s), self._index)
+            self._last_s = max(self._last_s, head.time_s)
+            yield with_conversation(copy_with(head.request, time_s=self._last_s), self._index)
 
-    def _request(self, obj: Mapping[str, Any], meta: Mapping[str, Any], line: int) -> TraceRequest:
+    def _parse(self, obj: Mapping[str, Any], meta: Mapping[str, Any], line: int) -> TraceRequest:
         """Return the request without its time and its inferred fields. Raises ``BadLine``."""
         blocks, tokens = self._cutter(obj)
         self._count_changes(obj)
@@ -244,9 +244,9 @@ class _LogReader:
         )
 
     def _count_changes(self, obj: Mapping[str, Any]) -> None:
-        a_token = f"{self._cutter.characters_per_token:.3g} characters a token"
+        estimate = f"{self._cutter.characters_per_token:.3g} characters a token"
         if not token_ids(obj):
-            self._changes[f"are logged as text, so their lengths are estimated ({a_token})"] += 1
+            self._changes[f"are logged as text, so their lengths are estimated ({estimate})"] += 1
         if media_ids(obj):
             self._changes["have images, video or sound, whose tokens are not counted"] += 1
         if obj.get("session_params"):
@@ -259,8 +259,8 @@ class _LogReader:
                 f"{str(self.path)!r} holds no request in JSON; start the server with {HOW_TO_LOG}"
             )
         self._clock.check_order()
-        if self._dropped:
-            self.tolerance.understood.left_out["never finished"] += len(self._dropped)
+        if self._dropped_rids:
+            self.tolerance.understood.left_out["never finished"] += len(self._dropped_rids)
 
 
 class _ServerClock:
@@ -271,7 +271,7 @@ class _ServerClock:
         self._previous: datetime.datetime | None = None
         self._rises = self._falls = 0
         self._start: datetime.datetime | None = None
-        self._last_s = self._added_s = 0.0
+        self._last_s = self._set_back_s = 0.0
 
     def check_order(self) -> None:
         """Raise ``CanopyError`` if most stamps fall: the log is newest first."""
@@ -281,13 +281,13 @@ class _ServerClock:
                 "read that"
             )
 
-    def seconds(self, event: Mapping[str, Any], line: int) -> float:
+    def event_s(self, event: Mapping[str, Any], line: int) -> float:
         """Return the time of an event. Raises ``BadLine``."""
-        stamp = event.get("timestamp")
+        text = event.get("timestamp")
         try:
-            date = datetime.datetime.fromisoformat(str(stamp))
+            date = datetime.datetime.fromisoformat(str(text))
         except ValueError:
-            raise lines.BadLine(f"'timestamp' must be a date and time, got {stamp!r:.60}") from None
+            raise lines.BadLine(f"'timestamp' must be a date and time, got {text!r:.60}") from None
         date = date if date.tzinfo else date.replace(tzinfo=datetime.timezone.utc)
         self._start = self._start or date
         if self._previous is not None:
@@ -298,14 +298,14 @@ class _ServerClock:
             if self._rises + self._falls == ORDER_WINDOW:
                 self.check_order()
         self._previous = date
-        now_s = (date - self._start).total_seconds() + self._added_s
-        if now_s < self._last_s - _SET_BACK_S:
+        now_s = (date - self._start).total_seconds() + self._set_back_s
+        if now_s < self._last_s - _MIN_SET_BACK_S:
             lines.log.warning(
                 "%s, line %d: the clock goes back by %.0f s; put files of one log together in order "
                 "of time (a clock that was set back does no harm)",
                 self._path, line, self._last_s - now_s,
             )  # fmt: skip
-            self._added_s += self._last_s - now_s
+            self._set_back_s += self._last_s - now_s
             now_s = self._last_s
         self._last_s = max(self._last_s, now_s)
         return now_s
@@ -315,7 +315,7 @@ def labels_of(obj: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the conversation and the category of a logged request."""
     params = object_in(obj, "sampling_params", "custom_params")
     name = params.get("canopy_conversation") or obj.get("session_id")
-    return clients_name(name) if name else None, str(params.get("canopy_category") or "default")
+    return escape_name(name) if name else None, str(params.get("canopy_category") or "default")
 
 
 def is_warm_up(obj: Mapping[str, Any]) -> bool:
@@ -334,7 +334,7 @@ def was_refused(meta: Mapping[str, Any]) -> bool:
     )
 
 
-def _requests_several(event: Mapping[str, Any]) -> bool:
+def _has_several_answers(event: Mapping[str, Any]) -> bool:
     """Return whether each of several answers (n > 1) ends under its own name instead of this one."""
     params = object_in(event, "obj").get("sampling_params")
     settings = params if isinstance(params, list) else [params]

@@ -28,7 +28,7 @@ SERVER_BLOCK_TOKENS = 64
 """Default of a server's ``block_tokens``."""
 HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 
-_EVENT = re.compile(rb'"event": ?"(request\.[a-z.]+)"')
+_EVENT_NAME = re.compile(rb'"event": ?"(request\.[a-z.]+)"')
 _NESTED_EVENT = re.compile(rb'\\"event\\": ?\\"request\.')
 """An event inside a text of another object."""
 _COLOUR_RESET = b"\x1b[0m"
@@ -39,24 +39,23 @@ _CUT_CHARACTERS = 1024
 """Characters at each end of a text that ``request_logger.py`` logs at levels below 3."""
 _MAX_TOKEN_ID = 1 << 63
 """Upper bound of token ids."""
-_MEDIA = ("image_data", "video_data", "audio_data")
+_MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
 _PLACEHOLDER = re.compile(r"(?:<[^<>]{0,40}(?:image|img|vision|video|audio)[^<>]{0,40}>)+", re.I)
 """An image's placeholder in a prompt, in the chat templates of many models."""
 
 
 def is_event(text: bytes) -> bool:
-    """Return whether a line holds a request, so that its words are a client's instead of the
-    server's."""
-    return _EVENT.search(text) is not None
+    """Return whether a line holds a request: its words are a client's, not the server's."""
+    return _EVENT_NAME.search(text) is not None
 
 
-def event_of(text: bytes, kinds: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the event of a line (``request.finished``, ...) if it is one of ``kinds``. Raises
+def event_of(text: bytes, names: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the event of a line (``request.finished``, ...) if it is one of ``names``. Raises
     ``BadLine``."""
-    kind = _EVENT.search(text)
-    if kind is None and _NESTED_EVENT.search(text):
+    name = _EVENT_NAME.search(text)
+    if name is None and _NESTED_EVENT.search(text):
         raise _unknown_wrapping(lines.parse_object(text))
-    if kind is None or kind[1].decode() not in kinds:
+    if name is None or name[1].decode() not in names:
         return None
     text = text.replace(_COLOUR_RESET, b"")  # a coloured line
     event = lines.parse_object(text[max(text.find(b"{"), 0) :])
@@ -72,9 +71,9 @@ def _unknown_wrapping(entry: Mapping[str, Any]) -> lines.BadLine:
     )
 
 
-def object_in(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Return ``document[key1][key2]...``; empty if a value is not an object."""
-    value: Any = document
+def object_in(outer: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Return ``outer[key1][key2]...``; empty if a value is not an object."""
+    value: Any = outer
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -98,8 +97,8 @@ def characters_per_token(path: Path) -> float:
         text = logged.get("text")
         if isinstance(text, str) and type(count) is int and count > 1 and not media_ids(logged):
             characters, tokens = characters + len(text), tokens + count
-    ratio = characters / tokens if tokens else _CHARACTERS_PER_TOKEN
-    return max(1, round(BLOCK_TOKENS * ratio)) / BLOCK_TOKENS
+    estimate = characters / tokens if tokens else _CHARACTERS_PER_TOKEN
+    return max(1, round(BLOCK_TOKENS * estimate)) / BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +120,13 @@ class PromptCutter:
         return blocks[: tokens // self.block_tokens] if self.as_server else blocks, tokens
 
     def _blocks(self, logged: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-        ids, names = token_ids(logged), media_ids(logged)
+        ids, media = token_ids(logged), media_ids(logged)
         if ids:
             # The position of an image among the ids is unknown, so all ids count as following the
             # first image.
             raw, block_bytes = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
-            return chain_ids(raw, block_bytes, _salt(logged, names[:1])), len(ids)
-        text = _mark_images(_text(logged), names)
+            return chain_ids(raw, block_bytes, _salt(logged, media[:1])), len(ids)
+        text = _mark_images(_prompt_text(logged), media)
         block_bytes = round(self.block_tokens * self.characters_per_token) * 4
         tokens = -(-len(text) // self.characters_per_token)
         raw = text.encode("utf-32-le", "surrogatepass")
@@ -160,7 +159,7 @@ def media_ids(logged: Mapping[str, Any]) -> list[str]:
     """Return a name of 16 characters for each image, video and sound of a request; equal names mean
     equal content."""
     contents: list[Any] = []
-    for field in _MEDIA:
+    for field in _MEDIA_FIELDS:
         value = logged.get(field)
         contents += value if isinstance(value, list) else [value] if value else []
     return [
@@ -169,7 +168,7 @@ def media_ids(logged: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _text(logged: Mapping[str, Any]) -> str:
+def _prompt_text(logged: Mapping[str, Any]) -> str:
     text = logged.get("text")
     if not isinstance(text, str) or not text:
         raise lines.BadLine(f"the prompt was not logged; start the server with {HOW_TO_LOG}")
@@ -178,20 +177,20 @@ def _text(logged: Mapping[str, Any]) -> str:
     return text
 
 
-def _mark_images(text: str, names: list[str]) -> str:
+def _mark_images(text: str, image_names: list[str]) -> str:
     """Return ``text`` with each image's name at its placeholder, or in front if there is none."""
-    if not names:
+    if not image_names:
         return text
-    remaining = iter(names)
+    remaining = iter(image_names)
     text_with_names = _PLACEHOLDER.sub(lambda match: match[0] + next(remaining, ""), text)
     return "".join(remaining) + text_with_names
 
 
-def _salt(logged: Mapping[str, Any], names: list[str] | None = None) -> bytes:
+def _salt(logged: Mapping[str, Any], image_names: list[str] | None = None) -> bytes:
     """Return a salt that differs for prompts that share no KV; empty without tenant, adapter and
     image."""
     salts = [logged.get(name) or "" for name in ("extra_key", "cache_salt")]
-    return salt_of(_adapter(logged) or "", *salts, *(names or ()))
+    return salt_of(_adapter(logged) or "", *salts, *(image_names or ()))
 
 
 def _adapter(logged: Mapping[str, Any]) -> Any:
@@ -209,11 +208,11 @@ def _server_blocks(logged: Mapping[str, Any], block_tokens: int) -> tuple[tuple[
         ) from None
     ids = token_ids(logged)
     namespace = tenant_namespace(logged.get("extra_key"), logged.get("cache_salt"))
-    data = memoryview(array("q", ids)).cast("B")
+    raw = memoryview(array("q", ids)).cast("B")
     block_bytes = array("q").itemsize * block_tokens
-    parent = xxhash.xxh3_64_intdigest(namespace)
+    digest = xxhash.xxh3_64_intdigest(namespace)
     blocks = []
-    for start in range(0, len(data) - block_bytes + 1, block_bytes):
-        parent = xxhash.xxh3_64_intdigest(data[start : start + block_bytes], seed=parent)
-        blocks.append(parent)
+    for start in range(0, len(raw) - block_bytes + 1, block_bytes):
+        digest = xxhash.xxh3_64_intdigest(raw[start : start + block_bytes], seed=digest)
+        blocks.append(digest)
     return tuple(blocks), len(ids)

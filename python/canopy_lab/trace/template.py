@@ -12,11 +12,11 @@ import re
 from canopy_lab.trace.chat import PromptPart
 from canopy_lab.trace.prompts import LoggedPrompt
 
-_ROLE = re.compile(
-    r"<\|(?:im_start|start|turn|start_header_id)\|>(?P<a>\w+)"
-    r"|<start_of_turn>(?P<b>\w+)"
-    r"|<[|\uff5c](?P<c>system|user|assistant|tool|observation)[|\uff5c]>"
-    r"|\[(?P<d>INST|AVAILABLE_TOOLS|SYSTEM_PROMPT|TOOL_RESULTS)\]",
+_ROLE_MARK = re.compile(
+    r"<\|(?:im_start|start|turn|start_header_id)\|>(?P<chatml>\w+)"
+    r"|<start_of_turn>(?P<gemma>\w+)"
+    r"|<[|\uff5c](?P<glm>system|user|assistant|tool|observation)[|\uff5c]>"
+    r"|\[(?P<mistral>INST|AVAILABLE_TOOLS|SYSTEM_PROMPT|TOOL_RESULTS)\]",
     re.I,
 )
 _ROLE_NAMES = {
@@ -35,15 +35,15 @@ def prompt_parts(prompt: LoggedPrompt) -> tuple[PromptPart, ...]:
 
 def split_template(text: str) -> tuple[PromptPart, ...]:
     """Return the parts of a rendered prompt; their texts joined are ``text``."""
-    starts = list(_ROLE.finditer(text))
-    if not starts:
+    marks = list(_ROLE_MARK.finditer(text))
+    if not marks:
         return (PromptPart("text", "user", text),)
     parts = []
-    if starts[0].start():
-        parts.append(PromptPart("text", "system", text[: starts[0].start()]))
-    for mark, following in zip(starts, [*starts[1:], None]):
+    if marks[0].start():
+        parts.append(PromptPart("text", "system", text[: marks[0].start()]))
+    for mark, following in zip(marks, [*marks[1:], None]):
         end = len(text) if following is None else following.start()
-        name = (mark["a"] or mark["b"] or mark["c"] or mark["d"]).lower()
+        name = (mark["chatml"] or mark["gemma"] or mark["glm"] or mark["mistral"]).lower()
         role, body = _ROLE_NAMES.get(name, name), text[mark.start() : end]
         parts += _with_tools(body) if role == "system" else [PromptPart("text", role, body)]
     return tuple(parts)

@@ -14,7 +14,6 @@ NOTABLE = 0.01
 _MAX_NAMES = 1000
 """Distinct models and fields that are counted; the rest count as one."""
 _MAX_SHOWN = 5
-_INTS = ("requests",)
 
 
 @dataclass(slots=True)
@@ -28,8 +27,9 @@ class Understood:
     """Requests with a changed prompt, length or time, by reason."""
     models: Counter[str] = field(default_factory=Counter)
     role_bytes: Counter[str] = field(default_factory=Counter)
+    """Characters of the prompts by role; the name is a key of the JSON output."""
     unread_bytes: Counter[str] = field(default_factory=Counter)
-    """Bytes in fields of request bodies that the reader does not know, by field."""
+    """Characters in fields of request bodies that the reader does not know, by field."""
     remarks: dict[str, None] = field(default_factory=dict)
     """Sentences about the whole log, such as the unit of its times."""
 
@@ -43,13 +43,13 @@ class Understood:
         else:
             self.models["other models"] += 1
 
-    def count_unread(self, field_name: str, size: int) -> None:
-        """Count ``size`` bytes of a field that is not part of the prompt."""
+    def count_unread(self, field_name: str, characters: int) -> None:
+        """Count ``characters`` of a field that is not part of the prompt."""
         if field_name in self.unread_bytes or len(self.unread_bytes) < _MAX_NAMES:
-            self.unread_bytes[field_name] += size
+            self.unread_bytes[field_name] += characters
 
     def as_dict(self) -> dict[str, Any]:
-        counts = {f.name: dict(getattr(self, f.name)) for f in fields(self) if f.name not in _INTS}
+        counts = {f.name: dict(getattr(self, f.name)) for f in fields(self) if f.name != "requests"}
         del counts["remarks"]
         return {
             "requests": self.requests,

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from canopy_lab.trace.fields import JsonObject, decode, find
-from canopy_lab.trace.lines import LIMIT
+from canopy_lab.trace.lines import COUNT_LIMIT
 from canopy_lab.trace.record import STOPS
 
-_USAGES = ("usage", "usageDetails", "usage_details", "usageMetadata")
+_USAGE_FIELDS = ("usage", "usageDetails", "usage_details", "usageMetadata")
 _PROMPT_FIELDS = ("prompt_tokens", "promptTokens", "promptTokenCount")
 _UNCACHED_FIELDS = ("input_tokens", "input")
 _CACHED_FIELDS = ("cache_read_input_tokens", "cache_creation_input_tokens")
@@ -36,7 +36,7 @@ def token_counts(entry: JsonObject, objects: list[JsonObject]) -> tuple[int | No
     answer = answer_of(entry)
     counts: list[JsonObject] = []
     for source in (answer, *objects):
-        usages = (decode(source.get(name)) for name in _USAGES)
+        usages = (decode(source.get(name)) for name in _USAGE_FIELDS)
         counts += [usage for usage in usages if isinstance(usage, dict)]
     counts += [*objects, answer]
     return prompt_tokens(counts), find_count(counts, _OUTPUT_FIELDS) or 0
@@ -61,7 +61,7 @@ def _cached_beside(source: JsonObject) -> dict[str, int]:
         name: value
         for name, value in source.items()
         if type(value) is int
-        and 0 < value < LIMIT
+        and 0 < value < COUNT_LIMIT
         and (name in _CACHED_FIELDS or (name.startswith("input_") and name not in _UNCACHED_FIELDS))
     }
 
@@ -71,7 +71,7 @@ def find_count(counts: Iterable[JsonObject], names: tuple[str, ...]) -> int | No
     for source in counts:
         for name in names:
             value = source.get(name)
-            if type(value) is int and 0 < value < LIMIT:
+            if type(value) is int and 0 < value < COUNT_LIMIT:
                 return value
     return None
 

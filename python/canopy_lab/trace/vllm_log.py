@@ -17,27 +17,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.container import BROKEN
+from canopy_lab.trace.container import BROKEN_DOCKER_LINE
 from canopy_lab.trace.prompts import ORDER_WINDOW, LoggedPrompt
 from canopy_lab.trace.record import STOPS
 from sglang_canopy.errors import CanopyError
 
 HOW_TO_LOG = "--enable-log-requests, from vLLM 0.11.1 on also with VLLM_LOGGING_LEVEL=DEBUG"
 _PROMPT = re.compile(
-    r"(?P<when>\d\d-\d\d \d\d:\d\d:\d\d).*?(?:Received request (?P<a>\S+): |Request (?P<b>\S+) details: )"
-    r"prompt: (?P<prompt>None|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"), (?P<rest>.*)$",
+    r"(?P<when>\d\d-\d\d \d\d:\d\d:\d\d).*?(?:Received request (?P<received_id>\S+): |Request (?P<details_id>\S+) details: )"
+    r"prompt: (?P<prompt>None|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"), (?P<fields>.*)$",
     re.S,
 )
-_IDS = re.compile(r"prompt_token_ids: (\[[\d, ]*\])")
+_TOKEN_IDS = re.compile(r"prompt_token_ids: (\[[\d, ]*\])")
 _ADAPTER = re.compile(r"lora_name='([^']*)'")
 _ANSWER = re.compile(
     r"Generated response (?P<id>\S+?)(?: \(.*?\))?: output: .*output_token_ids: (?P<ids>None|\[[\d, ]*\])"
-    r".*finish_reason: (?P<why>\w+)",
+    r".*finish_reason: (?P<reason>\w+)",
     re.S,
 )
 _REQUEST_LINE = re.compile(r"Received request \S+: |Request \S+ details: ")
 _UNREADABLE = "whose line is cut off or cannot be read"
-_CUT_SHARE = 0.2
+_MIN_CUT_SHARE = 0.2
 """A limit has truncated prompts if more than this share are as long as the longest."""
 _MIN_CUT = 3
 
@@ -45,11 +45,11 @@ _MIN_CUT = 3
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``, each once its answer is known or ``ORDER_WINDOW`` later."""
     unanswered: OrderedDict[str, LoggedPrompt] = OrderedDict()
-    clock, count, lengths = _LogClock(), 0, _Lengths()
+    clock, prompt_count, longest = _LogClock(), 0, _LongestTexts()
     left_out = tolerance.understood.left_out
     without_prompt = detail_lines = 0
     for line, raw in lines.read_lines(path):
-        if raw.startswith(BROKEN):
+        if raw.startswith(BROKEN_DOCKER_LINE):
             left_out[_UNREADABLE] += 1
             continue
         text = raw.decode("utf-8", "replace").rstrip()
@@ -58,7 +58,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             prompt = unanswered.pop(answer["id"], None)
             if prompt is not None:
                 prompt.output_tokens = answer["ids"].count(",") + 1 if "[" in answer["ids"] else 0
-                prompt.stop = STOPS.get(answer["why"])
+                prompt.stop = STOPS.get(answer["reason"])
                 yield prompt
             continue
         logged = _PROMPT.search(text)
@@ -69,8 +69,8 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             elif request_start is not None and request_start[0].startswith("Received"):
                 without_prompt += 1
             continue
-        count += 1
-        detail_lines += logged["b"] is not None
+        prompt_count += 1
+        detail_lines += logged["details_id"] is not None
         # A collector that lost the end of a line joins it to the next line.
         lost_lines = len(_REQUEST_LINE.findall(text, 0, logged.start("prompt"))) - 1
         if lost_lines > 0:
@@ -80,30 +80,30 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         except lines.BadLine as error:
             tolerance.count_bad(line, str(error))
             continue
-        lengths.add(prompt.text)
-        name = logged["a"] or logged["b"]
-        if name in unanswered and unanswered[name].text == prompt.text and unanswered[name].token_ids == prompt.token_ids:  # fmt: skip
+        longest.add(prompt.text)
+        request_id = logged["received_id"] or logged["details_id"]
+        if request_id in unanswered and unanswered[request_id].text == prompt.text and unanswered[request_id].token_ids == prompt.token_ids:  # fmt: skip
             left_out["logged twice"] += 1
             continue
-        unanswered[name] = prompt
+        unanswered[request_id] = prompt
         if len(unanswered) > ORDER_WINDOW // 2:
             yield unanswered.popitem(last=False)[1]
     yield from unanswered.values()
     if without_prompt > detail_lines:
         left_out[f"without a prompt (it needs {HOW_TO_LOG})"] += without_prompt - detail_lines
-    if lengths.count >= max(_MIN_CUT, _CUT_SHARE * count) and lengths.is_limit:
+    if longest.count >= max(_MIN_CUT, _MIN_CUT_SHARE * prompt_count) and longest.is_limit:
         tolerance.understood.changed[
-            f"are cut to {lengths.longest:,} characters: start vLLM without --max-log-len"
-        ] += lengths.count
-    if not count:
+            f"are cut to {longest.longest:,} characters: start vLLM without --max-log-len"
+        ] += longest.count
+    if not prompt_count:
         raise CanopyError(f"{str(path)!r} holds no prompt; start vLLM with {HOW_TO_LOG}")
 
 
 def _prompt(match: re.Match[str], clock: _LogClock, line: int) -> LoggedPrompt:
-    prompt = LoggedPrompt(clock.seconds(match["when"]), line)
-    adapter = _ADAPTER.search(match["rest"])
+    prompt = LoggedPrompt(clock.time_s(match["when"]), line)
+    adapter = _ADAPTER.search(match["fields"])
     prompt.salts = (adapter[1],) if adapter else ()
-    ids = _IDS.search(match["rest"])
+    ids = _TOKEN_IDS.search(match["fields"])
     try:
         if ids is not None and ids[1] != "[]":
             prompt.token_ids = [int(i) for i in ids[1][1:-1].split(",")]
@@ -116,28 +116,28 @@ def _prompt(match: re.Match[str], clock: _LogClock, line: int) -> LoggedPrompt:
     raise lines.BadLine(f"neither the prompt nor its token ids were logged; use {HOW_TO_LOG}")
 
 
-class _Lengths:
+class _LongestTexts:
     """Length of the longest prompt text, and the number of prompts with that length."""
 
     def __init__(self) -> None:
         self.longest = self.count = 0
-        self.texts: set[int] = set()
+        self.hashes: set[int] = set()
         """Hashes of up to ``_MIN_CUT`` different texts: a single text that repeats is not
         truncated."""
 
     @property
     def is_limit(self) -> bool:
         """Return whether different prompts have this length, or it is a typical limit."""
-        return len(self.texts) == _MIN_CUT or self.longest % 50 == 0 or self.longest % 64 == 0
+        return len(self.hashes) == _MIN_CUT or self.longest % 50 == 0 or self.longest % 64 == 0
 
     def add(self, text: str) -> None:
         """Add the text of a prompt; empty if its token ids are known."""
         if len(text) > self.longest:
-            self.longest, self.count, self.texts = len(text), 0, set()
+            self.longest, self.count, self.hashes = len(text), 0, set()
         if text and len(text) == self.longest:
             self.count += 1
-            if len(self.texts) < _MIN_CUT:
-                self.texts.add(hash(text))
+            if len(self.hashes) < _MIN_CUT:
+                self.hashes.add(hash(text))
 
 
 class _LogClock:
@@ -146,7 +146,7 @@ class _LogClock:
     def __init__(self) -> None:
         self._year, self._last = 2000, ""
 
-    def seconds(self, text: str) -> float:
+    def time_s(self, text: str) -> float:
         if self._last[:2] > "06" and text[:2] <= "06" and int(self._last[:2]) - int(text[:2]) > 5:
             self._year += 1
         self._last = max(self._last, text) if self._last[:2] <= text[:2] else text

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from canopy_lab.live.replay import endpoint, options, outcome
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
-from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
+from canopy_lab.trace.materialise import Materialiser, middle_token_ids, usable_token_ids
 from sglang_canopy import SGLANG_VERSION, __version__
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire.stamp import FORCE_OUTPUT
@@ -102,9 +102,9 @@ class Replay:
 
     def _load(self, args: argparse.Namespace, tokenizer: Any, _model_id: Any = None) -> list[Any]:
         if self.args.vocab_size is not None:
-            vocabulary = middle_tokens(self.args.vocab_size)
+            vocabulary = middle_token_ids(self.args.vocab_size)
         else:
-            vocabulary = usable_tokens(tokenizer)
+            vocabulary = usable_token_ids(tokenizer)
         self._server = self._ask_server(args)
         limit = self.args.max_request_tokens or self._max_server_tokens()
         self._jobs, self._prompts, self._left_out = options.build_jobs(self.args, vocabulary, limit)
