@@ -22,8 +22,8 @@ DEVICE_BLOCKS, HOST_BLOCKS = 60, 130
 class State(NamedTuple):
     """Tokens hit on the device and on the host, and tokens on each afterwards."""
 
-    device_hit: int
-    host_hit: int
+    device_hit_tokens: int
+    host_hit_tokens: int
     on_device: int
     on_host: int
 
@@ -66,10 +66,10 @@ def simulate(
         request.label = tree.device_policy.finish(request)
         tree.host_policy.finish(request)
         tree.lock(hit.node)
-        host_hit = hit.tokens - hit.device_tokens
-        if host_hit:
-            if host_hit > tree.free:
-                tree.evict_device(host_hit - tree.free)
+        loaded = hit.tokens - hit.device_tokens
+        if loaded:
+            if loaded > tree.free_tokens:
+                tree.evict_device(loaded - tree.free_tokens)
             tree.load(hit.node)
         tree.claim(tokens - hit.tokens)
         leaf, _ = tree.insert(path, len(path), tokens, hit.node)
@@ -78,7 +78,9 @@ def simulate(
         tree.back_up(leaf)
         tree.unlock(leaf)
         tree.verify()
-        states.append(State(hit.device_tokens, host_hit, tree.device_used, tree.host_used))
+        states.append(
+            State(hit.device_tokens, loaded, tree.device_used_tokens, tree.host_used_tokens)
+        )
     return states
 
 
@@ -115,7 +117,7 @@ def serve_live(
 
 
 def hit_tokens(states: list[State]) -> list[int]:
-    return [state.device_hit + state.host_hit for state in states]
+    return [state.device_hit_tokens + state.host_hit_tokens for state in states]
 
 
 @pytest.mark.parametrize(("page_tokens", "quantum_tokens"), [(4, 1), (4, 64), (16, 64), (64, 64)])
@@ -129,7 +131,7 @@ def test_every_request_hits_as_much_on_device_and_host(policy, page_tokens, quan
     assert sum(hit_tokens(merged)) == pytest.approx(sum(hit_tokens(live)), rel=0.01)
     if quantum_tokens == 1:
         assert hit_tokens(merged) == hit_tokens(live)
-    assert sum(state.host_hit for state in simulated) > 0
+    assert sum(state.host_hit_tokens for state in simulated) > 0
     assert max(state.on_host for state in simulated) > (HOST_BLOCKS - 6) * page_tokens
 
 

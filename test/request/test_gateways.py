@@ -120,7 +120,7 @@ def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkey
     monkeypatch.setattr(sys, "path", [os.environ.get(FOLDER_VARIABLE, ""), *sys.path])
     router_args = importlib.import_module(f"{MODULES[gateway]}.router_args").RouterArgs
     assert router_args.policy == "cache_aware"
-    assert router_args.cache_threshold == routing.MATCH_SHARE
+    assert router_args.cache_threshold == routing.MIN_MATCH_SHARE
     assert router_args.balance_abs_threshold == routing.IMBALANCE_REQUESTS
     assert router_args.balance_rel_threshold == routing.IMBALANCE_RATIO
     characters_per_block = 16 * 4

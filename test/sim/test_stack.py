@@ -14,9 +14,9 @@ from support.trace_samples import flat, random_trace
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )
-def test_every_capacity_equals_the_simulation(seed, chunk_accesses):
+def test_every_capacity_equals_the_simulation(seed, batch_accesses):
     trace = random_trace(seed)
-    curve = lru_curve(trace, chunk_accesses=chunk_accesses)
+    curve = lru_curve(trace, batch_accesses=batch_accesses)
     for capacity in range(1, curve.distinct_blocks + 2):
         lru = simulate(trace, make_policy("lru"), capacity)
         assert curve.block_hits(capacity) == lru.block_hits
@@ -32,4 +32,4 @@ def test_flat_traces_equal_a_list_that_moves_to_front(ids, capacity):
         if block in recent_blocks:
             recent_blocks.remove(block)
         recent_blocks.insert(0, block)
-    assert lru_curve(flat(ids), chunk_accesses=9).block_hits(capacity) == hits
+    assert lru_curve(flat(ids), batch_accesses=9).block_hits(capacity) == hits

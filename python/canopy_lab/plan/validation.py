@@ -238,7 +238,7 @@ class LoggedArrivals:
     """``Arrivals`` of a log's requests. ``served`` is keyed by the requests' ``line``."""
 
     def __init__(self, workload: Workload, served: Mapping[int, ServedRequest]) -> None:
-        self._times_s = list(workload.times)
+        self._times_s = list(workload.times_s)
         self._following: dict[int, list[int]] = {}
         waiting: set[int] = set()
         unanswered: list[tuple[float, int]] = []

@@ -17,8 +17,8 @@ from typing import Any, overload
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.block_tree import shared_run
 
-_NAMES = tuple(f.name for f in fields(TraceRequest))
-_BLOCKS = _NAMES.index("blocks")
+_FIELDS = tuple(f.name for f in fields(TraceRequest))
+_BLOCKS_INDEX = _FIELDS.index("blocks")
 
 
 class CompactTrace(Sequence[TraceRequest]):
@@ -48,8 +48,8 @@ class CompactTrace(Sequence[TraceRequest]):
                 self._repeated.append(0)
                 run = first_runs[path[depth]] = len(self.runs) - 1
                 self.distinct_blocks += len(path) - depth
-            row = [getattr(record, name) for name in _NAMES]
-            row[_BLOCKS] = len(path)
+            row = [getattr(record, name) for name in _FIELDS]
+            row[_BLOCKS_INDEX] = len(path)
             self._rows.append(tuple(sys.intern(v) if isinstance(v, str) else v for v in row))
             self.run_of_request.append(run)
 
@@ -85,7 +85,7 @@ class CompactTrace(Sequence[TraceRequest]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row = list(self._rows[index])
-        row[_BLOCKS] = self._path(self.run_of_request[index], row[_BLOCKS])
+        row[_BLOCKS_INDEX] = self._path(self.run_of_request[index], row[_BLOCKS_INDEX])
         return TraceRequest(*row)
 
     def __iter__(self) -> Iterator[TraceRequest]:

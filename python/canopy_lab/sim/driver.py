@@ -20,7 +20,7 @@ from sglang_canopy.reuse.categories import Categories
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.learner import ReuseModel
 
-_POOL_SIZE = 10_000
+_POOL_REQUESTS = 10_000
 
 
 class RandomCategories(Categories):
@@ -33,16 +33,16 @@ class RandomCategories(Categories):
     def __init__(self, max_labels: int, seed: int) -> None:
         super().__init__(max_labels)
         self._random = random.Random(seed)
-        self._pool: list[tuple[str, ...]] = []
+        self._feature_pool: list[tuple[str, ...]] = []
 
     def refine(
         self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
     ) -> Category:
-        if len(self._pool) < _POOL_SIZE:
-            self._pool.append(names)
+        if len(self._feature_pool) < _POOL_REQUESTS:
+            self._feature_pool.append(names)
         else:
-            self._pool[self._random.randrange(_POOL_SIZE)] = names
-        return super().refine(self._random.choice(self._pool), tenant, now)
+            self._feature_pool[self._random.randrange(_POOL_REQUESTS)] = names
+        return super().refine(self._random.choice(self._feature_pool), tenant, now)
 
 
 def randomise_categories(policy: Policy, seed: int) -> bool:

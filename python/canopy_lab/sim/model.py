@@ -113,9 +113,9 @@ def _shape(config: Config) -> ModelShape:
 
 def _check_layers(text: Config) -> None:
     """Raise ``CanopyError`` if layers differ in what they store for a token."""
-    kinds = {str(kind) for kind in text.get("layer_types") or ()}
+    layer_types = {str(layer_type) for layer_type in text.get("layer_types") or ()}
     differing = [name for name in _DIFFERING_KEYS if text.get(name) not in (None, False)]
-    differing += sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
+    differing += sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
     if text.get("kv_lora_rank") and text.get("use_mla") is False:
         differing.append("use_mla")
     if differing:

@@ -45,12 +45,12 @@ def to_requests(
     *,
     shuffle_seed: int | None = None,
     hints: SimulatedHints | None = None,
-    times: Sequence[float] | None = None,
+    times_s: Sequence[float] | None = None,
 ) -> Iterator[Request]:
     """Iterate over the trace as requests, in order.
 
     Equal times (Mooncake rounds to 3 s) become the next representable floats, so that requests never
-    tie. The trace is streamed unless shuffled labels or hints need all of it. ``times`` (ascending) replace
+    tie. The trace is streamed unless shuffled labels or hints need all of it. ``times_s`` (ascending) replace
     the trace's.
 
     Raises ``CanopyError`` for a decreasing time.
@@ -70,7 +70,7 @@ def to_requests(
                 f"({last_record_s} s); sort the trace by arrival time"
             )
         last_record_s = record.time_s
-        time_s = record.time_s if times is None else times[index]
+        time_s = record.time_s if times_s is None else times_s[index]
         last_time_s = time_s if time_s > last_time_s else nextafter(last_time_s, inf)
         category, turn, stop = _label(record) if labels is None else labels[index]
         over, return_in_s = (False, None) if futures is None else futures[index]
@@ -96,22 +96,22 @@ def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
     A record is continued by the next record that contains its last full block (ids are chained), or
     else by the next record of its conversation, because clients may rewrite their history.
     """
-    next_use: dict[object, float] = {}
-    gaps: list[float | None] = []
+    next_use_s: dict[object, float] = {}
+    gaps_s: list[float | None] = []
     for record in reversed(trace):
         full_blocks = record.input_tokens // record.block_tokens
         conversation_key = ("conversation", record.conversation)
-        next_s = None
+        next_time_s = None
         if full_blocks and record.blocks:
-            next_s = next_use.get(record.blocks[min(full_blocks, len(record.blocks)) - 1])
-        if next_s is None and record.conversation is not None:
-            next_s = next_use.get(conversation_key)
-        gaps.append(None if next_s is None else next_s - record.time_s)
+            next_time_s = next_use_s.get(record.blocks[min(full_blocks, len(record.blocks)) - 1])
+        if next_time_s is None and record.conversation is not None:
+            next_time_s = next_use_s.get(conversation_key)
+        gaps_s.append(None if next_time_s is None else next_time_s - record.time_s)
         for block in record.blocks:
-            next_use[block] = record.time_s
-        next_use[conversation_key] = record.time_s
-    gaps.reverse()
-    return gaps
+            next_use_s[block] = record.time_s
+        next_use_s[conversation_key] = record.time_s
+    gaps_s.reverse()
+    return gaps_s
 
 
 _Label = tuple[str, int, str | None]
@@ -132,20 +132,20 @@ def _simulated_hints(
 ) -> list[tuple[bool, float | None]]:
     """Return the hints (over, return_in_s) of each record."""
     rng = random.Random(hints.seed)
-    true_gaps = continuations(trace)
-    gaps = [gap for gap in true_gaps if gap is not None]
+    true_gaps_s = continuations(trace)
+    gaps_s = [gap_s for gap_s in true_gaps_s if gap_s is not None]
     gives_hints: dict[object, bool] = {}
     hint_pairs: list[tuple[bool, float | None]] = []
-    for index, (record, gap) in enumerate(zip(trace, true_gaps)):
+    for index, (record, gap_s) in enumerate(zip(trace, true_gaps_s)):
         client: object = index if record.conversation is None else record.conversation
         if client not in gives_hints:
             gives_hints[client] = rng.random() < hints.share
         is_true = rng.random() < hints.accuracy
-        wrong_gap = rng.choice(gaps) if gaps else None
+        wrong_gap_s = rng.choice(gaps_s) if gaps_s else None
         if not gives_hints[client]:
             hint_pairs.append((False, None))
             continue
-        over = (gap is None) == is_true
-        gap_hint = (gap if is_true else wrong_gap) if not over else None
-        hint_pairs.append((hints.over and over, gap_hint if hints.returns else None))
+        over = (gap_s is None) == is_true
+        hinted_gap_s = (gap_s if is_true else wrong_gap_s) if not over else None
+        hint_pairs.append((hints.over and over, hinted_gap_s if hints.returns else None))
     return hint_pairs

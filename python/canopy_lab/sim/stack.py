@@ -25,7 +25,7 @@ from sglang_canopy.errors import CanopyError
 COLD = np.iinfo(np.int64).max
 """Distance of a block's first access: a miss at any capacity."""
 
-_CHUNK = 1 << 19
+_BATCH_ACCESSES = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +49,24 @@ class LRUCurve:
         return int(self.token_hits_at[min(capacity_blocks, len(self.token_hits_at) - 1)])
 
 
-def lru_curve(trace: Iterable[TraceRequest], *, chunk_accesses: int = _CHUNK) -> LRUCurve:
+def lru_curve(trace: Iterable[TraceRequest], *, batch_accesses: int = _BATCH_ACCESSES) -> LRUCurve:
     """Stream ``trace`` once. Raises ``CanopyError`` for an empty trace."""
-    by_distance = _Histogram()
+    histogram = _Histogram()
     requests = blocks = tokens = 0
     stack = StackDistances()
-    for chunk in _chunks(trace, chunk_accesses):
-        by_distance.add(stack.distances(chunk.ids, chunk.lengths), chunk.tokens)
-        requests += len(chunk.lengths)
-        blocks += len(chunk.ids)
-        tokens += int(chunk.tokens.sum())
+    for batch in _batches(trace, batch_accesses):
+        histogram.add(stack.distances(batch.ids, batch.lengths), batch.tokens)
+        requests += len(batch.lengths)
+        blocks += len(batch.ids)
+        tokens += int(batch.tokens.sum())
     if not requests:
         raise CanopyError("the trace has no requests; give a trace with requests")
-    hits, token_hits = by_distance.cumulated()
-    return LRUCurve(requests, blocks, tokens, stack.size, hits, token_hits)
+    block_hits, token_hits = histogram.cumulative()
+    return LRUCurve(requests, blocks, tokens, stack.size, block_hits, token_hits)
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Batch:
     ids: NDArray[np.int64]
     """Blocks of the requests, each request's shallowest first."""
     tokens: NDArray[np.int64]
@@ -75,27 +75,27 @@ class _Chunk:
     """Blocks of each request."""
 
 
-def _chunks(trace: Iterable[TraceRequest], accesses: int) -> Iterator[_Chunk]:
-    batch: list[TraceRequest] = []
-    count = 0
+def _batches(trace: Iterable[TraceRequest], min_accesses: int) -> Iterator[_Batch]:
+    records: list[TraceRequest] = []
+    accesses = 0
     for record in trace:
-        batch.append(record)
-        count += len(record.blocks)
-        if count >= accesses:
-            yield _chunk(batch, count)
-            batch, count = [], 0
-    if batch:
-        yield _chunk(batch, count)
+        records.append(record)
+        accesses += len(record.blocks)
+        if accesses >= min_accesses:
+            yield _make_batch(records, accesses)
+            records, accesses = [], 0
+    if records:
+        yield _make_batch(records, accesses)
 
 
-def _chunk(batch: list[TraceRequest], count: int) -> _Chunk:
-    ids = np.fromiter(chain.from_iterable(r.blocks for r in batch), np.int64, count)
-    lengths = np.fromiter((len(r.blocks) for r in batch), np.int64, len(batch))
-    sizes = np.fromiter((r.block_tokens for r in batch), np.int64, len(batch))
-    inputs = np.fromiter((r.input_tokens for r in batch), np.int64, len(batch))
-    depth = np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+def _make_batch(records: list[TraceRequest], accesses: int) -> _Batch:
+    ids = np.fromiter(chain.from_iterable(r.blocks for r in records), np.int64, accesses)
+    lengths = np.fromiter((len(r.blocks) for r in records), np.int64, len(records))
+    sizes = np.fromiter((r.block_tokens for r in records), np.int64, len(records))
+    inputs = np.fromiter((r.input_tokens for r in records), np.int64, len(records))
+    depth = np.arange(accesses) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     size = np.repeat(sizes, lengths)
-    return _Chunk(ids, np.clip(np.repeat(inputs, lengths) - depth * size, 0, size), lengths)
+    return _Batch(ids, np.clip(np.repeat(inputs, lengths) - depth * size, 0, size), lengths)
 
 
 class StackDistances:
@@ -144,8 +144,8 @@ def _previous_access(sequence: NDArray[np.int64]) -> tuple[NDArray[np.int64], ND
     is_same = sorted_ids[1:] == sorted_ids[:-1]
     previous = np.full(len(sequence), -1, np.int64)
     previous[order[1:][is_same]] = order[:-1][is_same]
-    last = np.append(~is_same, True) if len(sequence) else np.zeros(0, bool)
-    return previous, order[last]
+    is_last = np.append(~is_same, True) if len(sequence) else np.zeros(0, bool)
+    return previous, order[is_last]
 
 
 def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -162,18 +162,18 @@ def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
     for bit in range(bits - 1, -1, -1):
         ones = (shifted[positions] >> bit) & 1
         ones_before = np.cumsum(ones) - ones
-        zero = ones == 0
+        is_zero = ones == 0
         # ``group`` is the start of the run of equal high bits.
         in_group = ones_before - ones_before[group]
-        count[positions[zero]] += in_group[zero]
+        count[positions[is_zero]] += in_group[is_zero]
         zeros_before = np.arange(len(values)) - ones_before
         zeros_in_group = zeros_before - zeros_before[group]
-        zeros = np.bincount(group, weights=zero, minlength=len(group)).astype(np.int64)
-        size = zeros[group]
-        target = group + np.where(zero, zeros_in_group, size + in_group)
+        zeros = np.bincount(group, weights=is_zero, minlength=len(group)).astype(np.int64)
+        group_zeros = zeros[group]
+        destination = group + np.where(is_zero, zeros_in_group, group_zeros + in_group)
         new_positions, new_group = np.empty_like(positions), np.empty_like(group)
-        new_positions[target] = positions
-        new_group[target] = group + np.where(zero, 0, size)
+        new_positions[destination] = positions
+        new_group[destination] = group + np.where(is_zero, 0, group_zeros)
         positions, group = new_positions, new_group
     return count
 
@@ -190,14 +190,14 @@ class _Histogram:
         distances, tokens = distances[is_warm], tokens[is_warm]
         if not distances.size:
             return
-        size = max(len(self._accesses), int(distances.max()) + 1)
-        self._accesses = np.pad(self._accesses, (0, size - len(self._accesses)))
-        self._tokens = np.pad(self._tokens, (0, size - len(self._tokens)))
-        self._accesses += np.bincount(distances, minlength=size)
+        length = max(len(self._accesses), int(distances.max()) + 1)
+        self._accesses = np.pad(self._accesses, (0, length - len(self._accesses)))
+        self._tokens = np.pad(self._tokens, (0, length - len(self._tokens)))
+        self._accesses += np.bincount(distances, minlength=length)
         # Token counts stay exact in float64 up to 2**53.
-        self._tokens += np.bincount(distances, weights=tokens, minlength=size).astype(np.int64)
+        self._tokens += np.bincount(distances, weights=tokens, minlength=length).astype(np.int64)
 
-    def cumulated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def cumulative(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         zero = np.zeros(1, np.int64)
         return (
             np.concatenate((zero, np.cumsum(self._accesses))),

@@ -30,7 +30,7 @@ def prefill_s(
     return total
 
 
-SECONDS_PROFILE = "llama-3.1-8b-h100"
+PREFILL_PROFILE = "llama-3.1-8b-h100"
 """Profile of the prefill seconds; between policies only its ratio of attention to the rest matters."""
 
 
@@ -44,11 +44,11 @@ class PolicyArm:
     """Evict whole nodes, as SGLang's own policies do."""
 
     @property
-    def policy(self) -> type[Policy]:
-        return hindsight_class(self.name) if self.hindsight else policy_class(self.name)
+    def policy_type(self) -> type[Policy]:
+        return hindsight_class(self.name) if self.is_hindsight else policy_class(self.name)
 
     @property
-    def hindsight(self) -> bool:
+    def is_hindsight(self) -> bool:
         return self.name in hindsight_names()
 
 
@@ -67,10 +67,10 @@ class SweepPlan:
 @dataclass(frozen=True, slots=True)
 class SweepTask:
     arm: PolicyArm
-    capacity: int
+    capacity_index: int
     """Index into the plan's capacities."""
     seed: int
-    placebo: bool = False
+    is_placebo: bool = False
 
 
 class SweepInputs:
@@ -88,7 +88,7 @@ class SweepInputs:
         )
         """Tail threshold at each capacity: LRU's P90 of the uncached tokens."""
         self._future: Future | None = None
-        self.profile = load_profile(SECONDS_PROFILE)
+        self.profile = load_profile(PREFILL_PROFILE)
 
     def future(self) -> Future:
         """Return the trace's future, computed once per process."""
@@ -129,16 +129,17 @@ def capacity_blocks(capacity: float, distinct_blocks: int) -> int:
 
 def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
     plan = inputs.plan
-    fraction_or_blocks, capacity = plan.capacities[task.capacity], inputs.capacities[task.capacity]
-    threshold = inputs.thresholds[task.capacity]
-    future = inputs.future() if task.arm.hindsight else None
-    policy = _build_policy(task.arm, future, threshold)
+    fraction_or_blocks = plan.capacities[task.capacity_index]
+    capacity = inputs.capacities[task.capacity_index]
+    threshold_tokens = inputs.thresholds[task.capacity_index]
+    future = inputs.future() if task.arm.is_hindsight else None
+    policy = _build_policy(task.arm, future, threshold_tokens)
     result = simulate(
         inputs.trace,
         policy,
         capacity,
-        threshold_tokens=threshold,
-        placebo_seed=task.seed if task.placebo else None,
+        threshold_tokens=threshold_tokens,
+        placebo_seed=task.seed if task.is_placebo else None,
         hints=None if plan.hints is None else replace(plan.hints, seed=task.seed),
         whole_nodes=task.arm.whole_nodes,
     )
@@ -151,35 +152,36 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
     return {
         "policy": task.arm.name,
         "policy_config": asdict(policy.config),
-        "placebo": task.placebo,
+        "placebo": task.is_placebo,
         "capacity_blocks": capacity,
         "capacity_fraction": fraction_or_blocks if fraction_or_blocks < 1 else capacity / distinct,
         "seed": task.seed,
         "distinct_blocks": distinct,
         "block_tokens": inputs.trace[0].block_tokens,
-        "tel_threshold_tokens": threshold,
+        "tel_threshold_tokens": threshold_tokens,
         **{name: getattr(result, name) for name in columns},
         "prefill_s": prefill_s(inputs.profile, inputs.trace, result.uncached_tokens),
-        "prefill_profile": SECONDS_PROFILE,
+        "prefill_profile": PREFILL_PROFILE,
     }
 
 
 def _tasks(plan: SweepPlan) -> Iterator[SweepTask]:
     for seed in plan.seeds:
         for arm in plan.arms:
-            for placebo in (False, True) if plan.placebo and arm.policy.reads_labels else (False,):
-                for capacity in range(len(plan.capacities)):
-                    yield SweepTask(arm, capacity, seed, placebo)
+            placebos = (False, True) if plan.placebo and arm.policy_type.reads_labels else (False,)
+            for placebo in placebos:
+                for capacity_index in range(len(plan.capacities)):
+                    yield SweepTask(arm, capacity_index, seed, placebo)
 
 
 def _representative(plan: SweepPlan, task: SweepTask) -> SweepTask:
     """Return the task that represents all tasks with an equal result."""
-    is_random = task.placebo or plan.hints is not None
+    is_random = task.is_placebo or plan.hints is not None
     return task if is_random else replace(task, seed=plan.seeds[0])
 
 
 def _check_arm(arm: PolicyArm) -> None:
-    if not arm.hindsight and arm.name not in {*policy_names(), *simulated_names()}:
+    if not arm.is_hindsight and arm.name not in {*policy_names(), *simulated_names()}:
         names = ", ".join((*simulated_names(), *hindsight_names()))
         raise CanopyError(f"unknown policy {arm.name!r}; choose from: {names}")
     _build_policy(arm, Future([]), 0.0)
@@ -187,10 +189,10 @@ def _check_arm(arm: PolicyArm) -> None:
 
 def _build_policy(arm: PolicyArm, future: Future | None, threshold_tokens: float) -> Policy:
     config = dict(arm.config)
-    if arm.policy.takes_tail_target and not any(key in config for key in TAIL_TARGETS):
+    if arm.policy_type.takes_tail_target and not any(key in config for key in TAIL_TARGETS):
         # Use the tail threshold of the run's evaluation.
         config["threshold_tokens"] = threshold_tokens
-    if not arm.hindsight:
+    if not arm.is_hindsight:
         return make_policy(arm.name, config)
     assert future is not None, "a hindsight policy needs the future"
     return make_hindsight(arm.name, future, config)

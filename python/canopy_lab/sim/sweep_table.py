@@ -11,7 +11,7 @@ from canopy_lab.report.table import short_number, text_table
 from sglang_canopy.policy.registry import CANOPYS_LRU, SGLANGS_LRU
 
 SweepRow = Mapping[str, Any]
-BASELINES, BOUND = (SGLANGS_LRU, CANOPYS_LRU), "belady"
+BASELINE_POLICIES, BOUND_POLICY = (SGLANGS_LRU, CANOPYS_LRU), "belady"
 """Policies that others are compared with, the preferred first; and the bound."""
 
 
@@ -21,12 +21,12 @@ def group_by_cell(rows: Sequence[SweepRow]) -> dict[tuple[str, int], list[SweepR
     The label of a placebo ends in ``(placebo)``.
     """
     cells: dict[tuple[str, int], list[SweepRow]] = {}
-    counts: dict[tuple[str, int], int] = {}
+    capacity_counts: dict[tuple[str, int], int] = {}
     for row in rows:
         label = row["policy"] + (" (placebo)" if row["placebo"] else "")
-        capacity = counts.get((label, row["seed"]), 0)
-        counts[label, row["seed"]] = capacity + 1
-        cells.setdefault((label, capacity), []).append(row)
+        capacity_index = capacity_counts.get((label, row["seed"]), 0)
+        capacity_counts[label, row["seed"]] = capacity_index + 1
+        cells.setdefault((label, capacity_index), []).append(row)
     return cells
 
 
@@ -38,31 +38,31 @@ def sweep_table(rows: Sequence[SweepRow]) -> str:
     """Return a sweep's rows as text, with the gap to hindsight if it was simulated."""
     cells = group_by_cell(rows)
     base = _baseline({label for label, _ in cells})
-    with_gap = base is not None and (BOUND, 0) in cells
+    with_gap = base is not None and (BOUND_POLICY, 0) in cells
     header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]
     header += ["prefill s", f"against {base}"] if base else ["prefill s"]
     header += ["uncached p50", "p90", "p95", "p99", "TEL", "over", "s"]
-    lines = []
-    for (label, capacity), group in cells.items():
+    table = []
+    for (label, index), group in cells.items():
         hits = [100 * row["block_hit_ratio"] for row in group]
         spread = np.ptp(hits) / 2
-        line = [
+        texts = [
             label,
             f"{100 * mean(group, 'capacity_fraction'):.3g} %",
             f"{mean(group, 'capacity_blocks'):.0f}",
             f"{np.mean(hits):.2f}" + (f" ±{spread:.2f}" if spread else ""),
         ]
         if with_gap and base:
-            line.append(_gap(cells, capacity, float(np.mean(hits)), base))
-        line.append(f"{100 * mean(group, 'token_hit_ratio'):.2f}")
+            texts.append(_gap(cells, index, float(np.mean(hits)), base))
+        texts.append(f"{100 * mean(group, 'token_hit_ratio'):.2f}")
         seconds = mean(group, "prefill_s")
-        line.append(f"{seconds:.0f}")
+        texts.append(f"{seconds:.0f}")
         if base:
-            line.append(f"{100 * (seconds / mean(cells[base, capacity], 'prefill_s') - 1):+.1f} %")
-        line += [short_number(mean(group, f"uncached_tokens_p{p}")) for p in (50, 90, 95, 99)]
-        line += [short_number(mean(group, "tel_tokens")), f"{mean(group, 'slo_violations'):.0f}"]
-        lines.append([*line, f"{mean(group, 'seconds'):.2f}"])
-    return text_table(header, lines)
+            texts.append(f"{100 * (seconds / mean(cells[base, index], 'prefill_s') - 1):+.1f} %")
+        texts += [short_number(mean(group, f"uncached_tokens_p{p}")) for p in (50, 90, 95, 99)]
+        texts += [short_number(mean(group, "tel_tokens")), f"{mean(group, 'slo_violations'):.0f}"]
+        table.append([*texts, f"{mean(group, 'seconds'):.2f}"])
+    return text_table(header, table)
 
 
 def sweep_notes(rows: Sequence[SweepRow]) -> list[str]:
@@ -78,8 +78,8 @@ def sweep_notes(rows: Sequence[SweepRow]) -> list[str]:
     if seeds > 1:
         notes.append(f"means over {seeds} seeds, ± half the range")
     policies = {row["policy"] for row in rows}
-    if BOUND in policies and (base := _baseline(policies)):
-        notes.append(f"gap: share of the way from {base} to the hindsight bound {BOUND}")
+    if BOUND_POLICY in policies and (base := _baseline(policies)):
+        notes.append(f"gap: share of the way from {base} to the hindsight bound {BOUND_POLICY}")
     notes.append(
         f"prefill s: seconds of all requests, each alone, under the profile {first_row['prefill_profile']}"
     )
@@ -88,14 +88,14 @@ def sweep_notes(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _baseline(labels: Collection[str]) -> str | None:
-    return next((base for base in BASELINES if base in labels), None)
+    return next((base for base in BASELINE_POLICIES if base in labels), None)
 
 
 def _gap(
     cells: Mapping[tuple[str, int], Sequence[SweepRow]], index: int, hits: float, base: str
 ) -> str:
-    low = 100 * mean(cells[base, index], "block_hit_ratio")
-    high = 100 * mean(cells[BOUND, index], "block_hit_ratio")
-    if high - low <= 0.5:  # a difference in points, too small for a share
+    base_percent = 100 * mean(cells[base, index], "block_hit_ratio")
+    bound_percent = 100 * mean(cells[BOUND_POLICY, index], "block_hit_ratio")
+    if bound_percent - base_percent <= 0.5:  # a difference in points, too small for a share
         return ""
-    return str(round(100 * (hits - low) / (high - low)))
+    return str(round(100 * (hits - base_percent) / (bound_percent - base_percent)))

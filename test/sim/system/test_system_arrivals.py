@@ -41,10 +41,10 @@ def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
 def test_requests_with_equal_logged_times_are_spread_until_the_next_time():
     trace = [request(3.0 * (i // 8), (i + 1,)) for i in range(40)]
     spread_trace = Workload(trace)
-    gaps = [b - a for a, b in zip(spread_trace.times, spread_trace.times[1:], strict=False)]
+    gaps = [b - a for a, b in zip(spread_trace.times_s, spread_trace.times_s[1:], strict=False)]
     assert max(gaps) < 2.9
     burst_trace = Workload(trace, logged_times=True)
-    assert list(burst_trace.times) == pytest.approx([sent.time_s for sent in trace])
+    assert list(burst_trace.times_s) == pytest.approx([sent.time_s for sent in trace])
     config = SystemConfig(device_tokens=10_000)
     costs = profile(token_s=0.02)
     burst_ttft_s = simulate_system(burst_trace, config, costs).mean_ttft_s

@@ -103,11 +103,11 @@ def test_admissions_equal_sglangs_own(running, waiting, ratio, are_fixed, page_t
     for number, ((prompt, output, allowance), generated) in enumerate(running):
         job = job_of(number, prompt, output, allowance)
         generated = min(generated, output)
-        instance.tree.private += prompt + generated
-        job.private = prompt + generated
+        instance.tree.private_tokens += prompt + generated
+        job.private_tokens = prompt + generated
         instance.decoding.add(job, output - generated)
     instance.queue.jobs = [job_of(100 + i, *tokens) for i, tokens in enumerate(waiting)]
-    instance.decoding.ratio.current = ratio
+    instance.decoding.new_token_ratio.current = ratio
     queued = list(instance.queue.jobs)
     instance.prefilling.plan(0.0)
     assert [queued.index(job) for job, _ in instance.prefilling.batch] == expected
@@ -117,7 +117,7 @@ def job_of(i: int, prompt: int, output: int, allowance: int) -> SimulatedRequest
     path = tuple(range(i * 1000, i * 1000 + prompt))
     trace_request = SimpleNamespace(path=path, tenant=None, conversation=None)
     job = SimulatedRequest(i, 0.0, trace_request, path, prompt, output, prompt + output - 1)
-    job.max_new = output + allowance
+    job.max_new_tokens = output + allowance
     return job
 
 
@@ -197,7 +197,7 @@ def test_the_ratio_restarts_when_the_queue_is_empty():
     ratios, (instance,) = [], system_run.instances
     plan = instance.prefilling.plan
     instance.prefilling.plan = lambda now_tokens: (
-        ratios.append(instance.decoding.ratio.current),
+        ratios.append(instance.decoding.new_token_ratio.current),
         plan(now_tokens),
     )[1]
     system_run.serve()

@@ -143,7 +143,7 @@ def test_every_token_is_accounted_for_after_every_step(
     page_tokens, prefetch_policy, max_running, turns_wait, disk_bytes_per_s, touches_waiting, schedule_policy,
 ):  # fmt: skip
     workload = Workload(random_chats(seed))
-    device_tokens = workload.longest_tokens * 2
+    device_tokens = workload.longest_request_tokens * 2
     disk_bytes = device_tokens * 3 * KV_BYTES
     disk = TierSpec(disk_bytes, 1e9, disk_bytes_per_s, shared_channel=True, ttl=ttl_s)
     config = SystemConfig(
@@ -169,7 +169,7 @@ def test_every_token_is_accounted_for_after_every_step(
     def step(instance, now):
         original_step(instance, now)
         instance.tree.verify()
-        assert instance.tree.private >= 0
+        assert instance.tree.private_tokens >= 0
         for disk in simulation.disks:
             recount(disk.tree)
 
@@ -183,10 +183,10 @@ def test_every_token_is_accounted_for_after_every_step(
     for instance in simulation.instances:
         assert not instance.waiting_count
         assert not instance.decoding.jobs
-        assert instance.tree.private == 0
+        assert instance.tree.private_tokens == 0
         assert all(node.locks == node.host_locks == 0 for node in instance.tree.nodes())
         host_tokens = sum(node.length for node in instance.tree.nodes() if node.on_host)
-        assert host_tokens == instance.tree.host_used
+        assert host_tokens == instance.tree.host_used_tokens
 
 
 def test_prefetches_leave_half_of_the_host_to_demoted_kv(monkeypatch):

@@ -64,7 +64,7 @@ def test_host_pages_are_unlocked_when_the_disk_has_written_them(write_policy):
     assert not any(node.host_locks for node in instance.tree.nodes())
     instance.tree.verify()
     host_tokens = sum(node.length for node in instance.tree.nodes() if node.on_host)
-    assert instance.tree.host_used == host_tokens
+    assert instance.tree.host_used_tokens == host_tokens
 
 
 def test_the_host_keeps_pages_being_written_and_drops_later_ones():
@@ -73,7 +73,7 @@ def test_the_host_keeps_pages_being_written_and_drops_later_ones():
     host = TierSpec(300 * KV_BYTES, **FAST_TIER)
     simulation = serve(trace, device_tokens=500, host=host, disk=slow_disk(10.0))
     tree = simulation.instances[0].tree
-    assert tree.host_used == 300
+    assert tree.host_used_tokens == 300
     assert [tree.match(sent.blocks).node.on_host for sent in trace] == [
         True, True, True, False,
     ]  # fmt: skip

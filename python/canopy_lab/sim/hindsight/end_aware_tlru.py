@@ -37,16 +37,16 @@ class EndAwareTLRU(HindsightPolicy):
     # victim = safe or finished blocks of the least recent leaf that has any, else the least recent
     # leaf
     def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
-        tokens = self.future.block_tokens
+        block_tokens = self.future.block_tokens
         run = self.future.last_run(leaf)
-        end = (leaf.offset + leaf.length) // tokens
-        growth = self.config.next_prompt_tokens
-        if growth is None:
-            growth = self.future.mean_growth_tokens
-        budget = leaf.history + growth - self.config.threshold_tokens
-        safe_from = max(0, -int(-budget // tokens))
+        end_block = (leaf.offset + leaf.length) // block_tokens
+        growth_tokens = self.config.next_prompt_tokens
+        if growth_tokens is None:
+            growth_tokens = self.future.mean_growth_tokens
+        budget_tokens = leaf.history + growth_tokens - self.config.threshold_tokens
+        first_safe_block = max(0, -int(-budget_tokens // block_tokens))
         if run.next_use == NEVER:
-            safe_from = min(safe_from, run.start)
-        if safe_from < end:
-            return (0, leaf.last_access), safe_from
+            first_safe_block = min(first_safe_block, run.start)
+        if first_safe_block < end_block:
+            return (0, leaf.last_access), first_safe_block
         return (1, leaf.last_access), 0

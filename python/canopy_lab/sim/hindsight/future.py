@@ -38,7 +38,7 @@ class Future:
     def __init__(self, trace: Sequence[TraceRequest]) -> None:
         self.block_tokens = trace[0].block_tokens if trace else 1
         self.prompt_tokens = [record.input_tokens for record in trace]
-        self._index = {request.time: i for i, request in enumerate(to_requests(trace))}
+        self._request_by_time = {request.time: i for i, request in enumerate(to_requests(trace))}
         self._run_starts: list[list[int]] = []
         self._next_uses: list[list[int]] = []
         growths: list[int] = []
@@ -47,14 +47,14 @@ class Future:
             record = trace[index]
             path = record.blocks
             starts: list[int] = []
-            nexts: list[int] = []
+            next_uses: list[int] = []
             depth = 0
             for following, run in groupby(map(next_use_of.get, path)):
                 starts.append(depth)
-                nexts.append(NEVER if following is None else following)
+                next_uses.append(NEVER if following is None else following)
                 depth += sum(1 for _ in run)
             self._run_starts.append(starts)
-            self._next_uses.append(nexts)
+            self._next_uses.append(next_uses)
             full_blocks = min(record.input_tokens // record.block_tokens, len(path))
             following = next_use_of.get(path[full_blocks - 1]) if full_blocks else None
             if following is not None:
@@ -68,18 +68,18 @@ class Future:
 
     def last_run(self, leaf: Leaf) -> NextUseRun:
         """Return the run that ends with ``leaf``'s last block."""
-        request_index = self._index[leaf.last_access]
+        request_index = self._request_by_time[leaf.last_access]
         starts = self._run_starts[request_index]
         run_index = bisect_right(starts, (leaf.offset + leaf.length) // self.block_tokens - 1) - 1
         return NextUseRun(starts[run_index], self._next_uses[request_index][run_index])
 
-    def needed_blocks(self, request: int, threshold_tokens: float) -> int:
-        """Return the leading blocks that ``request`` needs cached for no tail excess.
+    def needed_blocks(self, request_index: int, threshold_tokens: float) -> int:
+        """Return the leading blocks that ``request_index`` needs cached for no tail excess.
 
         Block i (from 0) counts if missing it leaves more than ``threshold_tokens`` to prefill.
         """
-        needed = (self.prompt_tokens[request] - threshold_tokens) / self.block_tokens
-        return max(0, -int(-needed // 1))
+        needed_blocks = (self.prompt_tokens[request_index] - threshold_tokens) / self.block_tokens
+        return max(0, -int(-needed_blocks // 1))
 
 
 class HindsightPolicy(Policy):
@@ -108,8 +108,8 @@ class HindsightPolicy(Policy):
         leaf = self._heap.least()
         if leaf is None:
             return None
-        keep = self.rank_and_keep(leaf)[1] * self.future.block_tokens - leaf.offset
-        return Victim(leaf, max(keep, 0))
+        keep_tokens = self.rank_and_keep(leaf)[1] * self.future.block_tokens - leaf.offset
+        return Victim(leaf, max(keep_tokens, 0))
 
     def leaves(self) -> Iterator[Leaf]:
         return iter(self._heap)

@@ -43,12 +43,12 @@ class TailBelady(HindsightPolicy):
         return self._safe_first(leaf, run, -run.next_use, run.start)
 
     def _safe_first(
-        self, leaf: Leaf, run: NextUseRun, rank: float, otherwise: int
+        self, leaf: Leaf, run: NextUseRun, rank: float, default_keep: int
     ) -> tuple[Any, int]:
-        """Rank the leaf by its safe blocks, or, without any, its blocks from ``otherwise`` on."""
-        safe_from = safe_start(self.future, run, self.config.threshold_tokens)
-        end = (leaf.offset + leaf.length) // self.future.block_tokens
-        return ((0, rank), safe_from) if safe_from < end else ((1, rank), otherwise)
+        """Rank the leaf by its safe blocks, or, without any, its blocks from ``default_keep`` on."""
+        safe_block = first_safe_block(self.future, run, self.config.threshold_tokens)
+        end_block = (leaf.offset + leaf.length) // self.future.block_tokens
+        return ((0, rank), safe_block) if safe_block < end_block else ((1, rank), default_keep)
 
 
 class LengthAwareTLRU(TailBelady):
@@ -66,7 +66,7 @@ class LengthAwareTLRU(TailBelady):
         return self._safe_first(leaf, self.future.last_run(leaf), leaf.last_access, 0)
 
 
-def safe_start(future: Future, run: NextUseRun, threshold_tokens: float) -> int:
+def first_safe_block(future: Future, run: NextUseRun, threshold_tokens: float) -> int:
     """Return the first depth (blocks) at which ``run`` may be missing without excess."""
     if run.next_use == NEVER:
         return run.start

@@ -26,7 +26,7 @@ class OpenLoop:
 
     def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
         _check_positive("stretch", stretch)
-        self._times_s = [time * stretch for time in workload.times]
+        self._times_s = [time * stretch for time in workload.times_s]
 
     def first_requests(self) -> Sequence[tuple[float, int]]:
         return [(time, index) for index, time in enumerate(self._times_s)]
@@ -40,14 +40,14 @@ class TurnsWait(OpenLoop):
 
     def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
         super().__init__(workload, stretch)
-        self._next = workload.next_turn
+        self._next_turn = workload.next_turn
 
     def first_requests(self) -> Sequence[tuple[float, int]]:
-        followers = set(self._next)
-        return [pair for pair in super().first_requests() if pair[1] not in followers]
+        followers = set(self._next_turn)
+        return [(t, i) for t, i in super().first_requests() if i not in followers]
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
-        following = self._next[request]
+        following = self._next_turn[request]
         return [] if following < 0 else [(max(self._times_s[following], end_s), following)]
 
 
@@ -72,22 +72,22 @@ class ClosedLoop:
             raise CanopyError(f"think_cap_s must be 0 or more, got {think_cap_s!r}")
         links = turn_links(workload.trace, think_cap_s)
         self._following: dict[int, list[tuple[float, int]]] = {}
-        starts = []
+        first_indices = []
         for index, previous in enumerate(links.previous):
             if previous < 0:
-                starts.append(index)
+                first_indices.append(index)
             else:
                 self._following.setdefault(previous, []).append((links.think_s[index], index))
         if sessions_per_hour is None:
-            self._starts = [(workload.times[index], index) for index in starts]
+            self._first_requests = [(workload.times_s[index], index) for index in first_indices]
         else:
-            rng, now_s, self._starts = random.Random(seed), 0.0, []
-            for index in starts:
+            rng, now_s, self._first_requests = random.Random(seed), 0.0, []
+            for index in first_indices:
                 now_s += rng.expovariate(sessions_per_hour / 3600)
-                self._starts.append((now_s, index))
+                self._first_requests.append((now_s, index))
 
     def first_requests(self) -> Sequence[tuple[float, int]]:
-        return self._starts
+        return self._first_requests
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         return [(end_s + think_s, index) for think_s, index in self._following.get(request, ())]

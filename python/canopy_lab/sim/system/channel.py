@@ -20,42 +20,40 @@ class Link:
         self._spec = spec
         self._read_free_s = self._write_free_s = 0.0
 
-    def read(self, now: float, size: float) -> tuple[float, float]:
+    def read(self, now: float, transfer_bytes: float) -> tuple[float, float]:
         """Queue a transfer to the device; return its begin and end, in seconds."""
         spec = self._spec
         start_s = max(now, self._read_free_s)
-        end = start_s + spec.latency_s + size / spec.read_bytes_per_s
-        self._read_free_s = end
+        end_s = start_s + spec.latency_s + transfer_bytes / spec.read_bytes_per_s
+        self._read_free_s = end_s
         if spec.shared_channel:
-            self._write_free_s = end
-        return start_s, end
+            self._write_free_s = end_s
+        return start_s, end_s
 
-    def read_s(self, size: float) -> float:
+    def read_s(self, transfer_bytes: float) -> float:
         """Return the seconds of a transfer to the device, without queueing."""
-        return self._spec.latency_s + size / self._spec.read_bytes_per_s
+        return self._spec.latency_s + transfer_bytes / self._spec.read_bytes_per_s
 
-    def write(self, now: float, size: float) -> tuple[float, float]:
+    def write(self, now: float, transfer_bytes: float) -> tuple[float, float]:
         """Queue a copy from the device; return its begin and end, in seconds."""
         spec = self._spec
         start_s = max(now, self._write_free_s)
-        end = start_s + spec.latency_s + size / spec.write_bytes_per_s
-        self._write_free_s = end
+        end_s = start_s + spec.latency_s + transfer_bytes / spec.write_bytes_per_s
+        self._write_free_s = end_s
         if spec.shared_channel:
-            self._read_free_s = end
-        return start_s, end
+            self._read_free_s = end_s
+        return start_s, end_s
 
 
 class DiskIO:
     """One read or write of a disk."""
 
-    __slots__ = ("begin_s", "end_s", "payload", "remaining_bytes", "size", "total_bytes")
+    __slots__ = ("begin_s", "end_s", "payload", "payload_bytes", "remaining_bytes", "total_bytes")
 
-    def __init__(self, size: float, overhead_bytes: float, payload: Any = None) -> None:
-        self.size = size
-        """Payload bytes; ``total_bytes`` and ``remaining_bytes`` include the latency, as bytes."""
-        size += overhead_bytes
-        self.total_bytes = size
-        self.remaining_bytes = size
+    def __init__(self, payload_bytes: float, overhead_bytes: float, payload: Any = None) -> None:
+        self.payload_bytes = payload_bytes
+        self.total_bytes = self.remaining_bytes = payload_bytes + overhead_bytes
+        """Bytes to transfer, with the latency as bytes."""
         self.begin_s = math.nan
         self.end_s = math.inf
         self.payload = payload
@@ -63,6 +61,10 @@ class DiskIO:
     @property
     def done_share(self) -> float:
         return 1.0 - self.remaining_bytes / self.total_bytes if self.total_bytes else 1.0
+
+
+_READ, _WRITE = 0, 1
+"""Directions: indices of a disk's queues and rates."""
 
 
 class DiskChannel:
@@ -84,49 +86,49 @@ class DiskChannel:
 
     @property
     def written_bytes(self) -> float:
-        left_bytes = sum(write.size * (1.0 - write.done_share) for write in self._queues[1])
+        left_bytes = sum(io.payload_bytes * (1.0 - io.done_share) for io in self._queues[_WRITE])
         return self._queued_write_bytes - left_bytes
 
     @property
     def is_writing(self) -> bool:
-        return bool(self._queues[1])
+        return bool(self._queues[_WRITE])
 
     @property
     def is_busy(self) -> bool:
         """True if a transfer was queued at the last ``advance``."""
-        return bool(self._queues[0] or self._queues[1])
+        return any(self._queues)
 
-    def read(self, now: float, size: float, payload: Any = None) -> DiskIO:
-        return self._queue(0, now, size, payload)
+    def read(self, now: float, payload_bytes: float, payload: Any = None) -> DiskIO:
+        return self._queue(_READ, now, payload_bytes, payload)
 
-    def write(self, now: float, size: float, payload: Any = None) -> DiskIO:
-        return self._queue(1, now, size, payload)
+    def write(self, now: float, payload_bytes: float, payload: Any = None) -> DiskIO:
+        return self._queue(_WRITE, now, payload_bytes, payload)
 
     def cancel(self, transfer: DiskIO, now: float) -> None:
         """Cancel the rest of a read; the part already read has used its time."""
         self.advance(now)
-        if transfer in self._queues[0]:
-            self._queues[0].remove(transfer)
-            self._start_next(0)
+        if transfer in self._queues[_READ]:
+            self._queues[_READ].remove(transfer)
+            self._start_next(_READ)
         self.read_bytes -= transfer.remaining_bytes
 
-    def estimate(self, transfer: DiskIO, now: float) -> float:
+    def estimate_end_s(self, transfer: DiskIO, now: float) -> float:
         """Return the end of a read, in seconds, without further arrivals."""
         self.advance(now)
         if transfer.end_s < math.inf:
             return transfer.end_s
         queued_bytes = 0.0
-        for read in self._queues[0]:
+        for read in self._queues[_READ]:
             queued_bytes += read.remaining_bytes
             if read is transfer:
                 break
-        rate, write_rate = self._rates
+        read_rate, write_rate = self._rates
         if not self._spec.shared_channel:
-            return now + queued_bytes / rate
-        shared_s = sum(transfer.remaining_bytes for transfer in self._queues[1]) / (write_rate / 2)
-        if queued_bytes / (rate / 2) <= shared_s:
-            return now + queued_bytes / (rate / 2)
-        return now + shared_s + (queued_bytes - shared_s * rate / 2) / rate
+            return now + queued_bytes / read_rate
+        shared_s = sum(write.remaining_bytes for write in self._queues[_WRITE]) / (write_rate / 2)
+        if queued_bytes / (read_rate / 2) <= shared_s:
+            return now + queued_bytes / (read_rate / 2)
+        return now + shared_s + (queued_bytes - shared_s * read_rate / 2) / read_rate
 
     def advance(self, now: float) -> None:
         """Process transfers up to ``now``."""
@@ -135,7 +137,7 @@ class DiskChannel:
         reads, writes = self._queues
         while (reads or writes) and self._now < now:
             rate_share = 0.5 if self._spec.shared_channel and reads and writes else 1.0
-            read_rate, write_rate = self._rates[0] * rate_share, self._rates[1] * rate_share
+            read_rate, write_rate = (rate * rate_share for rate in self._rates)
             step_s = now - self._now
             if reads:
                 step_s = min(step_s, reads[0].remaining_bytes / read_rate)
@@ -143,33 +145,33 @@ class DiskChannel:
                 step_s = min(step_s, writes[0].remaining_bytes / write_rate)
             self._now += step_s
             if reads:
-                self._process(0, step_s * read_rate)
+                self._advance_head(_READ, step_s * read_rate)
             if writes:
-                self._process(1, step_s * write_rate)
+                self._advance_head(_WRITE, step_s * write_rate)
         if now > self._now:
             self._now = now
 
-    def _process(self, direction: int, size: float) -> None:
+    def _advance_head(self, direction: int, moved_bytes: float) -> None:
         queue = self._queues[direction]
         transfer = queue[0]
-        transfer.remaining_bytes -= size
+        transfer.remaining_bytes -= moved_bytes
         # A remainder below a byte is rounding.
         if transfer.remaining_bytes < 1.0:
             transfer.remaining_bytes = 0.0
             transfer.end_s = self._now
             queue.popleft()
             self._start_next(direction)
-            if direction and self._on_written is not None:
+            if direction == _WRITE and self._on_written is not None:
                 self._on_written(transfer)
 
-    def _queue(self, direction: int, now: float, size: float, payload: Any) -> DiskIO:
+    def _queue(self, direction: int, now: float, payload_bytes: float, payload: Any) -> DiskIO:
         self.advance(now)
-        if direction:
-            self._queued_write_bytes += size
+        if direction == _WRITE:
+            self._queued_write_bytes += payload_bytes
         else:
-            self.read_bytes += size
-        overhead_bytes = self._spec.latency_s * self._rates[direction] if size else 0.0
-        transfer = DiskIO(size, overhead_bytes, payload)
+            self.read_bytes += payload_bytes
+        overhead_bytes = self._spec.latency_s * self._rates[direction] if payload_bytes else 0.0
+        transfer = DiskIO(payload_bytes, overhead_bytes, payload)
         self._queues[direction].append(transfer)
         self._start_next(direction)
         return transfer

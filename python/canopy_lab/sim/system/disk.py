@@ -96,8 +96,8 @@ class Disk:
             callback()
             return
         self._queued_blocks.update(missing_blocks)
-        size = len(missing_blocks) * self.block_bytes
-        self.channel.write(now, size, _QueuedWrite(path, stored_blocks, request, callback))
+        write_bytes = len(missing_blocks) * self.block_bytes
+        self.channel.write(now, write_bytes, _QueuedWrite(path, stored_blocks, request, callback))
 
     def sweep(self, now: float) -> None:
         self.channel.advance(now)
@@ -110,15 +110,15 @@ class Disk:
         self.channel.advance(now)
         tree = self.tree
         tree.now = max(tree.now, now)
-        node, hit = tree.match(path)
+        node, hit_blocks = tree.match(path)
         if self.expiry is None or node is tree.root:
-            return node, hit
+            return node, hit_blocks
         # A parent's last use is not older than its child's: nothing above ``unexpired`` has expired.
         unexpired: Any = node
         while unexpired is not tree.root and self.expiry.has_expired(unexpired, now):
             unexpired = unexpired.parent
         if unexpired is node:
-            return node, hit
+            return node, hit_blocks
         self._drop_run(node, now)
         return unexpired, 0 if unexpired is tree.root else (
             unexpired.offset + unexpired.length
@@ -147,11 +147,11 @@ class Disk:
             return
         self._queued_blocks.difference_update(path[write.stored_blocks :])
         tree = self.tree
-        node, hit = tree.match(path)
-        if hit < write.stored_blocks:
+        node, hit_blocks = tree.match(path)
+        if hit_blocks < write.stored_blocks:
             return
         tree.lock(node)
-        leaf = tree.insert(path, node, hit)
+        leaf = tree.insert(path, node, hit_blocks)
         if leaf is node:
             tree.unlock(node)
             return

@@ -77,54 +77,54 @@ class EngineProfile:
 
     def prefill_batch_s(self, requests: Iterable[tuple[float, float]]) -> float:
         """Return the seconds of a prefill step of (new tokens, context tokens) requests."""
-        total, attention = 0.0, -self.prefill_request_s
-        for new, context in requests:
-            total += new
-            attention += self.attend_s(new, context) + self.prefill_request_s
-        return self.linear_s(total) + attention
+        total_tokens, attention_s = 0.0, -self.prefill_request_s
+        for new_tokens, context_tokens in requests:
+            total_tokens += new_tokens
+            attention_s += self.attend_s(new_tokens, context_tokens) + self.prefill_request_s
+        return self.linear_s(total_tokens) + attention_s
 
     def linear_s(self, tokens: float) -> float:
         """Return the part of a prefill step that is linear in its tokens."""
         return _interpolate(self.prefill_tokens, self.prefill_linear_s, tokens)
 
-    def attend_s(self, new: float, context: float) -> float:
-        """Return the seconds of attention of ``new`` tokens after ``context`` tokens.
+    def attend_s(self, new_tokens: float, context_tokens: float) -> float:
+        """Return the seconds of attention of ``new_tokens`` tokens after ``context_tokens`` tokens.
 
         Interpolated as seconds per pair of query and key, which vary little, while the number of
         pairs grows with the square.
         """
         new_axis, context_axis = self.attention_new_tokens, self.attention_context_tokens
-        i, row_share = _locate(new_axis, min(max(new, new_axis[0]), new_axis[-1]))
-        j, column_share = _locate(context_axis, min(context, context_axis[-1]))
-        total = 0.0
-        for row, share_i in ((i, 1 - row_share), (i + 1, row_share)):
-            if not share_i:
+        i, new_weight = _locate(new_axis, min(max(new_tokens, new_axis[0]), new_axis[-1]))
+        j, context_weight = _locate(context_axis, min(context_tokens, context_axis[-1]))
+        pair_s = 0.0
+        for row, row_weight in ((i, 1 - new_weight), (i + 1, new_weight)):
+            if not row_weight:
                 continue
-            for column, share_j in ((j, 1 - column_share), (j + 1, column_share)):
-                if share_j:
-                    total += share_i * share_j * self._pair_s[row][column]
-        return total * _pairs(new, context)
+            for column, column_weight in ((j, 1 - context_weight), (j + 1, context_weight)):
+                if column_weight:
+                    pair_s += row_weight * column_weight * self._seconds_per_pair[row][column]
+        return pair_s * _pairs(new_tokens, context_tokens)
 
     @cached_property
-    def _pair_s(self) -> list[list[float]]:
+    def _seconds_per_pair(self) -> list[list[float]]:
         """Seconds per query-key pair at the measured points, ``[new][context]``."""
         return [
             [
-                seconds / _pairs(new, context)
-                for context, seconds in zip(self.attention_context_tokens, row, strict=True)
+                seconds / _pairs(new_tokens, context_tokens)
+                for context_tokens, seconds in zip(self.attention_context_tokens, row, strict=True)
             ]
-            for new, row in zip(self.attention_new_tokens, self.attention_s, strict=True)
+            for new_tokens, row in zip(self.attention_new_tokens, self.attention_s, strict=True)
         ]
 
-    def decode_s(self, batch: float, context_tokens: float) -> float:
-        """Return the seconds of a decode step of ``batch`` requests with this mean context."""
+    def decode_s(self, batch_size: float, context_tokens: float) -> float:
+        """Return the seconds of a decode step of ``batch_size`` requests with this mean context."""
         contexts, batches = self.decode_context_tokens, self.decode_batch
-        i, u = _locate(batches, batch)
-        low = _interpolate(contexts, self.decode_step_s[i], context_tokens)
-        if not u or len(batches) == 1:
-            return low
-        high = _interpolate(contexts, self.decode_step_s[i + 1], context_tokens)
-        return max(low + u * (high - low), 0.0)
+        i, weight = _locate(batches, batch_size)
+        low_s = _interpolate(contexts, self.decode_step_s[i], context_tokens)
+        if not weight or len(batches) == 1:
+            return low_s
+        high_s = _interpolate(contexts, self.decode_step_s[i + 1], context_tokens)
+        return max(low_s + weight * (high_s - low_s), 0.0)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data, the input of ``from_json``."""
@@ -181,8 +181,8 @@ def load_profile(name: str | Path) -> EngineProfile:
     return EngineProfile.from_json(data)
 
 
-def _pairs(new: float, context: float) -> float:
-    return new * context + new * (new + 1) / 2
+def _pairs(new_tokens: float, context_tokens: float) -> float:
+    return new_tokens * context_tokens + new_tokens * (new_tokens + 1) / 2
 
 
 def _locate(axis: Sequence[float], x: float) -> tuple[int, float]:
@@ -194,10 +194,10 @@ def _locate(axis: Sequence[float], x: float) -> tuple[int, float]:
 
 
 def _interpolate(axis: Sequence[float], values: Sequence[float], x: float) -> float:
-    i, u = _locate(axis, x)
-    if not u:
+    i, weight = _locate(axis, x)
+    if not weight:
         return values[i]
-    return max(values[i] + u * (values[i + 1] - values[i]), 0.0)
+    return max(values[i] + weight * (values[i + 1] - values[i]), 0.0)
 
 
 def _check(profile: EngineProfile) -> None:
@@ -219,8 +219,8 @@ def _check(profile: EngineProfile) -> None:
             raise invalid(f"{key} must be ascending numbers of 0 or more")
     if profile.attention_new_tokens[0] < 1:
         raise invalid("attention_new_tokens must begin at 1 or more")
-    line = profile.prefill_linear_s
-    if not _are_numbers(line) or len(line) != len(profile.prefill_tokens):
+    linear_s = profile.prefill_linear_s
+    if not _are_numbers(linear_s) or len(linear_s) != len(profile.prefill_tokens):
         raise invalid("prefill_linear_s must have one time for each of prefill_tokens")
     for key, rows, columns in (
         ("attention_s", profile.attention_new_tokens, profile.attention_context_tokens),
@@ -231,7 +231,7 @@ def _check(profile: EngineProfile) -> None:
             not _are_numbers(row) or len(row) != len(columns) for row in table
         ):
             raise invalid(f"{key} must be {len(rows)} rows of {len(columns)} times of 0 or more")
-    if min(map(min, profile.decode_step_s)) <= 0 or max(line) <= 0:
+    if min(map(min, profile.decode_step_s)) <= 0 or max(linear_s) <= 0:
         raise invalid("a step must take more than 0 s")
     if not _are_numbers((profile.arrival_s, profile.prefill_request_s)):
         raise invalid("arrival_s and prefill_request_s must be 0 or more")

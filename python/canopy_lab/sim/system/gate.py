@@ -58,19 +58,19 @@ class FootprintGate(OpenGate):
         self, device_tokens: int, host_tokens: int, exclusive: bool = False, **config: Any
     ) -> None:
         tiers = device_tokens, host_tokens
-        capacity = sum(tiers) if exclusive else max(tiers)  # without it the host has copies
-        self.gate = admission.SessionGate(GateSettings(**config), capacity)
-        self._seniority: dict[int, int] = {}
+        capacity_tokens = sum(tiers) if exclusive else max(tiers)  # without it the host has copies
+        self.gate = admission.SessionGate(GateSettings(**config), capacity_tokens)
+        self._session_by_turn: dict[int, int] = {}
         """Turns that wait or are answered: number -> number of the session."""
 
     def enter(self, number: int, request: Request, now: float) -> bool:
-        if number not in self._seniority:
-            self._seniority[number] = self.gate.arrive(number, request).number
+        if number not in self._session_by_turn:
+            self._session_by_turn[number] = self.gate.arrive(number, request).number
         self.gate.advance(now)
         return not self.gate.holds(number)
 
     def record_end(self, number: int, request: Request, now: float) -> None:
-        self._seniority.pop(number, None)
+        self._session_by_turn.pop(number, None)
         self.gate.finish(number, request)
         self.gate.advance(now)
 
@@ -78,7 +78,7 @@ class FootprintGate(OpenGate):
         return self.gate.refresh_due_s
 
     def seniority(self, number: int) -> int | None:
-        return self._seniority.get(number, -1) if self.gate.waiting else None
+        return self._session_by_turn.get(number, -1) if self.gate.waiting else None
 
 
 SESSION_GATES: dict[str, Callable[..., OpenGate]] = {"none": OpenGate, "footprint": FootprintGate}

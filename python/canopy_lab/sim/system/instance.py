@@ -21,7 +21,7 @@ from canopy_lab.sim.system.prefill import PrefillBatch
 from canopy_lab.sim.system.queue import Queue
 from canopy_lab.sim.system.queue_order import make_queue_order
 from canopy_lab.sim.system.reservation import NewTokenRatio
-from canopy_lab.sim.system.step_costs import Costs
+from canopy_lab.sim.system.step_costs import StepCosts
 from canopy_lab.sim.system.tier_spec import Expiry
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import ProtectedPrefixes, TouchedPrefixes, WaitingPrefixes
@@ -35,7 +35,7 @@ class Instance:
     def __init__(
         self,
         config: SystemConfig,
-        costs: Costs,
+        costs: StepCosts,
         block_tokens: int,
         device_policy: Policy,
         host_policy: Policy | None,
@@ -48,7 +48,7 @@ class Instance:
         self.waits_for_disk = config.prefetch_policy != "best_effort"
         """True if an otherwise admissible request waits for its prefetch."""
         host_tokens = int(host.capacity_bytes // kv_bytes) if host is not None else 0
-        uses = USES_BEFORE_COPY[config.write_policy]
+        min_uses = USES_BEFORE_COPY[config.write_policy]
         self.tree = TieredTree(
             device_policy,
             config.device_tokens,
@@ -56,7 +56,7 @@ class Instance:
             host_policy=host_policy,
             host_tokens=host_tokens,
             host_expiry=Expiry.from_ttl(host.ttl) if host is not None else None,
-            write_back=not uses,
+            write_back=not min_uses,
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
         )
@@ -78,7 +78,7 @@ class Instance:
             Prefetcher(disk, self.tree, config, kv_bytes, prefixes) if disk is not None else None
         )
         self.placement = Placement(
-            self.tree, self.host_link, disk, kv_bytes, config.page_tokens, uses, prefixes
+            self.tree, self.host_link, disk, kv_bytes, config.page_tokens, min_uses, prefixes
         )
         self.decoding = RunningBatch(
             self.tree, costs, NewTokenRatio(config.schedule_conservativeness), config.fixed_outputs
@@ -87,7 +87,7 @@ class Instance:
             config, costs, self.tree, self.queue, self.decoding, self.prefetcher, prefixes
         )
         self.policies = [device_policy] + ([host_policy] if host_policy is not None else [])
-        self.version = 0
+        self.plan_version = 0
         """Number of plans, to ignore events of replaced plans."""
         self.end_s = math.inf
         """End of the current step; infinity while idle."""
@@ -108,7 +108,7 @@ class Instance:
         """Add a request; a running decode segment then ends with its current step."""
         self.tree.now = max(self.tree.now, now)
         if not self.request_count:
-            self.decoding.ratio.reset()
+            self.decoding.new_token_ratio.reset()
         request = job.request
         request.label = self.policies[0].arrive(request)
         for policy in self.policies[1:]:
@@ -150,13 +150,13 @@ class Instance:
         elif self.decoding.segment is not None:
             self.decoding.claim()
             if self._copy_demoted(now):
-                self.version += 1
+                self.plan_version += 1
                 return
             self._end_segment(now)
         if self.queue.held_jobs and (len(self.finished) > count or self.queue.gate_due(now) <= now):
             for job in self.queue.offer_held(now):
                 self._start_waiting(job, now)
-        self.version += 1
+        self.plan_version += 1
         self.end_s = math.inf
         prefetcher = self.prefetcher
         if prefetcher is not None and prefetcher.to_prefetch and self.waits_for_disk:
@@ -201,17 +201,17 @@ class Instance:
     def _plan_segment(self) -> None:
         assert self.decoding.segment is not None
         self.end_s = self.decoding.segment.end_s
-        self.version += 1
+        self.plan_version += 1
 
     def _end_prefill(self, now: float) -> None:
         for job, new_tokens in self.prefilling.batch:
             job.kv_tokens += new_tokens
             self.placement.insert(job, job.kv_tokens, now)
-            if job.kv_tokens < job.target:
+            if job.kv_tokens < job.target_tokens:
                 continue
             if math.isnan(job.first_token_s):
                 job.first_token_s = now
-            remaining = job.output - (job.target - job.prompt) - 1
+            remaining = job.output_tokens - (job.target_tokens - job.prompt_tokens) - 1
             if remaining <= 0:
                 self._finish(job, now)
             else:
@@ -227,7 +227,7 @@ class Instance:
 
     def _finish(self, job: SimulatedRequest, now: float) -> None:
         request = job.request
-        request.cached_tokens = job.device_hit + job.host_hit
+        request.cached_tokens = job.device_hit_tokens + job.host_hit_tokens
         request.label = self.policies[0].finish(request)
         for policy in self.policies[1:]:
             policy.finish(request)
@@ -235,8 +235,8 @@ class Instance:
             self.disk.policy.finish(request)
         self.placement.insert(job, job.end_tokens, now)
         # Free tokens that other requests had already inserted, and partial pages.
-        self.tree.private -= job.private
-        job.private = 0
+        self.tree.private_tokens -= job.private_tokens
+        job.private_tokens = 0
         if job.leaf is not None:
             self.tree.unlock(job.leaf)
         self.queue.record_end(job, now)

@@ -19,31 +19,31 @@ class SimulatedRequest:
     """Arrival time in seconds."""
     request: Request
     path: tuple[int, ...]
-    prompt: int
-    output: int
+    prompt_tokens: int
+    output_tokens: int
     end_tokens: int
     queued_s: float = math.nan
     """Time at which the gate admitted it to the queue."""
     tokens_before: int = 0
     """Tokens that the instance had prefilled when the request was queued."""
-    max_new: int = field(init=False)
+    max_new_tokens: int = field(init=False)
     """``max_tokens``; at least the output."""
     limit_step: int = 0
-    """Step of the running batch at which ``max_new`` is reached."""
+    """Step of the running batch at which ``max_new_tokens`` is reached."""
     is_clipped: bool = False
     """True while its remaining output exceeds the maximum reservation."""
-    target: int = field(init=False)
+    target_tokens: int = field(init=False)
     """Tokens to prefill; more than the prompt after a retraction."""
     kv_tokens: int = 0
     """Tokens whose KV is on the device."""
-    private: int = 0
+    private_tokens: int = 0
     """Device tokens allocated outside the tree."""
     leaf: TierNode | None = None
     """Deepest locked node of its path."""
-    device_hit: int = 0
-    host_hit: int = 0
-    disk_hit: int = 0
-    disk_start: int = 0
+    device_hit_tokens: int = 0
+    host_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    disk_start_token: int = 0
     disk_blocks: int = -1
     """Leading blocks of its path stored or queued on the disk; -1 before the first check."""
     fetch: DiskIO | None = None
@@ -58,11 +58,11 @@ class SimulatedRequest:
     first_token_s: float = math.nan
 
     def __post_init__(self) -> None:
-        self.max_new, self.target = self.output, self.prompt
+        self.max_new_tokens, self.target_tokens = self.output_tokens, self.prompt_tokens
 
     def path_of_prompt(self, block_tokens: int) -> tuple[int, ...]:
         """Return the blocks of the tokens to prefill."""
-        return self.path[: self.blocks_of(self.target, block_tokens)]
+        return self.path[: self.blocks_of(self.target_tokens, block_tokens)]
 
     def blocks_of(self, tokens: int, block_tokens: int) -> int:
         return -(-tokens // block_tokens)

@@ -62,13 +62,13 @@ class LoadedSystem:
         self._loop = loop
         self._think_cap_s = think_cap_s
         self._logged_times = logged_times
-        self._conversations = turn_links(workload.trace).session_start
-        self._by_seed = {workload.seed: workload}
-        span_s = max(workload.times[-1] - workload.times[0], 1e-9)
+        self._session_starts = turn_links(workload.trace).session_start
+        self._workload_by_seed = {workload.seed: workload}
+        span_s = max(workload.times_s[-1] - workload.times_s[0], 1e-9)
         self.trace_rate = len(workload) / span_s
         """The trace's own rate."""
         if loop == "closed":
-            self.trace_rate = len(set(self._conversations)) * 3600 / span_s
+            self.trace_rate = len(set(self._session_starts)) * 3600 / span_s
 
     def run_at(self, rate: float | None = None, seed: int = 0) -> LoadRun:
         """Run at ``rate``, or at the trace's times. ``seed`` draws request times and session starts."""
@@ -81,7 +81,7 @@ class LoadedSystem:
             result.ttft_s,
             result.due_s + result.e2e_s,
             result.prompt_tokens,
-            self._conversations,
+            self._session_starts,
         )
         return LoadRun(self.trace_rate if rate is None else rate, seed, latency, result)
 
@@ -107,9 +107,9 @@ class LoadedSystem:
     def _seeded_workload(self, seed: int) -> Workload:
         if self._logged_times or not self._workload.times_were_spread:
             return self._workload
-        workload = self._by_seed.get(seed)
+        workload = self._workload_by_seed.get(seed)
         if workload is None:
-            workload = self._by_seed[seed] = Workload(
+            workload = self._workload_by_seed[seed] = Workload(
                 self._workload.trace, self._workload.outputs, seed=seed
             )
         return workload

@@ -56,7 +56,7 @@ class TierNode(Leaf):
 class Match(NamedTuple):
     """Cached prefix of a path: on the device, and on device and host together."""
 
-    device: TierNode
+    device_node: TierNode
     device_tokens: int
     node: TierNode
     blocks: int
@@ -99,21 +99,26 @@ class TierNodes:
         self.expiry = host_expiry
         self.root = TierNode(None, (), 0, 0)
         self.root.on_device = True
-        self.device_used = 0
-        self.host_used = 0
+        self.device_used_tokens = 0
+        self.host_used_tokens = 0
         self._freed_later: dict[TierNode, int] = {}
         """Host tokens of nodes removed under a host lock, freed with the last lock."""
-        self.private = 0
+        self.private_tokens = 0
         """Device tokens of running requests outside the tree."""
-        self.evictable = 0
+        self.evictable_tokens = 0
         """Unlocked tokens of the tree on the device."""
         self.now = 0.0
         self.awaited = AwaitedPaths(device_tokens)
         """Nodes protected for waiting requests."""
 
     @property
-    def free(self) -> int:
-        return self.device_tokens - self.device_used - self.private
+    def free_tokens(self) -> int:
+        return self.device_tokens - self.device_used_tokens - self.private_tokens
+
+    @property
+    def available_tokens(self) -> int:
+        """Device tokens that are free or can be evicted."""
+        return self.free_tokens + self.evictable_tokens
 
     def match(
         self, path: tuple[int, ...], start: TierNode | None = None, stop: int | None = None
@@ -158,7 +163,7 @@ class TierNodes:
             node.locks += 1
             if node.locks == 1:
                 if node.on_device:
-                    self.evictable -= node.length
+                    self.evictable_tokens -= node.length
                 if node.ranking_tier:
                     self._unrank(node)
             node = node.parent
@@ -169,11 +174,11 @@ class TierNodes:
             node.locks -= 1
             if not node.locks:
                 if node.on_device:
-                    self.evictable += node.length
+                    self.evictable_tokens += node.length
                     if not node.device_children:
-                        self._reconsider(node)
+                        self._update_rank(node)
                 elif not node.children:
-                    self._reconsider(node)
+                    self._update_rank(node)
             node = node.parent
 
     def lock_host(self, node: TierNode) -> None:
@@ -185,9 +190,9 @@ class TierNodes:
     def unlock_host(self, node: TierNode) -> None:
         node.host_locks -= 1
         if self._freed_later and not node.host_locks:
-            self.host_used -= self._freed_later.pop(node, 0)
+            self.host_used_tokens -= self._freed_later.pop(node, 0)
         if node is not self.root and node.parent.children.get(node.blocks[0]) is node:
-            self._reconsider(node)
+            self._update_rank(node)
 
     def protect(self, node: TierNode, tenant: str | None) -> None:
         """Protect the path to ``node`` for a waiting request (as in ``radix/core.py``)."""
@@ -204,7 +209,7 @@ class TierNodes:
             if leaf.ranking_tier:
                 self._unrank(leaf)
             self.awaited.end_protection(leaf)
-            self._reconsider(leaf)
+            self._update_rank(leaf)
         for node, tenant in protected:
             if node is not self.root and node.awaited_until is None:
                 self._protect(node, tenant)
@@ -214,14 +219,14 @@ class TierNodes:
         now, device_ancestor = self.now, node
         while device_ancestor is not self.root and not device_ancestor.on_device:
             device_ancestor = device_ancestor.parent
-        ends = [node] if device_ancestor in (node, self.root) else [node, device_ancestor]
-        for end in ends:
+        protected = [node] if device_ancestor in (node, self.root) else [node, device_ancestor]
+        for end in protected:
             if end.ranking_tier:
                 self._unrank(end)
             end.last_access = max(end.last_access, now)
-        self.awaited.protect(node, tenant, now, *ends[1:])
-        for end in ends:
-            self._reconsider(end)
+        self.awaited.protect(node, tenant, now, *protected[1:])
+        for end in protected:
+            self._update_rank(end)
 
     def touch(self, node: TierNode) -> None:
         """Make the path to ``node`` the most recently used (SGLang's ``match_prefix``)."""
@@ -230,7 +235,7 @@ class TierNodes:
             if node.ranking_tier:
                 self._unrank(node)
             node.last_access = max(node.last_access, now)
-            self._reconsider(node)
+            self._update_rank(node)
             node = node.parent
 
     def nodes(self) -> Iterator[TierNode]:
@@ -243,9 +248,9 @@ class TierNodes:
             name = (node.offset, node.blocks[:4])
             assert node.on_device or node.on_host, f"{name} is nowhere"
             assert not node.on_device or node.parent.on_device, f"{name} hangs below a hole"
-            full = len(node.blocks) * self.block_tokens
-            assert full - self.block_tokens < node.length <= full, f"length of {name}"
-            assert node.length == full or not node.children, f"partial block inside: {name}"
+            full_tokens = len(node.blocks) * self.block_tokens
+            assert full_tokens - self.block_tokens < node.length <= full_tokens, f"length of {name}"
+            assert node.length == full_tokens or not node.children, f"partial block inside: {name}"
             assert node.offset == node.parent.offset + node.parent.length, f"offset of {name}"
             children = sum(child.on_device for child in node.children.values())
             assert node.device_children == children, f"device children of {name}"
@@ -253,11 +258,11 @@ class TierNodes:
             host += node.length * node.on_host
             evictable += node.length * (node.on_device and not node.locks)
             assert node.ranking_tier == self._tier_to_rank(node), f"{name} ranks in the wrong tier"
-        assert device == self.device_used, f"device: {device} counted, {self.device_used} noted"
-        assert host <= self.host_used, f"host: {host} counted, {self.host_used} noted"
-        assert evictable == self.evictable, f"evictable: {evictable}, {self.evictable} noted"
-        assert self.free >= 0, f"the device is over full by {-self.free}"
-        assert self.host_used <= self.host_tokens, "the host is over full"
+        assert device == self.device_used_tokens, f"device: {device}, {self.device_used_tokens}"
+        assert host <= self.host_used_tokens, f"host: {host}, {self.host_used_tokens} noted"
+        assert evictable == self.evictable_tokens, f"{evictable}, {self.evictable_tokens} noted"
+        assert self.free_tokens >= 0, f"the device is over full by {-self.free_tokens}"
+        assert self.host_used_tokens <= self.host_tokens, "the host is over full"
 
     # ---- private ----
 
@@ -268,7 +273,7 @@ class TierNodes:
             return NO_TIER if node.device_children else DEVICE
         return HOST if node.on_host and not node.children and not node.host_locks else NO_TIER
 
-    def _reconsider(self, node: TierNode) -> None:
+    def _update_rank(self, node: TierNode) -> None:
         tier = self._tier_to_rank(node)
         if tier == node.ranking_tier:
             return
@@ -306,7 +311,7 @@ class TierNodes:
         if node.host_locks:
             self._freed_later[node] = self._freed_later.get(node, 0) + node.length
         else:
-            self.host_used -= node.length
+            self.host_used_tokens -= node.length
 
     def _remove_if_expired(self, node: TierNode) -> bool:
         """Return True if ``node`` was expired and unused, and has been removed."""
@@ -321,7 +326,7 @@ class TierNodes:
             stack.extend(descendant.children.values())
         parent = node.parent
         self._delete(node)
-        self._reconsider(parent)
+        self._update_rank(parent)
         return True
 
     def _split(self, node: TierNode, blocks: int) -> TierNode:

@@ -49,26 +49,26 @@ class Placement:
         if not tokens:
             return
         blocks = job.blocks_of(tokens, tree.block_tokens)
-        leaf, added = tree.insert(job.path, blocks, tokens, job.leaf)
-        job.private -= added
+        leaf, added_tokens = tree.insert(job.path, blocks, tokens, job.leaf)
+        job.private_tokens -= added_tokens
         tree.lock(leaf, job.leaf)
         job.leaf = leaf
         tree.mark_used(leaf, job.request, job.index)
         self.waiting_prefixes.record_use(leaf, job.request)
-        copied = 0
+        copied_tokens = 0
         if self.host_link is not None:
-            copied = self._back_up(leaf, now)
+            copied_tokens = self._back_up(leaf, now)
         if self.disk is not None:
-            whole = job.path[: tokens // tree.block_tokens]
+            whole_blocks = job.path[: tokens // tree.block_tokens]
             if job.disk_blocks < 0:
-                prompt = job.path[: job.prompt // page * page // tree.block_tokens]
-                job.disk_blocks = self.disk.record_use(prompt, job.request, now)
-            if leaf.on_host and (copied or len(whole) > job.disk_blocks):
+                prompt_path = job.path[: job.prompt_tokens // page * page // tree.block_tokens]
+                job.disk_blocks = self.disk.record_use(prompt_path, job.request, now)
+            if leaf.on_host and (copied_tokens or len(whole_blocks) > job.disk_blocks):
                 tree.lock_host(leaf)
                 self.disk.write(
-                    whole, job.disk_blocks, job.request, now, partial(tree.unlock_host, leaf)
+                    whole_blocks, job.disk_blocks, job.request, now, partial(tree.unlock_host, leaf)
                 )
-                job.disk_blocks = max(job.disk_blocks, len(whole))
+                job.disk_blocks = max(job.disk_blocks, len(whole_blocks))
 
     def _back_up(self, node: TierNode, now: float) -> int:
         """Copy ``node`` and its ancestors to the host if they were used often enough."""
@@ -77,10 +77,10 @@ class Placement:
             node = node.parent
         if node is self.tree.root or not self.uses_before_copy:
             return 0
-        copied = self.tree.back_up(node)
-        if copied:
-            self.host_link.write(now, copied * self.kv_bytes)
-        return copied
+        copied_tokens = self.tree.back_up(node)
+        if copied_tokens:
+            self.host_link.write(now, copied_tokens * self.kv_bytes)
+        return copied_tokens
 
     def write_demoted(self, now: float) -> float:
         """Copy victims demoted under ``write_back`` to the host, and queue their disk writes.
@@ -88,9 +88,9 @@ class Placement:
         Returns the end of the last copy, which the next step waits for.
         """
         assert self.host_link is not None
-        copied_s = now
+        copies_end_s = now
         for node in self.tree.demoted:
-            _, copied_s = self.host_link.write(now, node.length * self.kv_bytes)
+            _, copies_end_s = self.host_link.write(now, node.length * self.kv_bytes)
             if self.disk is None:
                 continue
             runs, ancestor = [], node
@@ -103,7 +103,7 @@ class Placement:
                 block_tokens=self.tree.block_tokens, turn=node.turn, tenant=node.tenant,
             )  # fmt: skip
             path = path[: (node.offset + node.length) // self.tree.block_tokens]
-            stored = self.disk.record_use(path, request, now)
-            self.disk.write(path, stored, request, now, partial(self.tree.unlock_host, node))
+            stored_blocks = self.disk.record_use(path, request, now)
+            self.disk.write(path, stored_blocks, request, now, partial(self.tree.unlock_host, node))
         self.tree.demoted.clear()
-        return copied_s
+        return copies_end_s

@@ -41,10 +41,10 @@ class Prefetcher:
 
     def wake_at(self, waiting: Iterable[SimulatedRequest], now: float) -> float:
         """Return the time at which an idle instance must check its prefetches again."""
-        time_s = math.inf
+        time_s, channel = math.inf, self.disk.channel
         for job in waiting:
             if job.fetch is not None:
-                time_s = min(time_s, self.disk.channel.estimate(job.fetch, now), job.deadline_s)
+                time_s = min(time_s, channel.estimate_end_s(job.fetch, now), job.deadline_s)
         return max(time_s, now + 1e-6)
 
     def start_prefetches(self, now: float) -> None:
@@ -55,22 +55,22 @@ class Prefetcher:
         """
         disk, tree = self.disk, self.tree
         block_tokens = tree.block_tokens
-        limit = self.max_occupied_tokens
+        max_tokens = self.max_occupied_tokens
         jobs, self.to_prefetch = self.to_prefetch, []
         for index, job in enumerate(jobs):
-            if self.occupied_tokens >= limit:
+            if self.occupied_tokens >= max_tokens:
                 # As SGLang's limiter: requests that have not started retry in the next round.
                 self.to_prefetch = jobs[index:]
                 return
             if not math.isnan(job.start_s):
                 continue
-            path = job.path[: (job.prompt - 1) // block_tokens]
+            path = job.path[: (job.prompt_tokens - 1) // block_tokens]
             match = tree.match(path)
             self.waiting_prefixes.record_match(job, match.node)
             cached_tokens = match.tokens
             if match.node is not tree.root and not match.node.on_host:
                 continue
-            if job.prompt - 1 - cached_tokens < self.config.prefetch_threshold_tokens:
+            if job.prompt_tokens - 1 - cached_tokens < self.config.prefetch_threshold_tokens:
                 continue
             tokens = disk.count_leading(path, now) * block_tokens - cached_tokens
             if tokens < max(1, self.config.prefetch_threshold_tokens):
@@ -78,8 +78,8 @@ class Prefetcher:
             claimed_tokens = tree.claim_host(tokens) // block_tokens * block_tokens
             if claimed_tokens < max(1, self.config.prefetch_threshold_tokens):
                 continue
-            tree.host_used += claimed_tokens
-            job.prefetch_tokens = job.prompt - 1 - cached_tokens
+            tree.host_used_tokens += claimed_tokens
+            job.prefetch_tokens = job.prompt_tokens - 1 - cached_tokens
             self.occupied_tokens += job.prefetch_tokens
             job.fetch_start_block = match.blocks
             job.anchor = match.node
@@ -98,7 +98,7 @@ class Prefetcher:
         tokens = fetch.payload
         if not is_complete and policy == "timeout":
             if job.deadline_s == math.inf:
-                kilotokens = (job.prompt - job.fetch_start_block * tree.block_tokens) / 1024
+                kilotokens = (job.prompt_tokens - job.fetch_start_block * tree.block_tokens) / 1024
                 job.deadline_s = (
                     now
                     + self.config.prefetch_timeout_base_s
@@ -109,16 +109,16 @@ class Prefetcher:
         job.fetch = None
         self.occupied_tokens -= job.prefetch_tokens
         anchor, job.anchor = job.anchor, None
-        tree.host_used -= tokens
+        tree.host_used_tokens -= tokens
         if not is_complete:
             disk.channel.cancel(fetch, now)
-            batch = PREFETCH_BATCH_PAGES * self.config.page_tokens
-            tokens = int(fetch.done_share * tokens) // batch * batch
+            batch_tokens = PREFETCH_BATCH_PAGES * self.config.page_tokens
+            tokens = int(fetch.done_share * tokens) // batch_tokens * batch_tokens
         blocks = job.fetch_start_block + tokens // tree.block_tokens
         if tokens:
             path = job.path[:blocks]
             added = tree.add_to_host(path, job.fetch_start_block, blocks, disk.deepest_leaf(path))
-            job.disk_hit = added
-            job.disk_start = blocks * tree.block_tokens - added
+            job.disk_hit_tokens = added
+            job.disk_start_token = blocks * tree.block_tokens - added
         tree.unlock_host(anchor)  # type: ignore[arg-type]  # set with the fetch
         return True

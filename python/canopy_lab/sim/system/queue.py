@@ -14,7 +14,7 @@ from canopy_lab.sim.system.queue_order import (
     QueueOrder,
     ShortestPrefillFirst,
 )
-from canopy_lab.sim.system.step_costs import Costs
+from canopy_lab.sim.system.step_costs import StepCosts
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WaitingPrefixes
 
@@ -25,7 +25,7 @@ class Queue:
     def __init__(
         self,
         tree: TieredTree,
-        costs: Costs,
+        costs: StepCosts,
         host_link: Link | None,
         page_tokens: int,
         order: QueueOrder,
@@ -38,7 +38,7 @@ class Queue:
         self._costs = costs
         self._host_link = host_link
         self.unbacked_tokens = math.inf if host_link is not None else tree.device_tokens
-        self._page = page_tokens
+        self._page_tokens = page_tokens
         self._order = order
         self._gate = gate
         self._prefixes = prefixes
@@ -112,7 +112,7 @@ class Queue:
                 self.jobs = list(self._order.order(self.jobs, self))
         self._prefixes.before_step(self.jobs, self._was_matched)
 
-    def share(self, remaining_tokens: int, page: int, step_tokens: int) -> int | None:
+    def share_step(self, remaining_tokens: int, page: int, step_tokens: int) -> int | None:
         """Return the step's tokens for a chunked prefill with ``remaining_tokens`` left, or ``None``.
 
         ``None`` means no limit. Jobs that share the step move to the head of the queue.
@@ -121,7 +121,7 @@ class Queue:
             self._order, BoundedShortestFirst | ShortestPrefillFirst
         ):
             return None
-        jobs, limit = self._order.share(remaining_tokens, step_tokens, page, self.jobs)
+        jobs, limit = self._order.share_step(remaining_tokens, step_tokens, page, self.jobs)
         self.jobs = list(jobs)
         return limit
 
@@ -134,20 +134,20 @@ class Queue:
 
     def _oldest_sessions_first(self) -> None:
         """Sort by the gate's seniority, if it has one. The sort is stable."""
-        rank = {job.index: self._gate.seniority(job.index) for job in self.jobs}
-        self.jobs.sort(key=lambda job: rank[job.index] or 0)
+        seniority = {job.index: self._gate.seniority(job.index) for job in self.jobs}
+        self.jobs.sort(key=lambda job: seniority[job.index] or 0)
 
     def match_cached(self, job: SimulatedRequest) -> CachedTokens:
         self._was_matched = True
-        tree, page = self._tree, self._page
+        tree, page = self._tree, self._page_tokens
         match = tree.match(job.path_of_prompt(tree.block_tokens))
         self._prefixes.record_match(job, match.node)
-        limit = (job.target - 1) // page * page
-        device = min(match.device_tokens // page * page, limit)
-        return CachedTokens(device, min(match.tokens // page * page, limit) - device)
+        max_hit = (job.target_tokens - 1) // page * page
+        device = min(match.device_tokens // page * page, max_hit)
+        return CachedTokens(device, min(match.tokens // page * page, max_hit) - device)
 
     def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
-        return self._costs.marginal(new_tokens, context_tokens, self.step_tokens)
+        return self._costs.marginal_s(new_tokens, context_tokens, self.step_tokens)
 
     def load_s(self, tokens: int) -> float:
         if self._host_link is None:

@@ -15,11 +15,13 @@ from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BASE_BUDGET_S, COST_FACTOR, BoundedShortest
 from sglang_canopy.schedule.cost import MIN_S, Prefill
 
-MAX_MATCHED = 128
+MAX_MATCHED_JOBS = 128
 """SGLang's ``lpm`` and ``hrrn`` do not sort longer queues (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
-IN_BATCH_TOKENS = 32
+MAX_IN_BATCH_TOKENS = 32
 """A request with at most this many cached tokens waits for an earlier request that shares more
 (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEPRIORITIZE_THRESHOLD``)."""
+
+Jobs = Sequence[SimulatedRequest]
 
 
 class CachedTokens(NamedTuple):
@@ -57,13 +59,11 @@ class QueueView(Protocol):
 class QueueOrder(Protocol):
     """Orders the waiting jobs of one instance; one object per instance."""
 
-    def order(
-        self, waiting: Sequence[SimulatedRequest], view: QueueView
-    ) -> Sequence[SimulatedRequest]:
+    def order(self, waiting: Jobs, view: QueueView) -> Jobs:
         """Return ``waiting`` in admission order; called before each prefill step that may admit.
 
         ``waiting`` has the order returned last, with new jobs at the end. A job has ``arrival_s`` (s),
-        ``prompt`` and ``output`` (tokens; only an oracle reads ``output``), ``request`` (``tenant``,
+        ``prompt_tokens`` and ``output_tokens`` (which only an oracle reads), ``request`` (``tenant``,
         ``conversation``, ...) and ``index`` in the trace. Return a permutation of ``waiting``.
         """
 
@@ -71,19 +71,15 @@ class QueueOrder(Protocol):
 class FirstComeFirstServed:
     """``fcfs``: in order of arrival, SGLang's default."""
 
-    def order(
-        self, waiting: Sequence[SimulatedRequest], view: QueueView
-    ) -> Sequence[SimulatedRequest]:
+    def order(self, waiting: Jobs, view: QueueView) -> Jobs:
         return waiting
 
 
 class LongestPrefixMatch:
     """``lpm``: most cached tokens first; queues longer than 128 stay in order."""
 
-    def order(
-        self, waiting: Sequence[SimulatedRequest], view: QueueView
-    ) -> Sequence[SimulatedRequest]:
-        if len(waiting) > MAX_MATCHED:
+    def order(self, waiting: Jobs, view: QueueView) -> Jobs:
+        if len(waiting) > MAX_MATCHED_JOBS:
             return waiting
         cached, deferred = match_waiting(waiting, view)
         return sorted(waiting, key=lambda job: (job in deferred, -cached[job]))
@@ -92,17 +88,15 @@ class LongestPrefixMatch:
 class HighestResponseRatioNext:
     """``hrrn``: most tokens prefilled since arrival, per uncached token of the job."""
 
-    def order(
-        self, waiting: Sequence[SimulatedRequest], view: QueueView
-    ) -> Sequence[SimulatedRequest]:
-        if len(waiting) > MAX_MATCHED:
+    def order(self, waiting: Jobs, view: QueueView) -> Jobs:
+        if len(waiting) > MAX_MATCHED_JOBS:
             return waiting
         cached, deferred = match_waiting(waiting, view)
 
         def rank(job: SimulatedRequest) -> tuple[bool, float, int]:
-            uncached = max(job.target - cached[job], 1)
-            waited = view.processed_tokens - job.tokens_before
-            return job in deferred, -waited / uncached, job.index
+            uncached_tokens = max(job.target_tokens - cached[job], 1)
+            waited_tokens = view.processed_tokens - job.tokens_before
+            return job in deferred, -waited_tokens / uncached_tokens, job.index
 
         return sorted(waiting, key=rank)
 
@@ -114,27 +108,25 @@ class ShortestPrefillFirst:
     that prompt; the simulator does for every order, which favours this one.
     """
 
-    def order(
-        self, waiting: Sequence[SimulatedRequest], view: QueueView
-    ) -> Sequence[SimulatedRequest]:
+    def order(self, waiting: Jobs, view: QueueView) -> Jobs:
         cached, deferred = match_waiting(waiting, view)
-        self._uncached = {j: max(1, j.target - cached[j]) for j in waiting}
-        return sorted(waiting, key=lambda j: (j in deferred, j.target - cached[j], j.arrival_s))
+        self._uncached_tokens = {j: max(1, j.target_tokens - cached[j]) for j in waiting}
+        return sorted(waiting, key=lambda j: (j in deferred, self._uncached_tokens[j], j.arrival_s))
 
-    def share(
-        self, remaining: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
-    ) -> tuple[Sequence[SimulatedRequest], int | None]:
+    def share_step(
+        self, remaining_tokens: int, step_tokens: int, page: int, waiting: Jobs
+    ) -> tuple[Jobs, int | None]:
         """Return jobs in order and the step's tokens for the chunked prefill (``None``: no limit).
 
-        ``remaining``: its remaining tokens. SGLang's ``shortest_prefill_chunk_limit``.
+        ``remaining_tokens``: of its prompt; ``page``: tokens. SGLang's ``shortest_prefill_chunk_limit``.
         """
         shared_tokens = 0
         for job in waiting if step_tokens >= 2 * page else ():
-            uncached = self._uncached[job]
-            pages = -(-uncached // page) * page
-            if uncached >= remaining or shared_tokens + pages > step_tokens - page:
+            uncached = self._uncached_tokens[job]
+            paged_tokens = -(-uncached // page) * page
+            if uncached >= remaining_tokens or shared_tokens + paged_tokens > step_tokens - page:
                 break
-            shared_tokens += pages
+            shared_tokens += paged_tokens
         return waiting, (step_tokens - shared_tokens) // page * page if shared_tokens else None
 
 
@@ -158,11 +150,8 @@ class BoundedShortestFirst:
         self._arranged = Arranged(BoundedShortest(self, cost_factor, base_budget_s), self)
 
     def order(
-        self,
-        waiting: Sequence[SimulatedRequest],
-        view: QueueView,
-        chunked: SimulatedRequest | None = None,
-    ) -> Sequence[SimulatedRequest]:
+        self, waiting: Jobs, view: QueueView, chunked: SimulatedRequest | None = None
+    ) -> Jobs:
         self._view = view
         self._arranged.shortest.unbacked_tokens = view.unbacked_tokens
         return self._arranged.arrange(waiting, chunked)
@@ -171,20 +160,20 @@ class BoundedShortestFirst:
         """Defer jobs that would overdraw a budget."""
         self.deferred = frozenset(self._arranged.over_budget())
 
-    def share(
-        self, remaining: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
-    ) -> tuple[Sequence[SimulatedRequest], int | None]:
+    def share_step(
+        self, remaining_tokens: int, step_tokens: int, page: int, waiting: Jobs
+    ) -> tuple[Jobs, int | None]:
         """Return what ``ShortestPrefillFirst.share`` returns. Jobs that share the step come first."""
         if not self._shares:
             return waiting, None
-        shared = self._arranged.share_step(remaining, step_tokens, page, math.inf)
+        shared = self._arranged.share_step(remaining_tokens, step_tokens, page, math.inf)
         if shared is None:
             return waiting, None
         deferred, limit = shared
         self.deferred = frozenset(deferred)
         return self._arranged.current(), limit
 
-    def admit(self, jobs: Sequence[SimulatedRequest]) -> None:
+    def admit(self, jobs: Jobs) -> None:
         """Remove admitted jobs."""
         self._arranged.admit(jobs)
 
@@ -195,8 +184,8 @@ class BoundedShortestFirst:
     def seconds(self, request: Prefill) -> float:
         """Return the cost of ``request``, in seconds."""
         assert self._view is not None
-        loading = self._view.load_s(request.loaded) if request.loaded else 0.0
-        return max(self._view.marginal_s(request.uncached, request.cached) + loading, MIN_S)
+        loading_s = self._view.load_s(request.loaded) if request.loaded else 0.0
+        return max(self._view.marginal_s(request.uncached, request.cached) + loading_s, MIN_S)
 
     def tenant(self, job: SimulatedRequest) -> str | None:
         return job.request.tenant
@@ -211,7 +200,7 @@ class BoundedShortestFirst:
         assert self._view is not None
         hits = self._view.match_cached(job)
         cached = hits.device + hits.host
-        return Prefill(job.target - cached, cached, hits.host)
+        return Prefill(job.target_tokens - cached, cached, hits.host)
 
     def unlocked_tokens(self, job: SimulatedRequest) -> int:
         """Return 0: the simulator reserves memory itself."""
@@ -227,7 +216,7 @@ class BoundedShortestFirst:
 
 
 def match_waiting(
-    waiting: Sequence[SimulatedRequest], view: QueueView
+    waiting: Jobs, view: QueueView
 ) -> tuple[dict[SimulatedRequest, int], set[SimulatedRequest]]:
     """Return the cached tokens of each job, and the jobs that wait for an earlier one.
 
@@ -241,12 +230,12 @@ def match_waiting(
         hits = view.match_cached(job)
         cached_tokens[job] = hits.device + hits.host
         # Block ids are chained: an equal id is an equal prefix.
-        index = -(-IN_BATCH_TOKENS // max(job.request.block_tokens, 1)) - 1
-        if hits.device <= IN_BATCH_TOKENS and index < len(job.path):
-            if job.path[index] in seen_blocks:
+        block_index = -(-MAX_IN_BATCH_TOKENS // max(job.request.block_tokens, 1)) - 1
+        if hits.device <= MAX_IN_BATCH_TOKENS and block_index < len(job.path):
+            if job.path[block_index] in seen_blocks:
                 deferred.add(job)
             else:
-                seen_blocks.add(job.path[index])
+                seen_blocks.add(job.path[block_index])
     return cached_tokens, deferred
 
 

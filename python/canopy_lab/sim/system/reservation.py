@@ -20,7 +20,7 @@ RETRACT_DECODE_STEPS = 20
 """Decode steps to make room for on retraction (``SGLANG_RETRACT_DECODE_STEPS``)."""
 INIT_RATIO = 0.7
 """``SGLANG_INIT_NEW_TOKEN_RATIO``; times ``--schedule-conservativeness``, at most 1."""
-MIN_SHARE = 0.14
+MIN_RATIO_SHARE = 0.14
 """Minimum of the ratio, as a share of its start (``SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR``)."""
 DECAY_STEPS = 600
 """Decode steps from the start to the minimum (``SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS``)."""
@@ -31,7 +31,7 @@ class NewTokenRatio:
 
     def __init__(self, conservativeness: float = 1.0) -> None:
         self._start_ratio = min(INIT_RATIO * conservativeness, 1.0)
-        self._min_ratio = self._start_ratio * MIN_SHARE
+        self._min_ratio = self._start_ratio * MIN_RATIO_SHARE
         self._decay = (self._start_ratio - self._min_ratio) / DECAY_STEPS
         self.current = self._start_ratio
 
@@ -40,13 +40,13 @@ class NewTokenRatio:
         if self.current > self._min_ratio:
             self.current = max(self.current - steps * self._decay, self._min_ratio)
 
-    def record_retraction(self, generated_tokens: int, limit_tokens: int, jobs: int) -> None:
+    def record_retraction(self, generated_tokens: int, max_tokens: int, job_count: int) -> None:
         """Estimate the ratio after a retraction.
 
-        ``generated_tokens``, ``limit_tokens``: generated and maximum output of the remaining ``jobs``.
+        ``generated_tokens``, ``max_tokens``: generated and maximum output of the remaining ``job_count``.
         """
-        expected = generated_tokens + RETRACT_DECODE_STEPS * jobs
-        self.current = min(1.0, expected / (limit_tokens + 1))
+        expected_tokens = generated_tokens + RETRACT_DECODE_STEPS * job_count
+        self.current = min(1.0, expected_tokens / (max_tokens + 1))
 
     def reset(self) -> None:
         """Return to the start; called when the instance is idle."""
@@ -101,4 +101,5 @@ class Reservation:
 
 def reserved_output(job: SimulatedRequest) -> int:
     """Return the output tokens to reserve for an admitted job."""
-    return min(max(job.max_new - (job.target - job.prompt), 0), CLIP_OUTPUT_TOKENS)
+    generated_tokens = job.target_tokens - job.prompt_tokens
+    return min(max(job.max_new_tokens - generated_tokens, 0), CLIP_OUTPUT_TOKENS)

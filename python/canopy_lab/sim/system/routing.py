@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-MATCH_SHARE = 0.3
+MIN_MATCH_SHARE = 0.3
 """Prefix-aware: minimum share of the prompt that a known prefix must cover
 (``--cache-threshold`` of sglang-router 0.3.2)."""
 IMBALANCE_REQUESTS = 64
@@ -33,7 +33,7 @@ class KnownPrefixes:
     """
 
     def __init__(self, max_blocks: int = MAX_KNOWN_BLOCKS) -> None:
-        self._limit = max_blocks
+        self._max_blocks = max_blocks
         self._sent_to: dict[int, int] = {}
         """Block -> instance. Ids are chained and whole paths are recorded, so the known part of a
         path is a prefix."""
@@ -58,7 +58,7 @@ class KnownPrefixes:
     def record_sent(self, path: Sequence[int], instance: int) -> None:
         """Record that ``path`` was sent to ``instance``."""
         self._sent_to.update(dict.fromkeys(path, instance))
-        if len(self._sent_to) > self._limit:
+        if len(self._sent_to) > self._max_blocks:
             self._previous, self._sent_to = self._sent_to, {}
 
     def _instance_of(self, block: int) -> int:
@@ -76,7 +76,7 @@ class Router:
     def __init__(self, name: str, instances: Sequence[LoadedInstance]) -> None:
         self._name = name
         self._instances = instances
-        self._next = 0
+        self._next_instance = 0
         self._prefixes = KnownPrefixes()
 
     def choose(self, path: Sequence[int]) -> int:
@@ -85,8 +85,8 @@ class Router:
         if count == 1:
             return 0
         if self._name == "round-robin":
-            chosen = self._next
-            self._next = (chosen + 1) % count
+            chosen = self._next_instance
+            self._next_instance = (chosen + 1) % count
             return chosen
         return self._by_prefix(path)
 
@@ -97,7 +97,7 @@ class Router:
         is_balanced = most - least <= IMBALANCE_REQUESTS or most <= least * IMBALANCE_RATIO
         if is_balanced and path:
             blocks, instance = self._prefixes.longest_prefix(path)
-            if blocks > MATCH_SHARE * len(path):
+            if blocks > MIN_MATCH_SHARE * len(path):
                 chosen = instance
         self._prefixes.record_sent(path, chosen)
         return chosen

@@ -21,7 +21,7 @@ from canopy_lab.sim.system.instance import Instance
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.system.routing import Router
-from canopy_lab.sim.system.step_costs import Costs
+from canopy_lab.sim.system.step_costs import StepCosts
 from canopy_lab.sim.system.tier_usage import TierUsage
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
@@ -30,9 +30,9 @@ from sglang_canopy.policy.registry import make_policy
 
 _ARRIVAL, _STEP = 0, 1
 """Event kinds. An arrival precedes the end of a step at the same time."""
-_SWEEPS = 256
+_SWEEPS_PER_RUN = 256
 """Sweeps for expired pages per run."""
-_COLLECT_EVERY = 100_000
+_OBJECTS_PER_COLLECTION = 100_000
 """New objects between two runs of Python's garbage collector."""
 
 
@@ -55,16 +55,16 @@ def simulate_system(
     if arrivals is None:
         arrivals = OpenLoop(workload)
     run = _SystemRun(workload, config, profile, arrivals)
-    with _rare_collections():
+    with _collect_rarely():
         run.serve()
     return run.result(time.perf_counter() - start_s)
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def _collect_rarely() -> Iterator[None]:
     """Run the garbage collector rarely: without cycles, it only costs a tenth of the time."""
     thresholds = gc.get_threshold()
-    gc.set_threshold(max(thresholds[0], _COLLECT_EVERY), *thresholds[1:])
+    gc.set_threshold(max(thresholds[0], _OBJECTS_PER_COLLECTION), *thresholds[1:])
     try:
         yield
     finally:
@@ -81,106 +81,106 @@ class _SystemRun:
         self.config = config
         self.profile = profile
         self.arrivals = arrivals
-        self.disks = _disks(config, profile, workload.block_tokens)
-        costs = Costs(profile)
+        self.disks = _make_disks(config, profile, workload.block_tokens)
+        costs = StepCosts(profile)
         self.instances = [
             Instance(
                 config,
                 costs,
                 workload.block_tokens,
-                *_policies(config),
+                *_make_policies(config),
                 self.disks[number % len(self.disks)] if self.disks else None,
             )
             for number in range(config.instances)
         ]
         self.router = Router(config.routing, self.instances)
-        self.heap: list[tuple[float, int, int, Any]] = []
+        self.event_heap: list[tuple[float, int, int, Any]] = []
         self.sequence = 0
-        self.events = 0
+        self.event_count = 0
         count = len(workload)
         self.ttft_s = array("d", [0.0]) * count
         self.e2e_s = array("d", [0.0]) * count
-        self.tpot_sum, self.tpot_count = 0.0, 0
-        self.queue_s = 0.0
-        self.cached = array("q", [0]) * count
+        self.tpot_s_sum, self.tpot_count = 0.0, 0
+        self.queue_s_sum = 0.0
+        self.cached_tokens = array("q", [0]) * count
         self.due_s = array("d", [0.0]) * count
-        self.prompts = array("q", [0]) * count
-        self.hits = {"device": 0, "host": 0, "disk": 0}
-        self.saved = dict.fromkeys(self.hits, 0.0)
+        self.prompt_lengths = array("q", [0]) * count
+        self.hit_tokens = {"device": 0, "host": 0, "disk": 0}
+        self.saved_s = dict.fromkeys(self.hit_tokens, 0.0)
         self.costs = costs
         self.prompt_tokens = self.output_tokens = 0
         self.first_arrivals = arrivals.first_requests()
         self.start_s = self.end_s = self.first_arrivals[0][0]
-        self.clock = -math.inf
+        self.last_arrival_s = -math.inf
         self.tier_usage = TierUsage(
             self.instances, self.disks, profile.kv_bytes_per_token, self.end_s
         )
 
     def serve(self) -> None:
         """Run from the first arrival to the last token."""
-        heap, first_arrivals = self.heap, self.first_arrivals
+        heap, first_arrivals = self.event_heap, self.first_arrivals
         count, index = len(first_arrivals), 0
-        span_s = max(self.workload.times[-1] - self.workload.times[0], 1.0)
-        sweep_every = span_s / _SWEEPS if self._expires() else math.inf
-        next_sweep = self.start_s + sweep_every
+        span_s = max(self.workload.times_s[-1] - self.workload.times_s[0], 1.0)
+        sweep_every_s = span_s / _SWEEPS_PER_RUN if self._has_ttl() else math.inf
+        next_sweep_s = self.start_s + sweep_every_s
         while index < count or heap:
             if index < count and (not heap or (first_arrivals[index][0], _ARRIVAL) <= heap[0][:2]):
                 now, number = first_arrivals[index]
                 index += 1
-                self.events += 1
+                self.event_count += 1
                 self._arrive(number, now)
                 continue
-            now, kind, _, payload = heapq.heappop(heap)
-            if kind == _ARRIVAL:
-                self.events += 1
+            now, event_kind, _, payload = heapq.heappop(heap)
+            if event_kind == _ARRIVAL:
+                self.event_count += 1
                 self._arrive(payload, now)
                 continue
             instance, version = payload
-            if version != instance.version:
+            if version != instance.plan_version:
                 continue
-            self.events += 1
-            if now >= next_sweep:
-                next_sweep = now + sweep_every
+            self.event_count += 1
+            if now >= next_sweep_s:
+                next_sweep_s = now + sweep_every_s
                 self._sweep(now)
             self._step(instance, now)
         for instance in self.instances:
             instance.check_empty()
 
     def _arrive(self, number: int, now: float) -> None:
-        request, path, prompt, output, end_tokens = self.workload.request(number)
+        request, path, prompt_tokens, output_tokens, end_tokens = self.workload.request(number)
         # Policies receive a request's arrival time in the simulation; no two are equal.
-        self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
-        request.time = self.clock
-        job = SimulatedRequest(number, now, request, path, prompt, output, end_tokens)
+        self.last_arrival_s = max(now, math.nextafter(self.last_arrival_s, math.inf))
+        request.time = self.last_arrival_s
+        job = SimulatedRequest(number, now, request, path, prompt_tokens, output_tokens, end_tokens)
         instance = self.instances[self.router.choose(job.request.path)]
-        version = instance.version
+        plan_version = instance.plan_version
         instance.arrive(job, now)
         if instance.is_idle():
             self._step(instance, now)
-        elif instance.version != version:
-            self._push(instance.end_s, _STEP, (instance, instance.version))
+        elif instance.plan_version != plan_version:
+            self._push(instance.end_s, _STEP, (instance, instance.plan_version))
 
     def _step(self, instance: Instance, now: float) -> None:
         instance.advance(now)
         if instance.finished:
-            for job, end in instance.finished:
-                self._account(job, end)
-                for due, following in self.arrivals.following_requests(job.index, end):
-                    self._push(due, _ARRIVAL, following)
+            for job, end_s in instance.finished:
+                self._account(job, end_s)
+                for due_s, following in self.arrivals.following_requests(job.index, end_s):
+                    self._push(due_s, _ARRIVAL, following)
             instance.finished.clear()
         self.tier_usage.sample(now, instance)
         if instance.end_s < math.inf:
-            self._push(instance.end_s, _STEP, (instance, instance.version))
+            self._push(instance.end_s, _STEP, (instance, instance.plan_version))
         elif instance.waiting_count:
-            wake = instance.wake_at(now)
-            if wake < math.inf:
-                self._push(wake, _STEP, (instance, instance.version))
+            wake_s = instance.wake_at(now)
+            if wake_s < math.inf:
+                self._push(wake_s, _STEP, (instance, instance.plan_version))
 
-    def _push(self, time_s: float, kind: int, payload: Any) -> None:
+    def _push(self, time_s: float, event_kind: int, payload: Any) -> None:
         self.sequence += 1
-        heapq.heappush(self.heap, (time_s, kind, self.sequence, payload))
+        heapq.heappush(self.event_heap, (time_s, event_kind, self.sequence, payload))
 
-    def _expires(self) -> bool:
+    def _has_ttl(self) -> bool:
         tiers = (self.config.host, self.config.disk)
         return any(tier is not None and tier.ttl is not None for tier in tiers)
 
@@ -190,34 +190,34 @@ class _SystemRun:
         for disk in self.disks:
             disk.sweep(now)
 
-    def _account(self, job: SimulatedRequest, end: float) -> None:
+    def _account(self, job: SimulatedRequest, end_s: float) -> None:
         index, client_s = job.index, self.profile.arrival_s
         self.ttft_s[index] = job.first_token_s - job.arrival_s + client_s
-        self.e2e_s[index] = end - job.arrival_s + client_s
-        if job.output > 1:
-            self.tpot_sum += (end - job.first_token_s) / (job.output - 1)
+        self.e2e_s[index] = end_s - job.arrival_s + client_s
+        if job.output_tokens > 1:
+            self.tpot_s_sum += (end_s - job.first_token_s) / (job.output_tokens - 1)
             self.tpot_count += 1
-        self.queue_s += job.start_s - job.arrival_s
-        disk = job.disk_hit
-        self.cached[index] = job.device_hit + job.host_hit
-        self.hits["device"] += job.device_hit
-        self.hits["host"] += job.host_hit - disk
-        self.hits["disk"] += disk
-        self.due_s[index], self.prompts[index] = job.arrival_s, job.prompt
-        context, cost = 0, self.costs.prefill([(job.prompt, 0)])
-        for tier, hit in zip(self.hits, (job.device_hit, job.host_hit - disk, disk), strict=True):
-            if hit:
-                context += hit
-                rest_cost = self.costs.prefill([(job.prompt - context, context)])
-                self.saved[tier] += cost - rest_cost
-                cost = rest_cost
-        self.prompt_tokens += job.prompt
-        self.output_tokens += job.output
-        self.end_s = max(self.end_s, end)
+        self.queue_s_sum += job.start_s - job.arrival_s
+        self.cached_tokens[index] = job.device_hit_tokens + job.host_hit_tokens
+        host_hit = job.host_hit_tokens - job.disk_hit_tokens
+        hits = (job.device_hit_tokens, host_hit, job.disk_hit_tokens)
+        self.due_s[index], self.prompt_lengths[index] = job.arrival_s, job.prompt_tokens
+        cached_tokens, cost_s = 0, self.costs.prefill_s([(job.prompt_tokens, 0)])
+        for tier, hit_tokens in zip(self.hit_tokens, hits, strict=True):
+            self.hit_tokens[tier] += hit_tokens
+            if hit_tokens:
+                cached_tokens += hit_tokens
+                uncached_tokens = job.prompt_tokens - cached_tokens
+                rest_cost_s = self.costs.prefill_s([(uncached_tokens, cached_tokens)])
+                self.saved_s[tier] += cost_s - rest_cost_s
+                cost_s = rest_cost_s
+        self.prompt_tokens += job.prompt_tokens
+        self.output_tokens += job.output_tokens
+        self.end_s = max(self.end_s, end_s)
 
     def result(self, seconds: float) -> SystemResult:
         """Return the totals as a ``SystemResult``."""
-        start_s, kv_bytes = self.start_s, self.profile.kv_bytes_per_token
+        start_s, kv_bytes = self.start_s, float(self.profile.kv_bytes_per_token)
         span_s = max(self.end_s - start_s, 1e-9)
         self.tier_usage.finish(self.end_s)
         for disk in self.disks:
@@ -231,34 +231,34 @@ class _SystemRun:
             p50_ttft_s=p50,
             p90_ttft_s=p90,
             p99_ttft_s=p99,
-            mean_tpot_s=self.tpot_sum / self.tpot_count if self.tpot_count else 0.0,
+            mean_tpot_s=self.tpot_s_sum / self.tpot_count if self.tpot_count else 0.0,
             mean_e2e_s=float(e2e.mean()),
             throughput_tokens_per_s=(self.prompt_tokens + self.output_tokens) / span_s,
             output_tokens_per_s=self.output_tokens / span_s,
             makespan_s=span_s,
-            token_hit_ratio=sum(self.hits.values()) / self.prompt_tokens,
-            token_hit_ratio_by_tier={t: n / self.prompt_tokens for t, n in self.hits.items()},
+            token_hit_ratio=sum(self.hit_tokens.values()) / self.prompt_tokens,
+            token_hit_ratio_by_tier={t: n / self.prompt_tokens for t, n in self.hit_tokens.items()},
             mean_bytes_by_tier=self.tier_usage.means(span_s),
             peak_bytes_by_tier=self.tier_usage.peaks(),
-            host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv_bytes),
+            host_written_bytes=sum(i.tree.host_written_tokens for i in self.instances) * kv_bytes,
             disk_read_bytes=sum(disk.channel.read_bytes for disk in self.disks),
             disk_written_bytes=sum(disk.channel.written_bytes for disk in self.disks),
-            prefill_s_saved_by_tier=self.saved,
-            mean_queue_s=self.queue_s / len(ttft),
-            peak_queue_length=self.tier_usage.peak_queue,
+            prefill_s_saved_by_tier=self.saved_s,
+            mean_queue_s=self.queue_s_sum / len(ttft),
+            peak_queue_length=self.tier_usage.peak_queue_length,
             busy_share=sum(i.busy_s for i in self.instances) / span_s / len(self.instances),
             retracted=sum(i.decoding.retractions for i in self.instances),
-            events=self.events,
+            events=self.event_count,
             seconds=seconds,
             ttft_s=ttft,
             e2e_s=e2e,
-            cached_tokens=np.frombuffer(self.cached, dtype=np.int64),
+            cached_tokens=np.frombuffer(self.cached_tokens, dtype=np.int64),
             due_s=np.frombuffer(self.due_s),
-            prompt_tokens=np.frombuffer(self.prompts, dtype=np.int64),
+            prompt_tokens=np.frombuffer(self.prompt_lengths, dtype=np.int64),
         )
 
 
-def _policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
+def _make_policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
     host = config.host
     device = make_policy(config.device_policy, config.device_policy_config)
     if host is None:
@@ -271,7 +271,7 @@ def _policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
     return device, make_policy(host.policy, host.policy_config)
 
 
-def _disks(config: SystemConfig, profile: EngineProfile, block_tokens: int) -> list[Disk]:
+def _make_disks(config: SystemConfig, profile: EngineProfile, block_tokens: int) -> list[Disk]:
     spec = config.disk
     if spec is None:
         return []

@@ -36,7 +36,7 @@ class TieredTree(TierNodes):
         self.write_back = write_back
         self.whole_nodes = whole_nodes
         self.quantum_tokens = quantum_tokens
-        self.host_written = 0
+        self.host_written_tokens = 0
         """Tokens copied to the host so far."""
         self.duplicates: dict[TierNode, None] = {}
         """Under ``write_back``: all nodes on both tiers, and some stale entries."""
@@ -47,10 +47,10 @@ class TieredTree(TierNodes):
 
     def claim(self, tokens: int) -> None:
         """Allocate device tokens for a running request, evicting if needed."""
-        missing_tokens = tokens - self.free
+        missing_tokens = tokens - self.free_tokens
         if missing_tokens > 0:
             self.evict_device(missing_tokens)
-        self.private += tokens
+        self.private_tokens += tokens
 
     # ---- insertion and loading ----
 
@@ -63,32 +63,32 @@ class TieredTree(TierNodes):
         device. Host-only nodes on the path become device nodes too.
         """
         match = self.match(path, start, blocks)
-        node, added = match.node, 0
+        node, added_tokens = match.node, 0
         ancestor = node
         while not ancestor.on_device:
             ancestor.on_device = True
             if self.write_back:
                 self.duplicates[ancestor] = None
             ancestor.parent.device_children += 1
-            added += ancestor.length
+            added_tokens += ancestor.length
             if not ancestor.locks:
-                self.evictable += ancestor.length
+                self.evictable_tokens += ancestor.length
             if ancestor.ranking_tier:
                 self._unrank(ancestor)
             ancestor = ancestor.parent
         if node is not self.root:
-            self._reconsider(ancestor)
-            missing = min(match.blocks * self.block_tokens, tokens) - match.tokens
-            if missing > 0:
+            self._update_rank(ancestor)
+            missing_tokens = min(match.blocks * self.block_tokens, tokens) - match.tokens
+            if missing_tokens > 0:
                 # Making room may drop the host copy of this node.
-                if node.on_host and self._make_host_room(missing) and node.on_host:
-                    self.host_used += missing
+                if node.on_host and self._make_host_room(missing_tokens) and node.on_host:
+                    self.host_used_tokens += missing_tokens
                 elif node.on_host:
                     self._free_host(node)
-                added += missing
-                node.length += missing
+                added_tokens += missing_tokens
+                node.length += missing_tokens
                 if not node.locks:
-                    self.evictable += missing
+                    self.evictable_tokens += missing_tokens
         if match.blocks < blocks and tokens > match.blocks * self.block_tokens:
             offset = match.blocks * self.block_tokens
             leaf = TierNode(node, path[match.blocks : blocks], offset, tokens - offset)
@@ -99,85 +99,85 @@ class TieredTree(TierNodes):
             node.device_children += 1
             if node.ranking_tier:
                 self._unrank(node)
-            self.evictable += leaf.length
-            added += leaf.length
+            self.evictable_tokens += leaf.length
+            added_tokens += leaf.length
             node = leaf
-        self.device_used += added
-        self.private -= added
-        return node, added
+        self.device_used_tokens += added_tokens
+        self.private_tokens -= added_tokens
+        return node, added_tokens
 
     def load(self, node: TierNode) -> int:
         """Load the path to ``node`` from the host; return the tokens loaded.
 
         The caller has made room and locked the path.
         """
-        loaded = 0
+        loaded_tokens = 0
         while not node.on_device:
             node.on_device = True
             if self.write_back:
                 self.duplicates[node] = None
             node.parent.device_children += 1
-            loaded += node.length
+            loaded_tokens += node.length
             if not node.locks:
-                self.evictable += node.length
+                self.evictable_tokens += node.length
             node = node.parent
-        self.device_used += loaded
-        return loaded
+        self.device_used_tokens += loaded_tokens
+        return loaded_tokens
 
     def back_up(self, node: TierNode) -> int:
         """Copy ``node`` to the host, ancestors first; return the tokens copied."""
         if self.host_policy is None:
             return 0
-        chain = []
+        uncopied = []
         while node is not self.root and not node.on_host:
-            chain.append(node)
+            uncopied.append(node)
             node = node.parent
-        copied = 0
-        for node in reversed(chain):
+        copied_tokens = 0
+        for node in reversed(uncopied):
             if not self._make_host_room(node.length):
                 break
             node.on_host = True
             if self.write_back:
                 self.duplicates[node] = None
-            self.host_used += node.length
-            copied += node.length
-        self.host_written += copied
-        return copied
+            self.host_used_tokens += node.length
+            copied_tokens += node.length
+        self.host_written_tokens += copied_tokens
+        return copied_tokens
 
     def add_to_host(
-        self, path: tuple[int, ...], first_block: int, blocks: int, template: Leaf | None
+        self, path: tuple[int, ...], first_block: int, end: int, template: Leaf | None
     ) -> int:
-        """Add blocks ``first_block`` to ``blocks`` of ``path``, read from storage, to the host.
+        """Add blocks ``first_block`` to ``end`` of ``path``, read from storage, to the host.
 
         Returns the tokens added; the caller has claimed their room with ``claim_host``. Adds
         nothing if their prefix was evicted. A new node copies its attributes from ``template``.
         """
-        match = self.match(path, None, blocks)
+        match = self.match(path, None, end)
         node, size = match.node, self.block_tokens
-        if not first_block <= match.blocks < blocks or (node is not self.root and not node.on_host):
+        if not first_block <= match.blocks < end or (node is not self.root and not node.on_host):
             return 0
         if match.tokens < match.blocks * size:
             return 0  # a partial block is in the way
         offset = match.blocks * size
-        leaf = TierNode(node, path[match.blocks : blocks], offset, blocks * size - offset)
+        leaf = TierNode(node, path[match.blocks : end], offset, end * size - offset)
         leaf.on_host = True
         if template is not None:
             leaf.inherit(template)
         elif node.hits:
             leaf.inherit(node)
         if self.expiry is not None:
-            leaf.group = self.expiry.group(path[:blocks])
+            leaf.group = self.expiry.group(path[:end])
         node.children[path[match.blocks]] = leaf
         if node.ranking_tier == HOST:
             self._unrank(node)
-        self.host_used += leaf.length
-        self._reconsider(leaf)
+        self.host_used_tokens += leaf.length
+        self._update_rank(leaf)
         return leaf.length
 
     def claim_host(self, tokens: int) -> int:
         """Make room on the host for up to ``tokens``; return the tokens that fit."""
         self._make_host_room(tokens)
-        return max(0, min(tokens, self.host_tokens - self.host_used))
+        return max(0, min(tokens, self.host_tokens - self.host_used_tokens))
 
     def mark_used(self, node: TierNode, request: Request, number: int) -> None:
         """Mark all nodes from ``node`` (locked) to the root as used by request ``number``."""
@@ -195,23 +195,23 @@ class TieredTree(TierNodes):
 
     def evict_device(self, needed_tokens: int) -> int:
         """Free at least ``needed_tokens`` device tokens if there are victims; returns tokens freed."""
-        freed = 0
-        policy, size = self.device_policy, self.block_tokens
-        while freed < needed_tokens:
+        total_freed = 0
+        policy, block_tokens = self.device_policy, self.block_tokens
+        while total_freed < needed_tokens:
             victim = policy.victim(self.now)
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept_blocks = self._kept_blocks(node, victim.keep_tokens, needed_tokens - freed)
-            freed_tokens = node.length - kept_blocks * size
+            kept_blocks = self._kept_blocks(node, victim.keep_tokens, needed_tokens - total_freed)
+            freed_tokens = node.length - kept_blocks * block_tokens
             if self.write_back and not node.on_host:
                 if kept_blocks:
                     self._split(node, kept_blocks)
                     kept_blocks = 0
                 self._copy_down(node)
-            freed += freed_tokens
-            self.device_used -= freed_tokens
-            self.evictable -= freed_tokens
+            total_freed += freed_tokens
+            self.device_used_tokens -= freed_tokens
+            self.evictable_tokens -= freed_tokens
             node.ranking_tier = NO_TIER
             policy.drop(node)
             policy.record_eviction(node, freed_tokens)
@@ -229,35 +229,35 @@ class TieredTree(TierNodes):
             node.on_device = False
             parent.device_children -= 1
             if node.on_host:
-                self._reconsider(node)
+                self._update_rank(node)
             else:
                 self._delete(node)
-            self._reconsider(parent)
-        return freed
+            self._update_rank(parent)
+        return total_freed
 
     def evict_host(self, needed_tokens: int) -> int:
-        freed, policy = 0, self.host_policy
-        while freed < needed_tokens and policy is not None:
+        total_freed, policy = 0, self.host_policy
+        while total_freed < needed_tokens and policy is not None:
             victim = policy.victim(self.now)
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept_blocks = self._kept_blocks(node, victim.keep_tokens, needed_tokens - freed)
+            kept_blocks = self._kept_blocks(node, victim.keep_tokens, needed_tokens - total_freed)
             freed_tokens = node.length - kept_blocks * self.block_tokens
-            freed += freed_tokens
+            total_freed += freed_tokens
             node.ranking_tier = NO_TIER
             policy.drop(node)
             policy.record_eviction(node, freed_tokens)
             if kept_blocks:
-                self.host_used -= freed_tokens
+                self.host_used_tokens -= freed_tokens
                 self._shorten(node, kept_blocks)
                 node.ranking_tier = HOST
                 policy.admit(node, self.now)
                 continue
             parent = node.parent
             self._delete(node)
-            self._reconsider(parent)
-        return freed
+            self._update_rank(parent)
+        return total_freed
 
     def expire(self) -> int:
         """Drop expired host-only nodes, tails first; return the tokens freed."""
@@ -274,14 +274,14 @@ class TieredTree(TierNodes):
                 parent = node.parent
                 self._unrank(node)
                 self._delete(node)
-                self._reconsider(parent)
+                self._update_rank(parent)
                 node = parent
         return freed_tokens
 
     # ---- private ----
 
     def _make_host_room(self, tokens: int) -> bool:
-        missing_tokens = tokens - (self.host_tokens - self.host_used)
+        missing_tokens = tokens - (self.host_tokens - self.host_used_tokens)
         if missing_tokens > 0 and self.write_back:
             missing_tokens -= self._drop_duplicates(missing_tokens)
         return missing_tokens <= 0 or self.evict_host(missing_tokens) >= missing_tokens
@@ -289,18 +289,18 @@ class TieredTree(TierNodes):
     def _drop_duplicates(self, needed_tokens: int) -> int:
         """Drop host copies of device nodes, in any order; return the tokens freed (SGLang's
         ``_reclaim_full_host_duplicates``)."""
-        freed, reclaimed = 0, []
+        freed_tokens, reclaimed = 0, []
         for node in self.duplicates:
-            if freed >= needed_tokens:
+            if freed_tokens >= needed_tokens:
                 break
             is_copied = node.on_host and node.on_device and node.parent is not None
             reclaimed.append(node)
             if is_copied and not node.host_locks:
                 self._free_host(node)
-                freed += node.length
+                freed_tokens += node.length
         for node in reclaimed:
             del self.duplicates[node]
-        return freed
+        return freed_tokens
 
     def _split(self, node: TierNode, blocks: int) -> TierNode:
         head = super()._split(node, blocks)
@@ -312,24 +312,24 @@ class TieredTree(TierNodes):
         """``write_back``: copy an evicted node to the host if there is room."""
         if self._make_host_room(node.length):
             node.on_host = True
-            self.host_used += node.length
-            self.host_written += node.length
+            self.host_used_tokens += node.length
+            self.host_written_tokens += node.length
             self.demoted.append(node)
             if self.retains_demoted:
                 self.lock_host(node)
 
-    def _kept_blocks(self, node: TierNode, keep: int, needed_tokens: int) -> int:
+    def _kept_blocks(self, node: TierNode, keep_tokens: int, needed_tokens: int) -> int:
         """Return the blocks of a victim that stay: kept by the policy, or not needed."""
-        size = self.block_tokens
+        block_tokens = self.block_tokens
         tokens = tokens_kept(
             node.length,
-            keep,
+            keep_tokens,
             needed_tokens,
-            page_tokens=size,
+            page_tokens=block_tokens,
             quantum_tokens=self.quantum_tokens,
             whole_nodes=self.whole_nodes,
         )
-        return tokens // size
+        return tokens // block_tokens
 
     def _shorten(self, node: TierNode, kept_blocks: int) -> bool:
         """Cut a leaf to its first ``kept_blocks`` blocks; return False if it has children."""
@@ -357,13 +357,13 @@ class TieredTree(TierNodes):
             return False
         if child.ranking_tier:
             self._unrank(child)
-        tokens = kept_blocks * self.block_tokens
+        kept_tokens = kept_blocks * self.block_tokens
         del node.children[child.blocks[0]]
         child.blocks = node.blocks[kept_blocks:] + child.blocks
-        child.offset -= node.length - tokens
-        child.length += node.length - tokens
+        child.offset -= node.length - kept_tokens
+        child.length += node.length - kept_tokens
         node.blocks = node.blocks[:kept_blocks]
-        node.length = tokens
+        node.length = kept_tokens
         node.children[child.blocks[0]] = child
-        self._reconsider(child)
+        self._update_rank(child)
         return True

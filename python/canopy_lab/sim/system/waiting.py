@@ -19,7 +19,7 @@ from sglang_canopy.records import Request
 
 REFRESH_STEPS = 32
 """Steps between two refreshes (``WAITING_PREFIX_REFRESH_INTERVAL``)."""
-MAX_REFRESHED = 128
+MAX_REFRESHED_JOBS = 128
 """Requests per refresh (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
 
 
@@ -60,7 +60,7 @@ class ProtectedPrefixes(WaitingPrefixes):
         if is_refresh:
             self._protected_jobs = set(waiting)
             self.tree.replace_protection(
-                [(self.path_end(job), job.request.tenant) for job in waiting[:MAX_REFRESHED]]
+                [(self.path_end(job), job.request.tenant) for job in waiting[:MAX_REFRESHED_JOBS]]
             )
             return
         for job in reversed(waiting):  # newer jobs are at the end, or were matched
@@ -71,7 +71,7 @@ class ProtectedPrefixes(WaitingPrefixes):
     def path_end(self, job: SimulatedRequest) -> TierNode:
         """Return the deepest cached node of ``job``'s path."""
         tree = self.tree
-        return tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens)).node
+        return tree.match(job.path, None, job.blocks_of(job.target_tokens, tree.block_tokens)).node
 
 
 class TouchedPrefixes(WaitingPrefixes):
@@ -93,5 +93,5 @@ class TouchedPrefixes(WaitingPrefixes):
         is_refresh = self._steps % REFRESH_STEPS == 0
         self._steps += 1
         if is_refresh:
-            for job in reversed(waiting[:MAX_REFRESHED]):
+            for job in reversed(waiting[:MAX_REFRESHED_JOBS]):
                 self.tree.touch(self.tree.match(job.path_of_prompt(self.tree.block_tokens)).node)

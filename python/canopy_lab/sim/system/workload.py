@@ -22,8 +22,8 @@ ROUNDED_SHARE = 0.5
 """Times count as rounded if more than this share of the requests has a non-unique time."""
 
 
-def spread_rounded(times: Sequence[float], seed: int = 0) -> list[float]:
-    """Return ``times`` with requests of equal time spread over the rounding interval.
+def spread_rounded(times_s: Sequence[float], seed: int = 0) -> list[float]:
+    """Return ``times_s`` with requests of equal time spread over the rounding interval.
 
     Rounded times (Mooncake: 3 s) would otherwise cause bursts that did not exist. If more than half
     of the requests share their time with another request, equal times are redrawn uniformly up to
@@ -31,22 +31,22 @@ def spread_rounded(times: Sequence[float], seed: int = 0) -> list[float]:
     Deterministic in ``seed``.
     """
     groups: list[list[int]] = []
-    for index, time in enumerate(times):
-        if groups and times[groups[-1][0]] == time:
+    for index, time_s in enumerate(times_s):
+        if groups and times_s[groups[-1][0]] == time_s:
             groups[-1].append(index)
         else:
             groups.append([index])
     shared_count = sum(len(group) for group in groups if len(group) > 1)
-    if shared_count <= ROUNDED_SHARE * len(times) or len(groups) < 2:
-        return list(times)
-    distinct_times = [times[group[0]] for group in groups]
-    gaps = [later - earlier for earlier, later in pairwise(distinct_times)]
-    median_gap, rng, spread = median(gaps), random.Random(seed), list(times)
-    for group, gap in zip(groups, [*gaps, median_gap], strict=True):
+    if shared_count <= ROUNDED_SHARE * len(times_s) or len(groups) < 2:
+        return list(times_s)
+    distinct_times_s = [times_s[group[0]] for group in groups]
+    gaps_s = [later - earlier for earlier, later in pairwise(distinct_times_s)]
+    median_gap_s, rng, spread_s = median(gaps_s), random.Random(seed), list(times_s)
+    for group, gap_s in zip(groups, [*gaps_s, median_gap_s], strict=True):
         offsets = sorted(rng.random() for _ in group)
         for index, offset in zip(group, offsets, strict=True):
-            spread[index] = times[index] + offset * min(gap, median_gap)
-    return spread
+            spread_s[index] = times_s[index] + offset * min(gap_s, median_gap_s)
+    return spread_s
 
 
 class Workload:
@@ -71,35 +71,35 @@ class Workload:
             trace = CompactTrace(trace)
         self.trace: Sequence[TraceRequest] = trace
         self.seed = seed
-        self.times = array("d")
+        self.times_s = array("d")
         self.block_tokens = 0
-        self.longest_tokens = 0
+        self.longest_request_tokens = 0
         record_times = [record.time_s for record in trace]
-        times = record_times if logged_times else spread_rounded(record_times, seed)
-        self.times_were_spread = times != record_times
+        times_s = record_times if logged_times else spread_rounded(record_times, seed)
+        self.times_were_spread = times_s != record_times
         """True if rounded times were spread."""
-        for request in to_requests(trace, times=times):
-            if not self.times:
+        for request in to_requests(trace, times_s=times_s):
+            if not self.times_s:
                 self.block_tokens = request.block_tokens
             elif request.block_tokens != self.block_tokens:
                 raise CanopyError(
-                    f"request {len(self.times) + 1} has blocks of {request.block_tokens} tokens, "
+                    f"request {len(self.times_s) + 1} has blocks of {request.block_tokens} tokens, "
                     f"the ones before of {self.block_tokens}; simulate traces of one block size"
                 )
-            self.times.append(request.time)
-            self.longest_tokens = max(
-                self.longest_tokens, request.prompt_tokens + request.output_tokens
+            self.times_s.append(request.time)
+            self.longest_request_tokens = max(
+                self.longest_request_tokens, request.prompt_tokens + request.output_tokens
             )
-        if not self.times:
+        if not self.times_s:
             raise CanopyError("the trace has no requests; give a trace with requests")
         self.outputs = outputs
         self._output_blocks: dict[int, tuple[int, ...]] = dict(outputs or {})
         """Output blocks of requests that a later request continues."""
-        self.next_turn = array("q", [-1]) * len(self.times)
+        self.next_turn = array("q", [-1]) * len(self.times_s)
         self._link_turns()
 
     def __len__(self) -> int:
-        return len(self.times)
+        return len(self.times_s)
 
     def request(self, index: int) -> tuple[Request, tuple[int, ...], int, int, int]:
         """Return (request, path, prompt tokens, output tokens, tokens cached at its end).
@@ -108,40 +108,40 @@ class Workload:
         token.
         """
         record = self.trace[index]
-        prompt = max(record.input_tokens, 1)
-        output = max(record.output_tokens, 1)
-        size = self.block_tokens
+        prompt_tokens = max(record.input_tokens, 1)
+        output_tokens = max(record.output_tokens, 1)
+        block_tokens = self.block_tokens
         # The last generated token has no KV yet.
-        end_tokens = prompt + output - 1
-        full_blocks = prompt // size
+        end_tokens = prompt_tokens + output_tokens - 1
+        full_blocks = prompt_tokens // block_tokens
         output_blocks = self._output_blocks.get(index)
         # A trace may name fewer blocks than the prompt has.
-        blocks = record.blocks[: -(-prompt // size)]
+        blocks = record.blocks[: -(-prompt_tokens // block_tokens)]
         if output_blocks is not None:
             path = blocks[:full_blocks] + output_blocks
-            end_tokens = min(end_tokens, len(path) * size)
+            end_tokens = min(end_tokens, len(path) * block_tokens)
         else:
-            extra = -(-end_tokens // size) - len(blocks)
-            unique = -1 - (index << 20)
-            path = blocks + tuple(range(unique, unique - extra, -1)) if extra > 0 else blocks
+            missing = -(-end_tokens // block_tokens) - len(blocks)
+            first_id = -1 - (index << 20)
+            path = blocks + tuple(range(first_id, first_id - missing, -1))
         request = Request(
-            time=self.times[index],
+            time=self.times_s[index],
             category=record.category,
             path=record.blocks,
-            block_tokens=size,
-            prompt_tokens=prompt,
-            output_tokens=output,
+            block_tokens=block_tokens,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
             turn=record.turn,
             conversation=record.conversation,
             stop=record.stop,
             tenant=record.user,
         )
-        return request, path, prompt, output, end_tokens
+        return request, path, prompt_tokens, output_tokens, end_tokens
 
     def _link_turns(self) -> None:
-        size = self.block_tokens
+        block_tokens = self.block_tokens
         next_turns: dict[str, tuple[int, TraceRequest]] = {}
-        for index in range(len(self.times) - 1, -1, -1):
+        for index in range(len(self.times_s) - 1, -1, -1):
             record = self.trace[index]
             if record.conversation is None:
                 continue
@@ -153,8 +153,8 @@ class Workload:
             self.next_turn[index] = next_index
             if index in self._output_blocks:
                 continue
-            full_blocks = record.input_tokens // size
-            end_block = -(-(record.input_tokens + record.output_tokens - 1) // size)
+            full_blocks = record.input_tokens // block_tokens
+            end_block = -(-(record.input_tokens + record.output_tokens - 1) // block_tokens)
             if (
                 following.input_tokens >= record.input_tokens
                 and len(following.blocks) > full_blocks
