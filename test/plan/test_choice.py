@@ -71,7 +71,7 @@ def test_a_constraint_with_a_typo_suggests_the_correction(text, message):
 def test_the_cheapest_that_meets_the_limits_is_chosen():
     limits = parse_constraints(["mean_ttft<1.5s,throughput>1100"])
     choice = choose(ROWS, limits, COST)
-    assert choice.feasible
+    assert choice.is_feasible
     assert choice.row is ROWS[1]
     assert choose(ROWS, (), COST).row is ROWS[0]
     # Within a thousandth of the most throughput, at half the price.
@@ -82,7 +82,7 @@ def test_the_cheapest_that_meets_the_limits_is_chosen():
 def test_if_nothing_meets_the_limits_the_choice_is_the_nearest_point_and_names_the_missed_limit():
     limits = parse_constraints(["mean_ttft<0.4s", "cost<20"])
     choice = choose(ROWS, limits, COST)
-    assert not choice.feasible
+    assert not choice.is_feasible
     assert choice.row is ROWS[3]
     assert [limit.text for limit in choice.binding] == ["mean_ttft<0.4s"]
 
@@ -90,7 +90,7 @@ def test_if_nothing_meets_the_limits_the_choice_is_the_nearest_point_and_names_t
 def test_of_limits_that_exclude_each_other_those_the_choice_misses_bind():
     limits = parse_constraints(["mean_ttft<0.6s", "cost<6"])
     choice = choose(ROWS, limits, COST)
-    assert not choice.feasible
+    assert not choice.is_feasible
     assert choice.binding
     assert all(not limit.is_met(choice.row) for limit in choice.binding)
     # 0.8 s misses 0.6 s by a third, a cost of 9 misses 6 by a half.

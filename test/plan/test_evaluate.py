@@ -98,11 +98,11 @@ def test_a_configuration_or_an_equal_system_is_simulated_once():
     with Evaluator(inputs) as evaluate:
         (first_row,) = evaluate([CONFIGURATIONS[2]])
         repeated, equal_row = evaluate([CONFIGURATIONS[2], equal_system])
-        assert evaluate.simulated == 1
+        assert evaluate.simulation_count == 1
         assert (repeated, equal_row["mean_ttft_s"]) == (first_row, first_row["mean_ttft_s"])
         evaluate([CONFIGURATIONS[2]], load=1.2)
         evaluate([replace(CONFIGURATIONS[2], disk_mib_s=100.0)])
-        assert evaluate.simulated == 3
+        assert evaluate.simulation_count == 3
 
 
 def test_a_disk_gets_the_bandwidth_that_its_size_buys():

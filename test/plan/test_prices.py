@@ -41,7 +41,7 @@ def test_a_shared_store_is_paid_once():
     without_disk = prices.price_per_hour(instances=3, dram_gib=0)
     assert prices.price_per_hour(**bought, disk="store") - without_disk == pytest.approx(0.1)
     assert prices.price_per_hour(**bought, disk="ssd") - without_disk == pytest.approx(0.3)
-    assert (prices.disks_of("ssd", 3), prices.disks_of("store", 3)) == (3, 1)
+    assert (prices.disk_count("ssd", 3), prices.disk_count("store", 3)) == (3, 1)
 
 
 def test_bandwidth_is_sold_between_a_minimum_and_a_maximum():
@@ -103,7 +103,7 @@ def test_the_error_of_a_too_large_size_has_the_maximum():
 @pytest.mark.parametrize("name", price_list_names())
 def test_every_shipped_list_is_an_example_and_names_missing_sources_once(name):
     prices = load_prices(name)
-    assert prices.example
+    assert prices.is_example
     *sourced, unsourced = prices.sources
     assert sourced
     assert all(re.search(r", https?://\S+, 20\d\d[-\d]*$", source) for source in sourced)

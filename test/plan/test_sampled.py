@@ -115,7 +115,7 @@ def test_the_choice_is_that_of_simulating_everything(name):
         # Differences of under a thousandth are called none (choice.py).
         chosen_value, best_value = (row[metric.key] for row in (confirmed.choice.row, best.row))
         assert chosen_value == pytest.approx(best_value, rel=1e-3), (constraints, minimise)
-        assert confirmed.choice.feasible == best.feasible
+        assert confirmed.choice.is_feasible == best.is_feasible
         assert confirmed.choice.row is exact[confirmed.choice.row.configuration]  # not predicted
 
 

@@ -92,7 +92,7 @@ def test_the_search_ends_at_the_tolerance_and_reports_the_remaining_gain():
     for model in CACHE_PARAMETERS[::3]:
         coarse = share_of_grid(CacheModel(*model), tolerance=0.05).outcome
         fine = share_of_grid(CacheModel(*model), tolerance=0.01).outcome
-        assert (coarse.out_of_budget, fine.out_of_budget) == (False, False)
+        assert (coarse.is_out_of_budget, fine.is_out_of_budget) == (False, False)
         assert coarse.remaining_gain <= 0.05
         assert fine.remaining_gain <= 0.01
         assert len(fine.rows) > len(coarse.rows)
@@ -171,9 +171,9 @@ def test_a_step_at_the_end_of_dram_is_found():
 def test_the_search_stops_at_its_budget_of_evaluations_and_reports_it():
     _, _, outcome = share_of_grid(CacheModel(), evaluations=20)
     assert len(outcome.rows) == 20
-    assert outcome.out_of_budget
+    assert outcome.is_out_of_budget
     assert outcome.remaining_gain > SearchOptions().tolerance
-    assert not share_of_grid(CacheModel(group_gain=0.0)).outcome.out_of_budget
+    assert not share_of_grid(CacheModel(group_gain=0.0)).outcome.is_out_of_budget
 
 
 def test_equal_searches_evaluate_the_same_in_the_same_order():

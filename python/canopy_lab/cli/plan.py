@@ -40,7 +40,7 @@ def run(*options: Any) -> int:
     print(plan_text(plan, inputs.prices.currency))
     print("\n".join(remarks(command, inputs, origin)))
     write_outputs(command, plan, inputs, origin)
-    return 0 if plan.choice.feasible else 1
+    return 0 if plan.choice.is_feasible else 1
 
 
 def plan_trace(
@@ -61,7 +61,7 @@ def plan_trace(
         "profile": command.profile.name,
         "profile_source": command.profile.source,
         "prices": inputs.prices.name,
-        "example_prices": inputs.prices.example,
+        "example_prices": inputs.prices.is_example,
         "price_sources": list(inputs.prices.sources),
         "device_tokens": command.engine.device_tokens,
         "routing": command.engine.routing,
@@ -143,7 +143,7 @@ def remarks(command: PlanCommand, inputs: PlanInputs, origin: Mapping[str, Any])
     lines.append(
         "The error of these predictions on your traffic is unknown; canopy validate measures it."
     )
-    if inputs.prices.example:
+    if inputs.prices.is_example:
         lines.append(
             f"Prices: {inputs.prices.name}, an example to replace by your own (docs/reference/price-list.md)."
         )
@@ -160,7 +160,7 @@ def write_outputs(
     if args.html:
         make_page(plan, origin, inputs.prices.currency).write(args.html)
     if args.output:
-        if not plan.choice.feasible:
+        if not plan.choice.is_feasible:
             print(f"{args.output} is not written: no configuration meets the limits.")
             return
         origin = {k: v for k, v in origin.items() if k != "price_sources"}

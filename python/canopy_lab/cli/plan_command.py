@@ -148,4 +148,4 @@ def _as_auto(command: PlanCommand) -> PlanCommand:
     if command.engine_options.server.write_policy is None:
         choices = {**request.choices, "write_policy": (auto.WRITE_BACK,)}
         request = replace(request, choices=choices)
-    return replace(command, request=request, engine=replace(command.engine, auto=True))
+    return replace(command, request=request, engine=replace(command.engine, is_auto=True))

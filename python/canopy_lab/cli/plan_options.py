@@ -12,7 +12,7 @@ from typing import Any
 from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import out_file, yaml_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
-from canopy_lab.plan.objective import METRICS, PlanMetric, metric
+from canopy_lab.plan.objective import METRICS, PlanMetric, find_metric
 from canopy_lab.plan.request import SearchKeys, split_names
 from canopy_lab.plan.space import GROUP, KNOBS, TTL
 from canopy_lab.sim.system.config import ROUTINGS
@@ -121,7 +121,7 @@ class Choosing(declared.Checked):
     )  # fmt: skip
     minimised: PlanMetric = declare(
         METRICS["cost"], "--best", "metric to minimise among the choices within the limits",
-        metavar="METRIC", parse=metric, shown_default="cost",
+        metavar="METRIC", parse=find_metric, shown_default="cost",
     )  # fmt: skip
     policy: PolicyOption = declare(
         PolicyOption(), "--policy", "policy of every tier: a name, or NAME=JSON",

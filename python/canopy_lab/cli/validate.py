@@ -8,7 +8,7 @@ from pathlib import Path
 
 from canopy_lab.cli.values import above_zero, out_file, write_json
 from canopy_lab.plan.disk_class import MIB
-from canopy_lab.plan.server_plan import Config, read_config
+from canopy_lab.plan.server_plan import ServerFlags, read_config
 from canopy_lab.plan.validation import HITS, TTFTS, Validation, recalibrate, validate
 from canopy_lab.plan.validation import system_of_plan as system
 from canopy_lab.report.table import text_table
@@ -87,7 +87,7 @@ def run(args: Options) -> None:
         write_json(args.json, document, allow_nan=False)
 
 
-def _read_requests(log: str, plan: Config, skip_bad: int = 0) -> Iterator[TraceRequest]:
+def _read_requests(log: str, plan: ServerFlags, skip_bad: int = 0) -> Iterator[TraceRequest]:
     """Yield requests since the last flush: the simulation also starts with an empty cache."""
     flush_line = last_flush(log)
     if flush_line:
@@ -99,7 +99,7 @@ def _read_requests(log: str, plan: Config, skip_bad: int = 0) -> Iterator[TraceR
             yield request
 
 
-def _make_system(plan: Config, profile: EngineProfile, args: Options) -> SystemConfig:
+def _make_system(plan: ServerFlags, profile: EngineProfile, args: Options) -> SystemConfig:
     mib_per_s, tokens = args.disk_mib_s, args.device_tokens
     disk = None if mib_per_s is None else Bandwidth(mib_per_s * MIB, mib_per_s * MIB)
     if tokens is None and not plan.get("max-total-tokens"):
@@ -131,7 +131,7 @@ def table(validation: Validation) -> str:
     return text_table(("", "predicted", "seen", "error"), rows)
 
 
-def _block_tokens(plan: Config) -> int:
+def _block_tokens(plan: ServerFlags) -> int:
     """Return the tokens per simulated block: the plan's group blocks, else a page."""
     table = plan.get("canopy-ttl", {})
     if table.get("groups"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from canopy_lab.plan.server_plan import SUFFIXES
+from canopy_lab.plan.server_plan import CONFIG_SUFFIXES
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 
@@ -70,6 +70,6 @@ def above_zero(text: str) -> float:
 def yaml_file(text: str) -> Path:
     """Parse the path of a file for SGLang's ``--config``. Raises ``CanopyError``."""
     path = out_file(text)
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in CONFIG_SUFFIXES:
         raise CanopyError(f"must end in .yaml, which SGLang's --config asks for; got {text!r:.80}")
     return path

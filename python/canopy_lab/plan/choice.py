@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from canopy_lab.plan.objective import PlanMetric, PlanRow, metric
+from canopy_lab.plan.objective import PlanMetric, PlanRow, find_metric
 from canopy_lab.plan.space import GROUP
 from sglang_canopy.errors import CanopyError
 
@@ -29,7 +29,7 @@ class Constraint:
     """``metric`` at most (or at least) ``limit``, in the metric's own unit."""
 
     metric: PlanMetric
-    at_most: bool
+    is_upper_bound: bool
     limit: float
     text: str
 
@@ -38,7 +38,7 @@ class Constraint:
 
     def is_met(self, row: PlanRow | Mapping[str, float]) -> bool:
         value = self.value(row)
-        return value <= self.limit if self.at_most else value >= self.limit
+        return value <= self.limit if self.is_upper_bound else value >= self.limit
 
     def shortfall(self, row: PlanRow | Mapping[str, float]) -> float:
         """Return the miss as a share of the limit; 0 if ``row`` meets it."""
@@ -52,7 +52,7 @@ class ChosenConfiguration:
     """The chosen row, and the binding constraints if no row is feasible."""
 
     row: PlanRow
-    feasible: bool
+    is_feasible: bool
     binding: tuple[Constraint, ...] = ()
     """Constraints that no row meets, alone or together with the others."""
 
@@ -65,9 +65,9 @@ def parse_constraint(text: str) -> Constraint:
             f"{text!r} is not of the form METRIC<VALUE; for example {_EXAMPLE} "
             "(quote it: the shell takes < for a file)"
         )
-    name, sign, number, unit = match.groups()
+    metric_name, sign, number, unit = match.groups()
     try:
-        plan_metric = metric(name)
+        plan_metric = find_metric(metric_name)
     except CanopyError as error:
         raise CanopyError(f"{text!r}: {error}") from None
     units = _UNITS[plan_metric.unit]
@@ -80,14 +80,14 @@ def parse_constraint(text: str) -> Constraint:
         limit = math.nan
     if not math.isfinite(limit):
         raise CanopyError(f"{text!r}: {number!r} is not a number")
-    at_most = sign.startswith("<")
-    if at_most == plan_metric.maximise:
-        sign_text = ">" if plan_metric.maximise else "<"
+    is_upper_bound = sign.startswith("<")
+    if is_upper_bound == plan_metric.is_maximised:
+        sign_text = ">" if plan_metric.is_maximised else "<"
         raise CanopyError(
-            f"{text!r}: more {plan_metric.name} is {'better' if plan_metric.maximise else 'worse'}; "
+            f"{text!r}: more {plan_metric.name} is {'better' if plan_metric.is_maximised else 'worse'}; "
             f"write {plan_metric.name}{sign_text}{number}{unit or ''}"
         )
-    return Constraint(plan_metric, at_most, limit, text.strip())
+    return Constraint(plan_metric, is_upper_bound, limit, text.strip())
 
 
 def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
@@ -110,7 +110,7 @@ def choose(
         return ChosenConfiguration(_best_row(feasible, minimise), True)
     never_met = [c for c in constraints if not any(c.is_met(row) for row in rows)]
     nearest = min(
-        rows, key=lambda row: (sum(c.shortfall(row) for c in constraints), _key(row, minimise))
+        rows, key=lambda row: (sum(c.shortfall(row) for c in constraints), _rank(row, minimise))
     )
     binding = never_met or [c for c in constraints if not c.is_met(nearest)]
     return ChosenConfiguration(nearest, False, tuple(binding))
@@ -123,7 +123,7 @@ def extremes(rows: Sequence[PlanRow], baseline: PlanRow) -> dict[str, PlanRow]:
     TTFT and at least its throughput; it is missing if no row has.
     """
     extreme_rows = {
-        name: _best_row(rows, metric(key))
+        name: _best_row(rows, find_metric(key))
         for name, key in (
             ("most throughput", "throughput"),
             ("least mean TTFT", "mean_ttft"),
@@ -137,7 +137,7 @@ def extremes(rows: Sequence[PlanRow], baseline: PlanRow) -> dict[str, PlanRow]:
         and row["throughput_tokens_per_s"] >= baseline["throughput_tokens_per_s"] * (1 - _NEAR_TIE)
     ]
     if matching:
-        extreme_rows["cheapest as good as fixed"] = _best_row(matching, metric("cost"))
+        extreme_rows["cheapest as good as fixed"] = _best_row(matching, find_metric("cost"))
     return extreme_rows
 
 
@@ -170,9 +170,9 @@ def label_of(row: PlanRow) -> str:
         return f"~ {configuration.label()}"
     if configuration.ttl != GROUP or table is None:
         return configuration.label()
-    kinds = [f"{table[name]} {name}" for name in ("groups", "categories") if table[name]]
-    if kinds:
-        ttl_text = f"TTLs of {' and '.join(kinds)}"
+    counts = [f"{table[name]} {name}" for name in ("groups", "categories") if table[name]]
+    if counts:
+        ttl_text = f"TTLs of {' and '.join(counts)}"
     else:
         seconds = table["residual_ttl_s"]
         single_ttl_text = "no expiry" if seconds is None else f"one TTL of {seconds:.4g} s"
@@ -184,12 +184,12 @@ def label_of(row: PlanRow) -> str:
 
 def _best_row(rows: Sequence[PlanRow], metric: PlanMetric) -> PlanRow:
     """Return the best row by one metric. Near ties: the cheapest, then the quickest row."""
-    sign = -1.0 if metric.maximise else 1.0
+    sign = -1.0 if metric.is_maximised else 1.0
     best = min(sign * row[metric.key] for row in rows)
     near = [row for row in rows if sign * row[metric.key] <= best + abs(best) * _NEAR_TIE]
     return min(near, key=lambda row: (row["cost"], row["mean_ttft_s"], row.configuration.label()))
 
 
-def _key(row: PlanRow, minimise: PlanMetric) -> tuple[float, float, float, str]:
-    sign = -1.0 if minimise.maximise else 1.0
+def _rank(row: PlanRow, minimise: PlanMetric) -> tuple[float, float, float, str]:
+    sign = -1.0 if minimise.is_maximised else 1.0
     return sign * row[minimise.key], row["mean_ttft_s"], row["cost"], row.configuration.label()

@@ -27,15 +27,13 @@ ANCHOR_COUNT = 8
 """Configurations simulated first: the predicted choice, then the farthest ones in turn. Otherwise
 the prediction error would be known only near the choice."""
 MIN_SLOPE = 0.05
+"""Minimum change of a metric's logarithm per unit of distance, except for cost and throughput."""
 MIN_SPAN_SLOPE, MAX_SPAN_SLOPE = 0.001, 0.01
-"""Minimum change of the logarithm per unit of distance.
+"""Limits of this slope of cost and throughput: the relative spread of the predicted makespans.
 
-``MIN_SLOPE`` is for metrics other than cost and throughput. Cost and throughput depend on the
-makespan: their slope is the relative spread of the predicted makespans, within these two limits.
 The spread is small if the trace is served as fast as it arrives.
 """
 MIN_DISTANCE = 0.5
-"""Smallest distance."""
 _MIN_GIB = 2.0**-4
 _CHOICE_DISTANCE, _INSTANCE_DISTANCE = 0.5, 2.0
 """Distance between configurations with a different choice, or number of instances."""
@@ -71,7 +69,7 @@ def confirm(
     """
     # Rows without a prediction have been simulated, and may be chosen too.
     candidates = list(predicted)
-    screened = ScreeningResult(
+    result = ScreeningResult(
         choice=ChosenConfiguration(next(iter(predicted.values())), False),
         rows=dict(rows or {}),
         predicted=dict(predicted),
@@ -79,27 +77,27 @@ def confirm(
     metrics = tuple(dict.fromkeys((minimise, *(c.metric for c in constraints))))
     margins = Margins(predicted, metrics)
     while True:
-        simulated = [c for c in candidates if c in screened.rows]
-        if screened.rows:
-            screened.choice = choose(list(screened.rows.values()), constraints, minimise)
-        bounds = margins(screened.rows, simulated)
-        unsimulated = [i for i, c in enumerate(candidates) if c not in screened.rows]
-        possible = _possible_choices(bounds, unsimulated, screened, constraints, minimise)
-        extra = [c for c in required if c not in screened.rows]
+        simulated = [c for c in candidates if c in result.rows]
+        if result.rows:
+            result.choice = choose(list(result.rows.values()), constraints, minimise)
+        bounds = margins.bounds(result.rows, simulated)
+        unsimulated = [i for i, c in enumerate(candidates) if c not in result.rows]
+        possible = _possible_choices(bounds, unsimulated, result, constraints, minimise)
+        missing = [c for c in required if c not in result.rows]
         if unsimulated and len(simulated) < ANCHOR_COUNT:
-            start = _next_batch(bounds, unsimulated, constraints, minimise)[0]
-            fixed = [*simulated, *(c for c in extra if c in predicted and c != candidates[start])]
-            anchors = margins.anchors(fixed, start, min(ANCHOR_COUNT, len(candidates)))
-            batch = list(dict.fromkeys((*extra, *(candidates[i] for i in anchors))))
-        elif extra:
-            batch = extra
+            first = _next_batch(bounds, unsimulated, constraints, minimise)[0]
+            fixed = [*simulated, *(c for c in missing if c in predicted and c != candidates[first])]
+            anchors = margins.anchors(fixed, first, min(ANCHOR_COUNT, len(candidates)))
+            batch = list(dict.fromkeys((*missing, *(candidates[i] for i in anchors))))
+        elif missing:
+            batch = missing
         elif possible:
             batch = [candidates[i] for i in _next_batch(bounds, possible, constraints, minimise)]
         else:
-            return screened
-        screened.rows.update(zip(batch, evaluate(batch)))
+            return result
+        result.rows.update(zip(batch, evaluate(batch)))
         if progress is not None:
-            progress(len(screened.rows))
+            progress(len(result.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +115,10 @@ class Margins:
     def __init__(
         self, predicted: Mapping[Configuration, PlanRow], metrics: Sequence[PlanMetric]
     ) -> None:
-        self._index = {c: i for i, c in enumerate(predicted)}
+        self._index_of = {c: i for i, c in enumerate(predicted)}
         self._metrics = metrics
         tiny = 1e-9
-        self._log = {
+        self._logs = {
             metric.key: np.log(np.array([max(row[metric.key], tiny) for row in predicted.values()]))
             for metric in metrics
         }
@@ -134,29 +132,30 @@ class Margins:
         names = ("disk", *(knob.name for knob in KNOBS))
         self._choices = [np.array([str(getattr(c, name)) for c in predicted]) for name in names]
         self._instances = np.array([c.instances for c in predicted])
-        spans = [row.metrics.get("makespan_s", 1.0) for row in predicted.values()]
-        spread = max(spans) / max(min(spans), 1e-9) - 1
-        self._span_slope = min(max(spread, MIN_SPAN_SLOPE), MAX_SPAN_SLOPE)
+        makespans_s = [row.metrics.get("makespan_s", 1.0) for row in predicted.values()]
+        relative_spread = max(makespans_s) / max(min(makespans_s), 1e-9) - 1
+        self._span_slope = min(max(relative_spread, MIN_SPAN_SLOPE), MAX_SPAN_SLOPE)
 
-    def __call__(
+    def bounds(
         self, rows: Mapping[Configuration, PlanRow], simulated: Sequence[Configuration]
     ) -> dict[str, Bounds]:
-        indices = np.array([self._index[c] for c in simulated], np.int64)
+        """Return the bounds of every candidate, by metric key, from the rows of ``simulated``."""
+        indices = np.array([self._index_of[c] for c in simulated], np.int64)
         bounds = {}
         for metric in self._metrics:
-            logs = self._log[metric.key]
+            logs = self._logs[metric.key]
             if not len(indices):
                 bounds[metric.key] = Bounds(np.full(len(logs), -math.inf), np.exp(logs), np.full(len(logs), math.inf))  # fmt: skip
                 continue
             distance = np.stack([self._distance(int(i), logs) for i in indices])
-            error = np.log([max(rows[c][metric.key], 1e-9) for c in simulated]) - logs[indices]
-            pairs = distance[:, indices]
-            spread = np.abs(error[:, None] - error[None, :])
-            slope = max(self._min_slope(metric), SAFETY_FACTOR * float((spread / pairs).max()))
-            low = (error[:, None] - slope * distance).max(axis=0)
-            high = (error[:, None] + slope * distance).min(axis=0)
+            errors = np.log([max(rows[c][metric.key], 1e-9) for c in simulated]) - logs[indices]
+            gaps = distance[:, indices]
+            spread = np.abs(errors[:, None] - errors[None, :])
+            slope = max(self._min_slope(metric), SAFETY_FACTOR * float((spread / gaps).max()))
+            low = (errors[:, None] - slope * distance).max(axis=0)
+            high = (errors[:, None] + slope * distance).min(axis=0)
             low, high = np.minimum(low, high), np.maximum(low, high)
-            middle = (error[:, None] / distance**2).sum(axis=0) / (1 / distance**2).sum(axis=0)
+            middle = (errors[:, None] / distance**2).sum(axis=0) / (1 / distance**2).sum(axis=0)
             middle = np.clip(middle, low, high)
             bounds[metric.key] = Bounds(*(np.exp(logs + part) for part in (low, middle, high)))
         return bounds
@@ -167,17 +166,16 @@ class Margins:
         depends_on_makespan = metric.key in ("cost", "throughput_tokens_per_s")
         return self._span_slope if depends_on_makespan else MIN_SLOPE
 
-    def anchors(self, simulated: Sequence[Configuration], start: int, count: int) -> list[int]:
-        """Return ``start``, then the candidates farthest from all others, up to ``count`` with
-        ``simulated``."""
-        logs = next(reversed(self._log.values()))
-        fixed = [self._index[c] for c in simulated]
-        chosen = [start]
-        while len(fixed) + len(chosen) < count:
-            distance = np.stack([self._distance(i, logs) for i in (*fixed, *chosen)]).min(axis=0)
-            distance[[*fixed, *chosen]] = -1.0
-            chosen.append(int(distance.argmax()))
-        return chosen
+    def anchors(self, simulated: Sequence[Configuration], first: int, count: int) -> list[int]:
+        """Return ``first``, then the farthest candidates in turn, up to ``count`` with ``simulated``."""
+        logs = next(reversed(self._logs.values()))
+        given = [self._index_of[c] for c in simulated]
+        anchors = [first]
+        while len(given) + len(anchors) < count:
+            distance = np.stack([self._distance(i, logs) for i in (*given, *anchors)]).min(axis=0)
+            distance[[*given, *anchors]] = -1.0
+            anchors.append(int(distance.argmax()))
+        return anchors
 
     def _distance(self, index: int, logs: Floats) -> Floats:
         """Return one candidate's distances to all. Rows with similar predictions are near."""
@@ -188,30 +186,30 @@ class Margins:
         return np.maximum(distance, MIN_DISTANCE)
 
 
-def _best(bounds: Mapping[str, Bounds], metric: PlanMetric, i: int) -> float:
-    b = bounds[metric.key]
-    return float(b.high[i] if metric.maximise else b.low[i])
+def _best(bounds: Mapping[str, Bounds], metric: PlanMetric, index: int) -> float:
+    metric_bounds = bounds[metric.key]
+    return float(metric_bounds.high[index] if metric.is_maximised else metric_bounds.low[index])
 
 
 def _possible_choices(
     bounds: Mapping[str, Bounds],
     candidates: Sequence[int],
-    screened: ScreeningResult,
+    result: ScreeningResult,
     constraints: Sequence[Constraint],
     minimise: PlanMetric,
 ) -> list[int]:
     """Return the candidates that could replace the current choice."""
-    if not screened.rows:
+    if not result.rows:
         return list(candidates)
-    row, possible = screened.choice.row, []
-    sign = -1.0 if minimise.maximise else 1.0
+    row, possible = result.choice.row, []
+    sign = -1.0 if minimise.is_maximised else 1.0
     total_miss = sum(c.shortfall(row) for c in constraints)
     # Values within a thousandth count as equal; the cheaper row is then chosen.
-    limit = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
+    worst_winning = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
     for i in candidates:
         miss = sum(c.shortfall({c.metric.key: _best(bounds, c.metric, i)}) for c in constraints)
-        if screened.choice.feasible:
-            if not miss and sign * _best(bounds, minimise, i) <= limit:
+        if result.choice.is_feasible:
+            if not miss and sign * _best(bounds, minimise, i) <= worst_winning:
                 possible.append(i)
         elif miss <= total_miss:
             possible.append(i)
@@ -225,7 +223,7 @@ def _next_batch(
     minimise: PlanMetric,
 ) -> list[int]:
     """Return the next candidates to simulate, the likeliest choice first."""
-    sign = -1.0 if minimise.maximise else 1.0
+    sign = -1.0 if minimise.is_maximised else 1.0
 
     def sort_key(i: int) -> tuple[float, float, int]:
         miss = sum(

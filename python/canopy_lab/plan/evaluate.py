@@ -26,7 +26,7 @@ class Evaluator:
         self._rows: dict[str, dict[str, Any]] = {}
 
     @property
-    def simulated(self) -> int:
+    def simulation_count(self) -> int:
         return len(self._rows)
 
     def __enter__(self) -> Evaluator:
@@ -42,14 +42,14 @@ class Evaluator:
 
     def __call__(self, configurations: Sequence[Configuration], load: float = 1.0) -> list[PlanRow]:
         """Return one row per configuration, in order."""
-        return self.at_loads([(c, load) for c in configurations])
+        return self.rows_at([(c, load) for c in configurations])
 
-    def at_loads(self, pairs: Sequence[tuple[Configuration, float]]) -> list[PlanRow]:
+    def rows_at(self, pairs: Sequence[tuple[Configuration, float]]) -> list[PlanRow]:
         """Return one row per (configuration, load), in order."""
         keys = [self._key(c, load) for c, load in pairs]
         missing = list(dict.fromkeys(k for k in keys if k not in self._rows))
-        pair_of = dict(reversed(list(zip(keys, pairs))))
-        tasks = [SimulationTask(*pair_of[key]) for key in missing]
+        pair_by_key = dict(reversed(list(zip(keys, pairs))))
+        tasks = [SimulationTask(*pair_by_key[key]) for key in missing]
         for index, metrics in self.map(run_task, tasks):
             self._rows[missing[index]] = metrics
         return [

@@ -42,7 +42,7 @@ class PlanMetric:
     """Name on the command line."""
     unit: str
     """``s``, ``tokens/s``, ``money``, ``money/h`` or ``share``."""
-    maximise: bool = False
+    is_maximised: bool = False
 
 
 METRICS = {
@@ -54,16 +54,16 @@ METRICS = {
         PlanMetric("p99_ttft_s", "p99_ttft", "s"),
         PlanMetric("mean_tpot_s", "mean_tpot", "s"),
         PlanMetric("mean_e2e_s", "mean_e2e", "s"),
-        PlanMetric("throughput_tokens_per_s", "throughput", "tokens/s", maximise=True),
-        PlanMetric("token_hit_ratio", "token_hit_ratio", "share", maximise=True),
+        PlanMetric("throughput_tokens_per_s", "throughput", "tokens/s", is_maximised=True),
+        PlanMetric("token_hit_ratio", "token_hit_ratio", "share", is_maximised=True),
         PlanMetric("cost", "cost", "money"),
         PlanMetric("cost_per_hour", "cost_per_hour", "money/h"),
     )
 }
-MIN_RANGE = 0.01
+MIN_RELATIVE_RANGE = 0.01
 
 
-def metric(name: str) -> PlanMetric:
+def find_metric(name: str) -> PlanMetric:
     """Return the metric with that name or key. Raises ``CanopyError`` with the nearest name."""
     name = name.strip()
     if name in METRICS:
@@ -85,11 +85,11 @@ class Objectives:
     @classmethod
     def from_names(cls, names: Iterable[str]) -> Objectives:
         """Make objectives from names. Raises ``CanopyError``."""
-        return cls(tuple(metric(name) for name in names))
+        return cls(tuple(find_metric(name) for name in names))
 
     def vector(self, row: PlanRow) -> np.ndarray:
         """Return one number per objective; less is better."""
-        return np.array([-row[m.key] if m.maximise else row[m.key] for m in self.metrics])
+        return np.array([-row[m.key] if m.is_maximised else row[m.key] for m in self.metrics])
 
     def matrix(self, rows: Iterable[PlanRow]) -> np.ndarray:
         vectors = [self.vector(row) for row in rows]
@@ -117,11 +117,11 @@ class Scale:
     def around(cls, points: np.ndarray, margin: float = 0.05) -> Scale:
         """Set the reference ``margin`` beyond the worst of each objective over ``points``.
 
-        An objective that varies by less than ``MIN_RANGE`` is scaled by ``MIN_RANGE``.
+        An objective that varies by less than ``MIN_RELATIVE_RANGE`` is scaled by ``MIN_RELATIVE_RANGE``.
         Otherwise insignificant differences would determine the volume.
         """
         best, worst = points.min(axis=0), points.max(axis=0)
-        span = np.maximum(worst - best, np.maximum(np.abs(best) * MIN_RANGE, 1e-9))
+        span = np.maximum(worst - best, np.maximum(np.abs(best) * MIN_RELATIVE_RANGE, 1e-9))
         return cls(best, best + span * (1 + margin))
 
     def __call__(self, points: np.ndarray) -> np.ndarray:

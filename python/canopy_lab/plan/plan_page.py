@@ -62,10 +62,10 @@ def _draw_pairs(plan: CapacityPlan, currency: str) -> Figure:
 def _scatter(axes: Axes, plan: CapacityPlan, x: PlanMetric, y: PlanMetric, currency: str) -> None:
     rows = list(plan.result.rows.values())
     axes.scatter(*_xy(rows, x, y), s=9, color=FAINT, edgecolor=GREY, linewidth=0.4, zorder=2)
-    colours = _classes(plan)
+    colours = _colours(plan)
     for name, colour in colours.items():
-        group = [row for row in plan.front if (row.configuration.disk or "no disk") == name]
-        axes.scatter(*_xy(group, x, y), s=22, color=colour, zorder=3)
+        disk_rows = [row for row in plan.front if (row.configuration.disk or "no disk") == name]
+        axes.scatter(*_xy(disk_rows, x, y), s=22, color=colour, zorder=3)
     axes.scatter(*_xy([plan.baseline], x, y), s=55, marker="s", color=INK, zorder=4)
     axes.scatter(*_xy([plan.choice.row], x, y), s=130, marker="*", color=ORANGE, zorder=5)
     name_axes(axes, *(_AXES[plan_metric.name].format(currency=currency) for plan_metric in (x, y)))
@@ -74,7 +74,7 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: PlanMetric, y: PlanMetric, curre
     title(axes, f"{_better_direction(y)} and {_better_direction(x, is_x=True)} is better")
 
 
-def _classes(plan: CapacityPlan) -> dict[str, str]:
+def _colours(plan: CapacityPlan) -> dict[str, str]:
     names = ["no disk", *plan.space.disks]
     present = {row.configuration.disk or "no disk" for row in plan.front}
     return {n: _COLOURS[i % len(_COLOURS)] for i, n in enumerate(names) if n in present}
@@ -85,7 +85,7 @@ def _legend(plan: CapacityPlan) -> list[Line2D]:
         return Line2D([], [], ls="", marker=marker, ms=size, color=colour, label=label)
 
     return [
-        *(make_handle(colour, "o", 5, f"front: {name}") for name, colour in _classes(plan).items()),
+        *(make_handle(colour, "o", 5, f"front: {name}") for name, colour in _colours(plan).items()),
         make_handle(FAINT, "o", 4, "evaluated, dominated"),
         make_handle(INK, "s", 6, "fixed baseline"),
         make_handle(ORANGE, "*", 10, "chosen"),
@@ -103,8 +103,8 @@ def _xy(rows: list[PlanRow], x: PlanMetric, y: PlanMetric) -> tuple[np.ndarray, 
 
 def _better_direction(plan_metric: PlanMetric, is_x: bool = False) -> str:
     if is_x:
-        return "right" if plan_metric.maximise else "left"
-    return "Up" if plan_metric.maximise else "Down"
+        return "right" if plan_metric.is_maximised else "left"
+    return "Up" if plan_metric.is_maximised else "Down"
 
 
 def make_page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> HtmlPage:

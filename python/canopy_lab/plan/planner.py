@@ -106,8 +106,8 @@ def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Con
     """
     instances = space.instances[0]
     power = math.ceil(math.log2(max(footprint_gib * BASELINE_SHARE, 2.0**-20)) - 1e-9)
-    total = min(2.0**power, space.max_host_gib)
-    return replace(space.first_slices()[0], dram_gib=total / instances, disk=None).normalised()
+    total_gib = min(2.0**power, space.max_host_gib)
+    return replace(space.first_slices()[0], dram_gib=total_gib / instances, disk=None).normalised()
 
 
 def make_plan(
@@ -132,10 +132,10 @@ def make_plan(
     with Evaluator(inputs, jobs=jobs) as evaluate:
         base = baseline_of(request, space, footprint_gib)
         if uses_sample(request, len(inputs.trace)):
-            part = inputs.with_trace(busiest_window(inputs.trace, request.sample_requests))
+            window = inputs.with_trace(busiest_window(inputs.trace, request.sample_requests))
             target = SearchTarget(OBJECTIVES, request.constraints, request.minimise, options)
-            with Evaluator(part, jobs=jobs) as on_part:
-                result = sampled_search(space, target, on_part, evaluate, [base], report_progress)
+            with Evaluator(window, jobs=jobs) as on_window:
+                result = sampled_search(space, target, on_window, evaluate, [base], report_progress)
         else:
             result = search(
                 space, OBJECTIVES, evaluate, bounds_of=evaluate.bounds_of, options=options,
@@ -162,7 +162,7 @@ def make_plan(
         footprint_gib=footprint_gib,
         reusable_gib=reusable_gib,
         grid_size=space.finer(*GRID_STEPS).count(),
-        simulated=evaluate.simulated,
+        simulated=evaluate.simulation_count,
         seconds=time.perf_counter() - start_s,
     )
 
@@ -188,14 +188,14 @@ def _choose_and_check(
         result.stages["neighbours"] = len(seen) - len(rows)
         result.rows = seen
     report_progress("other loads", len(result.rows))
-    other_rows = evaluate.at_loads([(choice.row.configuration, load) for load in request.loads])
+    other_rows = evaluate.rows_at([(choice.row.configuration, load) for load in request.loads])
     loads = {1.0: choice.row, **dict(zip(request.loads, other_rows))}
     return choice, dict(sorted(loads.items()))
 
 
-def uses_sample(request: PlanRequest, requests: int) -> bool:
-    """Whether the search runs on a part of a trace of ``requests`` requests."""
-    return 0 < 2 * request.sample_requests < requests
+def uses_sample(request: PlanRequest, request_count: int) -> bool:
+    """Return whether the search runs on a part of a trace of ``request_count`` requests."""
+    return 0 < 2 * request.sample_requests < request_count
 
 
 def footprint_gib_of(trace: CompactTrace, engine: Engine) -> float:
@@ -221,7 +221,7 @@ def min_tier_gib(trace: CompactTrace, engine: Engine) -> float:
 def to_json(plan: CapacityPlan, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``--json`` report. ``origin``: origin of the plan."""
     names = [m.key for m in OBJECTIVES.metrics]
-    sign = [-1.0 if m.maximise else 1.0 for m in OBJECTIVES.metrics]
+    sign = [-1.0 if m.is_maximised else 1.0 for m in OBJECTIVES.metrics]
 
     def values_by_key(values: Iterable[float]) -> dict[str, float]:
         return {key: direction * float(value) for key, direction, value in zip(names, sign, values)}
@@ -237,14 +237,14 @@ def to_json(plan: CapacityPlan, origin: Mapping[str, Any]) -> dict[str, Any]:
         "stages": plan.result.stages,
         "left_to_gain": plan.result.remaining_gain if plan.predicted == 0 else None,
         "predicted": plan.predicted,
-        "out_of_budget": plan.result.out_of_budget,
+        "out_of_budget": plan.result.is_out_of_budget,
         "simulated": plan.simulated,
         "front": [row.to_json() for row in plan.front],
         "evaluated": [row.to_json() for row in plan.result.rows.values()],
         "baseline": plan.baseline.to_json(),
         "extremes": {name: row.to_json() for name, row in plan.extremes.items()},
         "chosen": plan.choice.row.to_json(),
-        "feasible": plan.choice.feasible,
+        "feasible": plan.choice.is_feasible,
         "binding": [c.text for c in plan.choice.binding],
         "sensitivity": {f"{load:g}": row.to_json() for load, row in plan.sensitivity.items()},
         "hypervolume": plan.hypervolume,

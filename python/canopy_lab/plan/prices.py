@@ -38,7 +38,7 @@ class Prices:
     dram_per_gib_hour: float
     disks: Mapping[str, DiskClass]
     gpus_per_instance: int = 1
-    example: bool = False
+    is_example: bool = False
     """A shipped example, to be replaced by the user's own prices."""
     sources: tuple[str, ...] = ()
     gpu: str = ""
@@ -54,7 +54,7 @@ class Prices:
             f"unknown disk class {name!r}; {self.name} has: {', '.join(self.disks)}{hint}"
         )
 
-    def disks_of(self, disk: str, instances: int) -> int:
+    def disk_count(self, disk: str, instances: int) -> int:
         """Return the number of disks for ``instances``: one each, or one if the class is shared."""
         return 1 if self.disk(disk).shared else instances
 
@@ -71,13 +71,14 @@ class Prices:
     ) -> float:
         """Return the hourly part of C(x). ``dram_gib``, ``disk_gib`` and ``mib_s`` are per instance
         (of the whole store if it is shared); ``used_gib`` is the sum over all disks."""
-        instance = self.gpus_per_instance * self.gpu_per_hour + dram_gib * self.dram_per_gib_hour
+        gpu_price = self.gpus_per_instance * self.gpu_per_hour
+        dram_price = dram_gib * self.dram_per_gib_hour
         disks = 0.0
         if disk and disk_gib > 0:
-            count = self.disks_of(disk, instances)
+            count = self.disk_count(disk, instances)
             each_gib = None if used_gib is None else used_gib / count
             disks = count * self.disk(disk).price_per_hour(disk_gib, each_gib, mib_s, page_bytes)
-        return instances * instance + disks
+        return instances * (gpu_price + dram_price) + disks
 
 
 def price_list_names() -> tuple[str, ...]:
@@ -90,7 +91,7 @@ def load_prices(name_or_path: str | Path) -> Prices:
     if str(name_or_path) in price_list_names():
         path = PRICE_LISTS / f"{name_or_path}.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        decoded = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         close = get_close_matches(str(name_or_path), price_list_names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -100,12 +101,12 @@ def load_prices(name_or_path: str | Path) -> Prices:
         ) from None
     except ValueError as error:
         raise CanopyError(f"price list {str(path)!r} is not JSON ({error})") from None
-    return parse_prices(document, str(path))
+    return parse_prices(decoded, str(path))
 
 
-def parse_prices(document: Any, source: str = "price list") -> Prices:
+def parse_prices(decoded: Any, source: str = "price list") -> Prices:
     """Check a decoded price list. Raises ``CanopyError`` naming the wrong field."""
-    fields = _Fields(document, source)
+    fields = _Fields(decoded, source)
     fields.allow(
         "format", "version", "name", "currency", "example", "sources", "gpu", "gpu_per_hour",
         "gpus_per_instance", "dram_per_gib_hour", "disks",
@@ -126,7 +127,7 @@ def parse_prices(document: Any, source: str = "price list") -> Prices:
         dram_per_gib_hour=fields.number("dram_per_gib_hour"),
         disks={name: _parse_disk(name, disks.get(name), source) for name in disks.names()},
         gpus_per_instance=gpus,
-        example=bool(fields.get("example", False)),
+        is_example=bool(fields.get("example", False)),
         sources=tuple(map(_source_text, sources)),
         gpu=str(fields.get("gpu", "")),
     )
@@ -137,8 +138,8 @@ _BANDWIDTH_FIELDS = ("base_mib_s", "per_gib_mib_s", "per_iops_mib_s", "most_mib_
 """Numbers of a ``DiskClass``, which has their defaults."""
 
 
-def _parse_disk(name: str, document: Any, source: str) -> DiskClass:
-    fields = _Fields(document, f"{source}: disk class {name!r}")
+def _parse_disk(name: str, decoded: Any, source: str) -> DiskClass:
+    fields = _Fields(decoded, f"{source}: disk class {name!r}")
     switches = {"shared_channel": True, "shared": False}
     fields.allow(
         *("per_gib_month", "bandwidth", "iops", "throughput", "billing", "note"),
@@ -159,8 +160,8 @@ def _parse_disk(name: str, document: Any, source: str) -> DiskClass:
         name=name,
         per_gib_month=fields.steps("per_gib_month"),
         latency_s=bandwidth.number("latency_ms", 0.0) / 1000,
-        iops=_provisioned_bandwidth(fields, "iops"),
-        throughput=_provisioned_bandwidth(fields, "throughput"),
+        iops=_bought_rate(fields, "iops"),
+        throughput=_bought_rate(fields, "throughput"),
         billing=billing,
         **numbers,
     )
@@ -173,17 +174,17 @@ def _parse_disk(name: str, document: Any, source: str) -> DiskClass:
     return disk
 
 
-def _provisioned_bandwidth(fields: _Fields, key: str) -> BoughtRate | None:
-    document = fields.get(key, None)
-    if document is None:
+def _bought_rate(fields: _Fields, key: str) -> BoughtRate | None:
+    decoded = fields.get(key, None)
+    if decoded is None:
         return None
-    entry = _Fields(document, f"{fields.source}: {key}")
-    entry.allow("amount", "most", "included", "per_month")
-    minimum = entry.number("amount")
-    maximum = entry.number("most", minimum)
+    rate = _Fields(decoded, f"{fields.source}: {key}")
+    rate.allow("amount", "most", "included", "per_month")
+    minimum = rate.number("amount")
+    maximum = rate.number("most", minimum)
     if maximum < minimum:
-        raise CanopyError(f"{entry.source}: most ({maximum:g}) lies below amount ({minimum:g})")
-    return BoughtRate(minimum, entry.number("included", 0.0), entry.steps("per_month"), maximum)
+        raise CanopyError(f"{rate.source}: most ({maximum:g}) lies below amount ({minimum:g})")
+    return BoughtRate(minimum, rate.number("included", 0.0), rate.steps("per_month"), maximum)
 
 
 def _source_text(source: Any) -> str:
@@ -195,10 +196,10 @@ def _source_text(source: Any) -> str:
 class _Fields:
     """Fields of one JSON object; error messages begin with ``source``."""
 
-    def __init__(self, document: Any, source: str) -> None:
-        if not isinstance(document, dict):
-            raise CanopyError(f"{source}: must be a JSON object, got {type(document).__name__}")
-        self._fields, self.source = document, source
+    def __init__(self, decoded: Any, source: str) -> None:
+        if not isinstance(decoded, dict):
+            raise CanopyError(f"{source}: must be a JSON object, got {type(decoded).__name__}")
+        self._fields, self.source = decoded, source
 
     def names(self) -> list[str]:
         return list(self._fields)

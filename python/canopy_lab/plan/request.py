@@ -15,7 +15,7 @@ from sglang_canopy.declared import declare_key
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import CANOPYS_LRU
 
-LOADS = (0.8, 1.2)
+DEFAULT_LOADS = (0.8, 1.2)
 """Request rates of the sensitivity check, relative to the trace."""
 DRAM_LEVELS, DISK_LEVELS = 5, 3
 SAMPLE_REQUESTS = 8_000
@@ -23,10 +23,10 @@ SAMPLE_REQUESTS = 8_000
 
 
 def split_names(text: str, separator: str = ",") -> tuple[str, ...]:
-    split_names = tuple(part.strip() for part in text.split(separator) if part.strip())
-    if not split_names or len(set(split_names)) < len(split_names):
+    names = tuple(part.strip() for part in text.split(separator) if part.strip())
+    if not names or len(set(names)) < len(names):
         raise CanopyError(f"must name each once, separated by {separator!r}, got {text!r}")
-    return split_names
+    return names
 
 
 def _parse_loads(text: str) -> tuple[float, ...]:
@@ -36,7 +36,7 @@ def _parse_loads(text: str) -> tuple[float, ...]:
         loads = [-1.0]
     if min(loads) <= 0 or max(loads) > 1000:
         raise CanopyError(f"loads must be numbers above 0, such as 2/3; got {text!r}")
-    return tuple(dict.fromkeys((*LOADS, *loads)))
+    return tuple(dict.fromkeys((*DEFAULT_LOADS, *loads)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class SearchKeys(declared.Checked):
         SearchOptions().evaluations, "most configurations to evaluate", metavar="N", low=1
     )
     loads: tuple[float, ...] = declare_key(
-        LOADS, "also simulate the choice at X times the traffic", metavar="X/Y",
+        DEFAULT_LOADS, "also simulate the choice at X times the traffic", metavar="X/Y",
         parse=_parse_loads, shown_default="0.8/1.2",
     )  # fmt: skip
     checks: str = declare_key(

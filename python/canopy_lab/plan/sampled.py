@@ -20,7 +20,7 @@ from canopy_lab.plan.size_series import midpoints_beside
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.sim.compact import CompactTrace
 
-ROUNDS = 2
+CHOICE_ROUNDS = 2
 """Rounds in which sizes next to the choice are also tried."""
 
 Progress = Callable[[str, int], None]
@@ -44,56 +44,56 @@ def busiest_window(trace: CompactTrace, requests: int) -> CompactTrace:
     if len(trace) <= requests:
         return trace
     times_s = np.array([r.time_s for r in trace])
-    tokens = np.concatenate([[0], np.cumsum([r.input_tokens for r in trace])])
-    spans = np.maximum(times_s[requests - 1 :] - times_s[: len(times_s) - requests + 1], 1e-9)
-    start = int(((tokens[requests:] - tokens[:-requests]) / spans).argmax())
-    part = (trace[i] for i in range(start, start + requests))
-    return CompactTrace(replace(r, time_s=r.time_s - times_s[start]) for r in part)
+    cumulative_tokens = np.concatenate([[0], np.cumsum([r.input_tokens for r in trace])])
+    spans_s = np.maximum(times_s[requests - 1 :] - times_s[: len(times_s) - requests + 1], 1e-9)
+    start = int(((cumulative_tokens[requests:] - cumulative_tokens[:-requests]) / spans_s).argmax())
+    window = (trace[i] for i in range(start, start + requests))
+    return CompactTrace(replace(r, time_s=r.time_s - times_s[start]) for r in window)
 
 
 def sampled_search(
     space: Space,
     target: SearchTarget,
-    window_run: Evaluator,
-    full_run: Evaluator,
+    on_window: Evaluator,
+    on_all: Evaluator,
     required: Sequence[Configuration] = (),
     progress: Progress = lambda stage, count: None,
 ) -> SearchResult:
-    """Search on the requests of ``window_run``, and simulate candidates for the choice on all.
+    """Search on the requests of ``on_window``, and simulate candidates for the choice on all.
 
     ``required`` is always simulated on all. Result rows that were not simulated on all are marked
     ``predicted``, and corrected by the errors of simulated ones.
     """
-    window_result = search(
-        space, target.objectives, window_run, bounds_of=window_run.bounds_of, options=target.options,
+    found = search(
+        space, target.objectives, on_window, bounds_of=on_window.bounds_of, options=target.options,
         progress=progress,
     )  # fmt: skip
-    window = dict(window_result.rows)
-    confirmed = _confirm(window, {}, target, full_run, required, progress)
-    for _ in range(ROUNDS):
+    window_rows = dict(found.rows)
+    confirmed = _confirm(window_rows, {}, target, on_all, required, progress)
+    for _ in range(CHOICE_ROUNDS):
         chosen = confirmed.choice.row.configuration
-        candidates = [*midpoints_beside(chosen, window, space), *space.alternatives(chosen)]
-        batch = [c for c in dict.fromkeys(candidates) if c not in window and window_run.is_sold(c)]
+        points = [*midpoints_beside(chosen, window_rows, space), *space.alternatives(chosen)]
+        batch = [c for c in dict.fromkeys(points) if c not in window_rows and on_window.is_sold(c)]
         if not batch:
             break
-        window.update(zip(batch, window_run(batch)))
-        confirmed = _confirm(window, confirmed.rows, target, full_run, (), progress)
-    result = SearchResult(budget=window_result.budget, out_of_budget=window_result.out_of_budget)
+        window_rows.update(zip(batch, on_window(batch)))
+        confirmed = _confirm(window_rows, confirmed.rows, target, on_all, (), progress)
+    result = SearchResult(budget=found.budget, is_out_of_budget=found.is_out_of_budget)
     result.rows = _correct_rows(confirmed)
-    result.stages = {"on a part": len(window), "on the whole": len(confirmed.rows)}
+    result.stages = {"on a part": len(window_rows), "on the whole": len(confirmed.rows)}
     return result
 
 
 def _confirm(
-    window: dict[Configuration, PlanRow],
+    window_rows: dict[Configuration, PlanRow],
     rows: dict[Configuration, PlanRow],
     target: SearchTarget,
-    full_run: Evaluator,
+    on_all: Evaluator,
     required: Sequence[Configuration],
     progress: Progress,
 ) -> ScreeningResult:
     return confirm(
-        window, full_run, target.constraints, target.minimise, rows,
+        window_rows, on_all, target.constraints, target.minimise, rows,
         lambda count: progress("on the whole", count), required,
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ def _correct_rows(confirmed: ScreeningResult) -> dict[Configuration, PlanRow]:
     """Return all rows. Window rows are corrected by the errors of nearby simulated rows."""
     metrics = list(METRICS.values())
     simulated = [c for c in confirmed.rows if c in confirmed.predicted]
-    bounds = Margins(confirmed.predicted, metrics)(confirmed.rows, simulated)
+    bounds = Margins(confirmed.predicted, metrics).bounds(confirmed.rows, simulated)
     rows: dict[Configuration, PlanRow] = dict(confirmed.rows)
     for index, (c, row) in enumerate(confirmed.predicted.items()):
         if c not in rows:

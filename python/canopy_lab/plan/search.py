@@ -37,7 +37,7 @@ _CHOICES_TOLERANCES = 4.0
 
 MARGINAL_GAIN = 0.01
 """Minimum gain of a DRAM step, as a share of the range."""
-PROBES = 3
+PROBE_COUNT = 3
 """Points of the front on which a choice is tried first."""
 
 
@@ -61,7 +61,7 @@ class SearchResult:
     remaining_gain: float = 0.0
     """Largest gain from further sizes, as a share of the dominated volume."""
     budget: int = 0
-    out_of_budget: bool = False
+    is_out_of_budget: bool = False
 
 
 def search(
@@ -78,18 +78,18 @@ def search(
     ``evaluate`` receives batches of new configurations, and may evaluate a batch in parallel.
     """
     options = options or SearchOptions()
-    state = _Search(space, objectives, evaluate, bounds_of, options, progress)
-    state.evaluate_grid()
-    state.expand()
+    run = _Search(space, objectives, evaluate, bounds_of, options, progress)
+    run.evaluate_grid()
+    run.expand()
     if any(len(space.values(knob)) > 1 for knob in KNOBS):
-        state.refine(options.tolerance * _CHOICES_TOLERANCES)
-        state.try_choices()
-    state.refine(options.tolerance)
+        run.refine(options.tolerance * _CHOICES_TOLERANCES)
+        run.try_choices()
+    run.refine(options.tolerance)
     # Midpoints make series that the coarse grid lacks (with less bandwidth). These series end at the
     # coarse grid's sizes, so expand them too.
-    while state.expand():
-        state.refine(options.tolerance)
-    return state.result
+    while run.expand():
+        run.refine(options.tolerance)
+    return run.result
 
 
 class _Search:
@@ -107,10 +107,10 @@ class _Search:
         self.result = SearchResult(budget=options.evaluations)
         self._start_slices = space.first_slices()
         self._slices: set[Configuration] = set()
-        self._expanded: set[tuple[Configuration, float]] = set()
+        self._expanded_series: set[tuple[Configuration, float]] = set()
         """Expanded series, each with the last DRAM size before the expansion."""
         for base in self._start_slices:
-            self._allow(base)
+            self._allow_slices(base)
 
     def evaluate_grid(self) -> None:
         """Evaluate the coarse grid (step 1)."""
@@ -135,8 +135,8 @@ class _Search:
 
         Returns the number of evaluations.
         """
-        dram_sizes, expanded, count = self.space.dram_gib, self._expanded, 0
-        while not self.result.out_of_budget:
+        dram_sizes, expanded, evaluations = self.space.dram_gib, self._expanded_series, 0
+        while not self.result.is_out_of_budget:
             scale, configurations = self._scale(), []
             for series in series_of(self.result.rows, self.space, self._slices):
                 if series.axis != "dram_gib" or series.base.disk is None or len(series.by_size) < 2:
@@ -151,10 +151,10 @@ class _Search:
                 if gain.max() >= MARGINAL_GAIN:
                     configurations.append(next_points[0])
             added = self._evaluate_new("expansion", configurations)
-            count += added
+            evaluations += added
             if not added:
                 break
-        return count
+        return evaluations
 
     def refine(self, tolerance: float) -> None:
         """Evaluate midpoints until the remaining gain is below ``tolerance`` (steps 3 and 4)."""
@@ -162,7 +162,7 @@ class _Search:
             candidates = self._midpoints()
             self.result.remaining_gain = self._remaining_gain(candidates)
             if self.result.remaining_gain <= tolerance:
-                self.result.out_of_budget = False
+                self.result.is_out_of_budget = False
                 return
             batch = sorted(candidates, key=lambda m: -m.priority)[:_BATCH_SIZE]
             if not self._evaluate_new("midpoints", [m.configuration for m in batch]):
@@ -185,10 +185,10 @@ class _Search:
                     continue
                 front = [replace(c, **{name: value}) for c in self._front() if knob.applies(c)]
                 for c in (*front, *helpful):
-                    self._allow(c)
+                    self._allow_slices(c)
                 self._evaluate_new(name, front)
 
-    def _allow(self, base: Configuration) -> None:
+    def _allow_slices(self, base: Configuration) -> None:
         """Allow refinement of series with the choices of ``base``."""
         self._slices.add(slice_of(base))
         self._slices.add(slice_of(replace(base, disk_gib=0.0).normalised()))
@@ -199,29 +199,29 @@ class _Search:
         The front may barely use a tier that a better choice would make worth its price.
         """
         front = [c for c in self._front() if knob.applies(c)]
-        indices = np.linspace(0, len(front) - 1, min(PROBES, len(front)))
+        indices = np.linspace(0, len(front) - 1, min(PROBE_COUNT, len(front)))
         probes = dict.fromkeys(front[round(i)] for i in indices)
         for disk in self.space.disks if knob.tier == "disk" else ():
             rows = [c for c in self.result.rows if c.disk == disk]
             if rows:
                 gib = max(c.disk_gib for c in rows)
-                drams = sorted(c.dram_gib for c in rows if c.disk_gib == gib)
-                for dram in sorted({drams[0], drams[-1]}):
+                dram_sizes = sorted(c.dram_gib for c in rows if c.disk_gib == gib)
+                for dram in sorted({dram_sizes[0], dram_sizes[-1]}):
                     # The first such row has the first value of every other choice.
                     probes[next(c for c in rows if (c.disk_gib, c.dram_gib) == (gib, dram))] = None
         return list(probes)
 
-    def _gain(self, old: Configuration, new: Configuration) -> float:
+    def _gain(self, original: Configuration, changed: Configuration) -> float:
         """Return the largest gain of any objective, as a share of its range."""
         scale = self._scale()
-        return float((scale(self._vector(old)) - scale(self._vector(new))).max())
+        return float((scale(self._vector(original)) - scale(self._vector(changed))).max())
 
     def _evaluate_new(self, stage: str, candidates: Iterable[Configuration | None]) -> int:
         """Evaluate the new configurations in ``candidates`` within the budget; return their number."""
         new = [c for c in dict.fromkeys(candidates) if c is not None and c not in self.result.rows]
         budget_left = self.result.budget - len(self.result.rows)
         if len(new) > budget_left:
-            self.result.out_of_budget = True
+            self.result.is_out_of_budget = True
             new = new[:budget_left]
         if not new:
             return 0

@@ -24,14 +24,14 @@ from sglang_canopy.policy.registry import AUTO, live_name
 from sglang_canopy.private_file import replace_file
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
 
-SUFFIXES = (".yaml", ".yml")
+CONFIG_SUFFIXES = (".yaml", ".yml")
 """SGLang reads no other file."""
 
-Config = Mapping[str, Any]
+ServerFlags = Mapping[str, Any]
 """Value by flag without its dashes: ``{"page-size": 64}``."""
 
 
-def write_config(path: Path, config: Config, origin: Mapping[str, Any]) -> None:
+def write_config(path: Path, config: ServerFlags, origin: Mapping[str, Any]) -> None:
     """Write ``config`` atomically, readable by its owner only, below ``origin`` as comments.
 
     Raises ``CanopyError``.
@@ -76,20 +76,15 @@ def server_plan(
         notes["device_tokens"] = (
             f"{inputs.engine.device_tokens} assumed, and not set: what the server finds may differ"
         )
-    ttl: TTLTable | None = None
-    if c.disk is not None and c.ttl == GROUP:
-        ttl = inputs.table_of(c)
-        assert ttl is not None
-        if ttl.groups and ttl.hash == TRACE_HASH:
-            notes["group_ttls"] = (
-                f"{len(ttl.groups)} groups of this trace left out: only a plan from the server's "
-                "own log (--format sglang) has roots that a server knows"
-            )
-            ttl = replace(ttl, groups=(), hash=SERVER_HASH)
-        elif ttl.hash == TRACE_HASH:
-            ttl = replace(ttl, hash=SERVER_HASH)
-    elif c.disk is not None and c.ttl is not None:
-        ttl = TTLTable(residual_ttl_s=float(c.ttl))
+    ttl_table = _ttl_table(c, inputs)
+    if ttl_table is not None and ttl_table.groups and ttl_table.hash == TRACE_HASH:
+        notes["group_ttls"] = (
+            f"{len(ttl_table.groups)} groups of this trace left out: only a plan from the server's "
+            "own log (--format sglang) has roots that a server knows"
+        )
+        ttl_table = replace(ttl_table, groups=())
+    if ttl_table is not None:
+        ttl_table = replace(ttl_table, hash=SERVER_HASH)
     is_shared = c.disk is not None and inputs.prices.disk(c.disk).shared
     if c.disk is not None:
         notes["disk_class"] = c.disk
@@ -100,39 +95,47 @@ def server_plan(
     has_private_disk = c.disk is not None and not is_shared
     policy, options = live_name(c.policy), dict(configs.get(c.policy, {}))
     policy_setting = {"policy": policy, **options} if options else policy
-    settings = _settings(c, inputs, is_shared)
-    extra = settings.extra_config()
+    settings = _settings_of(c, inputs, is_shared)
+    storage_config = settings.extra_config()
     if has_private_disk:
-        extra["capacity_bytes"] = _disk_bytes(c, row, inputs)
-        extra |= {"path": disk_path} if disk_path else {}
+        storage_config["capacity_bytes"] = _disk_bytes(c, row, inputs)
+        storage_config |= {"path": disk_path} if disk_path else {}
     elif c.disk is not None:
-        extra["global_segment_size"] = _disk_bytes(c, row, inputs)
+        storage_config["global_segment_size"] = _disk_bytes(c, row, inputs)
     config = {
-        "radix-eviction": AUTO if inputs.engine.auto else policy,
+        "radix-eviction": AUTO if inputs.engine.is_auto else policy,
         "radix-eviction-policy-config": options,
         **settings.flags(),
         "canopy-host-gb": round(c.dram_gib * GIB) / 1e9 if has_host else None,
         "canopy-host-eviction": policy_setting if has_host else None,
         # A shared store does its own eviction.
         "canopy-disk-eviction": policy_setting if has_private_disk else None,
-        "canopy-ttl": None if ttl is None else ttl.to_json(),
-        "hicache-storage-backend-extra-config": extra if c.disk is not None else None,
+        "canopy-ttl": None if ttl_table is None else ttl_table.to_json(),
+        "hicache-storage-backend-extra-config": storage_config if c.disk is not None else None,
     }
     return {name: value for name, value in config.items() if value not in (None, {})}, notes
+
+
+def _ttl_table(c: Configuration, inputs: PlanInputs) -> TTLTable | None:
+    """Return the TTLs of the configuration's disk; ``None`` without a disk or an expiry."""
+    if c.disk is None or c.ttl is None:
+        return None
+    return inputs.table_of(c) if c.ttl == GROUP else TTLTable(residual_ttl_s=float(c.ttl))
 
 
 def _disk_bytes(c: Configuration, row: PlanRow, inputs: PlanInputs) -> int:
     """Return the bytes of one server: its disk, or its share of the common store."""
     assert c.disk is not None
     disk_class = inputs.prices.disk(c.disk)
-    size = c.disk_gib * GIB
+    size_bytes = c.disk_gib * GIB
     if disk_class.billing == "used" and c.ttl == GROUP:
-        peak = row["peak_bytes_by_tier"].get("disk", 0.0)
-        size = max(size, _PEAK_MARGIN * peak / inputs.prices.disks_of(c.disk, c.instances))
-    return round(math.ceil(size / c.instances) if disk_class.shared else size)
+        peak_bytes = row["peak_bytes_by_tier"].get("disk", 0.0)
+        disk_count = inputs.prices.disk_count(c.disk, c.instances)
+        size_bytes = max(size_bytes, _PEAK_MARGIN * peak_bytes / disk_count)
+    return round(math.ceil(size_bytes / c.instances) if disk_class.shared else size_bytes)
 
 
-def _settings(c: Configuration, inputs: PlanInputs, is_shared: bool) -> ServerSettings:
+def _settings_of(c: Configuration, inputs: PlanInputs, is_shared: bool) -> ServerSettings:
     """Return the settings, without settings of absent tiers."""
     settings = inputs.engine.settings_of(c)
     if c.dram_gib <= 0:

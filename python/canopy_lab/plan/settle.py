@@ -14,7 +14,7 @@ from canopy_lab.plan.objective import PlanMetric, PlanRow
 from canopy_lab.plan.size_series import midpoints_beside
 from canopy_lab.plan.space import Configuration, Space
 
-ROUNDS = 24
+MAX_ROUNDS = 24
 """Maximum rounds. Each halves the gaps next to the choice."""
 
 
@@ -28,7 +28,7 @@ def settle(
 ) -> tuple[ChosenConfiguration, dict[Configuration, PlanRow]]:
     """Move to a better neighbour while there is one. Returns the choice and all rows."""
     known_rows: dict[Configuration, PlanRow] = {row.configuration: row for row in rows}
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         chosen = choice.row.configuration
         midpoints = midpoints_beside(chosen, known_rows, space)
         sizes = [c for c in midpoints if _may_win(c, choice, minimise, evaluate)]
@@ -48,4 +48,4 @@ def _may_win(
     if not evaluate.is_sold(c):
         return False
     min_cost = evaluate.bounds_of(c, [choice.row]).get(minimise.key)
-    return not choice.feasible or min_cost is None or min_cost < choice.row[minimise.key]
+    return not choice.is_feasible or min_cost is None or min_cost < choice.row[minimise.key]

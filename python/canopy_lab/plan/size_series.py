@@ -10,7 +10,7 @@ import numpy as np
 
 from canopy_lab.plan.objective import Objectives, PlanRow, Scale
 from canopy_lab.plan.sizes import middle_size
-from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
+from canopy_lab.plan.space import SIZE_FIELDS, Configuration, Space, slice_of
 
 Rows = Mapping[Configuration, PlanRow]
 LowerBounds = Callable[[Configuration, Sequence[PlanRow]], Mapping[str, float]]
@@ -43,23 +43,23 @@ def series_of(
     rows: Collection[Configuration], space: Space, slices: Collection[Configuration]
 ) -> list[SizeSeries]:
     """Return the series of ``rows`` with choices in ``slices``, in the order of ``rows``."""
-    all_series: dict[tuple[str, Configuration], dict[float, Configuration]] = {}
+    sizes_of: dict[tuple[str, Configuration], dict[float, Configuration]] = {}
     for c in rows:
         if slice_of(c) not in slices:
             continue
-        for axis in SIZES:
+        for axis in SIZE_FIELDS:
             if axis == "disk_gib" and c.disk is None:
                 continue
             if axis == "disk_mib_s" and c.disk not in space.bandwidths_mib_s:
                 continue
             base = _zero_size(c, axis)
-            all_series.setdefault((axis, base), {})[getattr(c, axis)] = c
-    for (axis, base), by_size in all_series.items():
+            sizes_of.setdefault((axis, base), {})[getattr(c, axis)] = c
+    for (axis, base), by_size in sizes_of.items():
         if axis == "disk_gib":
             diskless = base.normalised()
             if diskless in rows:
                 by_size[0.0] = diskless
-    return [SizeSeries(*key, tuple(sorted(sizes.items()))) for key, sizes in all_series.items()]
+    return [SizeSeries(*key, tuple(sorted(sizes.items()))) for key, sizes in sizes_of.items()]
 
 
 def midpoints(
@@ -97,7 +97,7 @@ def series_through(point: Configuration, rows: Rows, space: Space) -> list[SizeS
 
 def midpoints_beside(point: Configuration, rows: Rows, space: Space) -> list[Configuration]:
     """Return the midpoints between ``point`` and its next evaluated sizes, each once."""
-    middles: dict[Configuration, None] = {}
+    midpoints: dict[Configuration, None] = {}
     for series in series_through(point, rows, space):
         amounts, configurations = zip(*series.by_size)
         index = configurations.index(point)
@@ -108,8 +108,8 @@ def midpoints_beside(point: Configuration, rows: Rows, space: Space) -> list[Con
         for size in sizes:
             middle = middle_size(min(amount, size), max(amount, size), _min_size(series, space))
             if middle is not None:
-                middles[_set_size(series, middle)] = None
-    return list(middles)
+                midpoints[_set_size(series, middle)] = None
+    return list(midpoints)
 
 
 def _may_share_series(c: Configuration, point: Configuration) -> bool:
@@ -133,8 +133,8 @@ def _gaps(
         if middle is not None:
             gaps.append((middle, (series.by_size[0][1],), 0.0))
     for index in range(len(series.by_size) - 1):
-        (low, lower), (high, upper) = series.by_size[index], series.by_size[index + 1]
-        middle = middle_size(low, high, min_gib)
+        (low_size, lower), (high_size, upper) = series.by_size[index], series.by_size[index + 1]
+        middle = middle_size(low_size, high_size, min_gib)
         if middle is not None:
             gaps.append((middle, (lower, upper), max(bends[index], bends[index + 1])))
     return gaps
@@ -156,7 +156,7 @@ def _bound(
         lower_bounds = bounds_of(configuration, neighbours)
         for index, m in enumerate(objectives.metrics):
             if m.key in lower_bounds:
-                bound[index] = -lower_bounds[m.key] if m.maximise else lower_bounds[m.key]
+                bound[index] = -lower_bounds[m.key] if m.is_maximised else lower_bounds[m.key]
     return bound
 
 

@@ -21,7 +21,7 @@ GROUP: Final = "group"
 TTL = float | Literal["group"] | None
 """Seconds, ``None`` (no expiry), or ``"group"``: one per prefix subtree (Algorithm 2)."""
 
-SIZES = ("dram_gib", "disk_gib", "disk_mib_s")
+SIZE_FIELDS = ("dram_gib", "disk_gib", "disk_mib_s")
 """Variables that are amounts, refined between the initial values."""
 _DEFAULTS: Mapping[str, Any] = SGLANG_DEFAULTS.to_json()
 
@@ -45,7 +45,7 @@ class Knob:
         return _DEFAULTS[self.setting] if self.setting else None
 
     def applies(self, configuration: Configuration) -> bool:
-        """Whether the choice matters, given the tiers of ``configuration``."""
+        """Return whether the choice matters, given the tiers of ``configuration``."""
         return self.tier is None or bool(getattr(configuration, self.tier))
 
 
@@ -169,7 +169,7 @@ class Space:
         return sized if self.fits(sized) else None
 
     def fits(self, point: Configuration) -> bool:
-        """Whether the host memory of all instances is at most ``max_host_gib``."""
+        """Return whether the host memory of all instances is at most ``max_host_gib``."""
         return point.instances * point.dram_gib <= self.max_host_gib * (1 + 1e-9)
 
     def bandwidths(self, disk: str | None) -> tuple[float, ...]:
@@ -197,17 +197,17 @@ class Space:
     def count(self) -> int:
         """Return the number of configurations in ``grid``."""
 
-        def values(tier: str | None) -> int:
+        def choice_count(tier: str | None) -> int:
             return math.prod(len(set(self.values(k))) for k in KNOBS if k.tier == tier)
 
         disk = sum(len(self.bandwidths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
-        disk *= values("disk")
-        host = values("dram_gib") * (1 + disk)
-        resized = [
+        disk *= choice_count("disk")
+        host = choice_count("dram_gib") * (1 + disk)
+        dram_counts = [
             sum(self.fits(Configuration(n, dram)) for dram in self.dram_gib[1:])
             for n in self.instances
         ]
-        return values(None) * sum(1 + drams * host for drams in resized)
+        return choice_count(None) * sum(1 + dram_count * host for dram_count in dram_counts)
 
     def finer(self, dram_steps: int, disk_steps: int) -> Space:
         """Add equal steps from 0 to the largest sizes: the grid to compare a search with."""

@@ -44,7 +44,7 @@ class Engine:
     settings: ServerSettings = SGLANG_DEFAULTS
     is_pool_known: bool = True
     """Whether ``device_tokens`` was given or measured; else it was assumed."""
-    auto: bool = False
+    is_auto: bool = False
     """Whether the servers run ``--radix-eviction auto``, which also orders the queue."""
 
     def settings_of(self, c: Configuration) -> ServerSettings:
@@ -74,16 +74,16 @@ def system_of(
     """Return the simulator's configuration. ``group_table`` is for ``ttl="group"``."""
     c, profile = configuration, engine.profile
     page_bytes = float(c.page_size * profile.kv_bytes_per_token)
-    bandwidth = profile.host
+    host_bandwidth = profile.host
     host = disk = None
     if c.dram_gib > 0:
         host = TierSpec(
             c.dram_gib * GIB,
-            bandwidth.read_bytes_per_s if bandwidth else HOST_BYTES_PER_S,
-            bandwidth.write_bytes_per_s if bandwidth else HOST_BYTES_PER_S,
+            host_bandwidth.read_bytes_per_s if host_bandwidth else HOST_BYTES_PER_S,
+            host_bandwidth.write_bytes_per_s if host_bandwidth else HOST_BYTES_PER_S,
             policy=c.policy,
             policy_config=policy_configs.get(c.policy, {}),
-            latency_s=bandwidth.latency_s if bandwidth else 0.0,
+            latency_s=host_bandwidth.latency_s if host_bandwidth else 0.0,
         )
     if c.disk is not None:
         disk_class = prices.disk(c.disk)
@@ -107,18 +107,18 @@ def system_of(
         disk=disk,
         # A store locks its folder: a disk of several instances must be sold as one store.
         disk_per_instance=c.disk is not None and not prices.disk(c.disk).shared,
-        **scheduling_fields(engine.settings_of(c), engine.auto),
+        **scheduling_fields(engine.settings_of(c), engine.is_auto),
     )
 
 
-def scheduling_fields(settings: ServerSettings, auto: bool) -> dict[str, Any]:
+def scheduling_fields(settings: ServerSettings, is_auto: bool) -> dict[str, Any]:
     """Return the fields of ``SystemConfig`` that a server's settings give.
 
-    ``auto`` orders the queue, unless an order of SGLang's is given.
+    ``is_auto`` orders the queue, unless an order of SGLang's is given.
     """
     flags = settings.to_json()
     queue_order = flags["schedule_policy"]
-    if auto and queue_order == SGLANG_DEFAULTS.schedule_policy:
+    if is_auto and queue_order == SGLANG_DEFAULTS.schedule_policy:
         queue_order = BOUNDED_SHORTEST
     return {
         "schedule_conservativeness": flags["schedule_conservativeness"],
@@ -148,8 +148,8 @@ def _capacity_gib(c: Configuration, prices: Prices) -> float:
 
 def metrics_of(result: SystemResult) -> dict[str, Any]:
     """Return the part of a simulation's result that is cached."""
-    document = result.to_json()
-    return {name: document[name] for name in _ROW_METRICS}
+    fields = result.to_json()
+    return {name: fields[name] for name in _ROW_METRICS}
 
 
 def row_of(

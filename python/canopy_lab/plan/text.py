@@ -10,7 +10,7 @@ from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.sizes import gib_text
 from canopy_lab.report.table import text_table
 
-_METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
+_SHOWN_METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
 PLAN_HEAD = (
     "configuration", "mean TTFT", "P99 TTFT", "tokens/s", "hits", "device/host/disk", "GPU h saved/day", "$/h", "cost",
 )  # fmt: skip
@@ -46,7 +46,7 @@ def overview(plan: CapacityPlan) -> list[str]:
         f"A grid in equal steps has {plan.grid_size}.",
         f"{plan.simulated} simulations, {plan.seconds:.1f} s. Hypervolume of the front: {plan.hypervolume:.4f} of 1.",
     ]
-    if plan.result.out_of_budget and not plan.predicted:
+    if plan.result.is_out_of_budget and not plan.predicted:
         lines.append("The search stopped at its limit of evaluations (--search evaluations=N).")
     if plan.predicted:
         lines.append(
@@ -108,9 +108,9 @@ def extreme_rows(plan: CapacityPlan) -> list[list[str]]:
 def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
     """Describe the choice, or the binding constraints if no row is feasible."""
     request, row = plan.request, plan.choice.row
-    criterion = f"{'most' if request.minimise.maximise else 'least'} {request.minimise.name}"
+    criterion = f"{'most' if request.minimise.is_maximised else 'least'} {request.minimise.name}"
     limits = " and ".join(c.text for c in request.constraints)
-    if plan.choice.feasible:
+    if plan.choice.is_feasible:
         condition = f", given {limits}" if limits else ""
         return [
             f"Chosen ({criterion}{condition}): {label_of(row)}",
@@ -157,18 +157,18 @@ def relaxed_constraints(plan: CapacityPlan) -> str:
     """Return the constraints, relaxed so that the nearest point meets them."""
     row, parts = plan.choice.row, []
     for c in plan.request.constraints:
-        sign = "<" if c.at_most else ">"
+        sign = "<" if c.is_upper_bound else ">"
         if c.is_met(row):
             parts.append(c.text)
         else:
-            value = c.value(row) * (1.005 if c.at_most else 0.995)
+            value = c.value(row) * (1.005 if c.is_upper_bound else 0.995)
             parts.append(f"{c.metric.name}{sign}{value:.4g}")
     return " and ".join(parts)
 
 
 def main_metrics(row: PlanRow) -> str:
     return ", ".join(
-        f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _METRICS[:4]
+        f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _SHOWN_METRICS[:4]
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.plan.server_plan import Config
+from canopy_lab.plan.server_plan import ServerFlags
 from canopy_lab.plan.system import HOST_BYTES_PER_S, scheduling_fields
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
@@ -37,7 +37,7 @@ TIERS = ("device", "host", "disk")
 TTFTS = ("mean_ttft_s", "p50_ttft_s", "p90_ttft_s", "p99_ttft_s")
 HITS = ("token_hit_ratio", *(f"{tier}_hit_ratio" for tier in TIERS))
 METRICS = (*TTFTS, "throughput_tokens_per_s", *HITS)
-_ROUNDS = 12
+_BISECTION_STEPS = 12
 _MAX_FACTOR = 16.0
 """Limits of the recalibration factor: the inverse of this number, and the number itself."""
 
@@ -66,7 +66,7 @@ class Validation:
 
 
 def system_of_plan(
-    plan: Config,
+    plan: ServerFlags,
     profile: EngineProfile,
     *,
     device_tokens: int | None = None,
@@ -112,7 +112,7 @@ def system_of_plan(
     return SystemConfig(
         device_tokens=int(tokens),
         device_policy=_simulated_policy(plan.get("radix-eviction")),
-        device_policy_config={n: v for n, v in config.items() if n not in _TREE},
+        device_policy_config={n: v for n, v in config.items() if n not in _TREE_KEYS},
         host=host,
         disk=disk_tier if host is not None else None,
         **scheduling_fields(settings, plan.get("radix-eviction") == AUTO),
@@ -120,7 +120,9 @@ def system_of_plan(
     )
 
 
-_TREE = ("quantum_tokens", "whole_nodes", "block_tokens", "keep_tenant_share", "keep_total_share")
+_TREE_KEYS = (
+    "quantum_tokens", "whole_nodes", "block_tokens", "keep_tenant_share", "keep_total_share"
+)  # fmt: skip
 
 
 def validate(
@@ -135,11 +137,11 @@ def validate(
 
     ``served`` is keyed by the requests' ``line``. Raises ``CanopyError`` if too few were served.
     """
-    start, stop = (round(share * len(trace)) for share in compared)
+    first, end = (round(share * len(trace)) for share in compared)
     answers = [served.get(r.line) for r in trace]
-    ttft = np.array([s.ttft_s if s and s.ttft_s is not None else math.nan for s in answers])
-    is_compared = np.isfinite(ttft)
-    is_compared[:start] = is_compared[stop:] = False
+    ttft_s = np.array([s.ttft_s if s and s.ttft_s is not None else math.nan for s in answers])
+    is_compared = np.isfinite(ttft_s)
+    is_compared[:first] = is_compared[end:] = False
     if is_compared.sum() < 2:
         raise CanopyError(
             f"only {int(is_compared.sum())} of {len(trace)} requests have the time of their first "
@@ -147,22 +149,21 @@ def validate(
         )
     workload = Workload(trace, logged_times=True)
     result = simulate_system(workload, config, profile, arrivals=LoggedArrivals(workload, served))
-    prompts = np.array([max(r.input_tokens, 1) for r in trace])
-    cached = np.array([s.cached_tokens if s else 0 for s in answers])
-    measured = _summarise_ttft(ttft[is_compared])
+    prompt_tokens = np.array([max(r.input_tokens, 1) for r in trace])
+    cached_tokens = np.array([s.cached_tokens if s else 0 for s in answers])
+    measured = _summarise_ttft(ttft_s[is_compared])
     predicted = _summarise_ttft(result.ttft_s[is_compared])
-    measured["token_hit_ratio"] = float(cached[is_compared].sum() / prompts[is_compared].sum())
-    predicted["token_hit_ratio"] = float(
-        result.cached_tokens[is_compared].sum() / prompts[is_compared].sum()
-    )
+    compared_tokens = prompt_tokens[is_compared].sum()
+    measured["token_hit_ratio"] = float(cached_tokens[is_compared].sum() / compared_tokens)
+    predicted["token_hit_ratio"] = float(result.cached_tokens[is_compared].sum() / compared_tokens)
     tokens = sum(r.input_tokens + max(r.output_tokens, 1) for r in trace)
     ends_s = [r.time_s + s.e2e_s for r, s in zip(trace, answers) if s and s.e2e_s is not None]
     if ends_s:
         measured["throughput_tokens_per_s"] = tokens / max(max(ends_s) - trace[0].time_s, 1e-9)
         predicted["throughput_tokens_per_s"] = result.throughput_tokens_per_s
-    tiers = [s.cached_by_tier for s in answers if s is not None and s.cached_by_tier is not None]
-    for tier in TIERS if tiers else ():
-        measured[f"{tier}_hit_ratio"] = sum(t[tier] for t in tiers) / int(prompts.sum())
+    hits = [s.cached_by_tier for s in answers if s is not None and s.cached_by_tier is not None]
+    for tier in TIERS if hits else ():
+        measured[f"{tier}_hit_ratio"] = sum(hit[tier] for hit in hits) / int(prompt_tokens.sum())
         predicted[f"{tier}_hit_ratio"] = result.token_hit_ratio_by_tier[tier]
     return Validation(int(is_compared.sum()), measured, predicted)
 
@@ -179,7 +180,7 @@ def recalibrate(
     """
     half = 0.5 * (1 + WARM_UP_SHARE)
     low, high = 1 / _MAX_FACTOR, _MAX_FACTOR
-    for _ in range(_ROUNDS):
+    for _ in range(_BISECTION_STEPS):
         middle = math.sqrt(low * high)
         trial = rescale(profile, middle)
         validation = validate(trace, served, config, trial, compared=(WARM_UP_SHARE, half))
@@ -204,12 +205,12 @@ def rescale(profile: EngineProfile, factor: float) -> EngineProfile:
     )
 
 
-def _summarise_ttft(seconds: np.ndarray) -> dict[str, float]:
-    quantiles = np.percentile(seconds, (50, 90, 99))
-    return dict(zip(TTFTS, (float(seconds.mean()), *map(float, quantiles))))
+def _summarise_ttft(ttft_s: np.ndarray) -> dict[str, float]:
+    quantiles = np.percentile(ttft_s, (50, 90, 99))
+    return dict(zip(TTFTS, (float(ttft_s.mean()), *map(float, quantiles))))
 
 
-def _tier_policy(plan: Config, flag: str) -> tuple[str, dict[str, Any]]:
+def _tier_policy(plan: ServerFlags, flag: str) -> tuple[str, dict[str, Any]]:
     """Return a tier's policy and its options; the device's if none is given."""
     setting = plan.get(flag)
     if setting is None:
@@ -218,12 +219,12 @@ def _tier_policy(plan: Config, flag: str) -> tuple[str, dict[str, Any]]:
     return _simulated_policy(options.pop("policy")), options
 
 
-def _disk_bytes(plan: Config) -> int:
+def _disk_bytes(plan: ServerFlags) -> int:
     extra = plan.get("hicache-storage-backend-extra-config", {})
     return int(extra.get("capacity_bytes") or extra.get("global_segment_size") or 0)
 
 
-def _table(plan: Config, flag: str) -> TTLTable | None:
+def _table(plan: ServerFlags, flag: str) -> TTLTable | None:
     return TTLTable.from_json(plan[flag]) if flag in plan else None
 
 
@@ -242,28 +243,28 @@ class LoggedArrivals:
         self._following: dict[int, list[int]] = {}
         waiting: set[int] = set()
         unanswered: list[tuple[float, int]] = []
-        answered: dict[int, int] = {}
+        answered_by_block: dict[int, int] = {}
         """Block -> last answered request whose prompt has it."""
         for index, record in enumerate(workload.trace):
             now_s = self._times_s[index]
             while unanswered and unanswered[0][0] <= now_s:
                 _, earlier = heapq.heappop(unanswered)
-                answered.update(dict.fromkeys(workload.trace[earlier].blocks, earlier))
+                answered_by_block.update(dict.fromkeys(workload.trace[earlier].blocks, earlier))
             previous = None
             for block in record.blocks:
-                if block not in answered:
+                if block not in answered_by_block:
                     break
-                previous = answered[block]
+                previous = answered_by_block[block]
             if previous is not None:
                 self._following.setdefault(previous, []).append(index)
                 waiting.add(index)
             answer = served.get(record.line)
             if answer is not None and answer.e2e_s is not None:
                 heapq.heappush(unanswered, (now_s + answer.e2e_s, index))
-        self._starts = [(t, i) for i, t in enumerate(self._times_s) if i not in waiting]
+        self._first_requests = [(t, i) for i, t in enumerate(self._times_s) if i not in waiting]
 
     def first_requests(self) -> Sequence[tuple[float, int]]:
-        return self._starts
+        return self._first_requests
 
     def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         return [(max(self._times_s[i], end_s), i) for i in self._following.get(request, ())]

@@ -61,17 +61,17 @@ class PlanInputs:
         if key not in self._tables:
             if load not in self._paths:
                 self._paths[load] = paths_of(at_load(self.trace, load), lambda r: r.category)
-            log = self._paths[load]
+            paths = self._paths[load]
             # A plan is used for about the duration of its trace.
-            learning = LearningOptions(refresh_s=max(log.end_s - log.start_s, MIN_LIFETIME_S))
-            tokens = disk_gib * GIB / self.engine.profile.kv_bytes_per_token
-            self._tables[key] = learn(log, tokens, learning, self.hash).table
+            learning = LearningOptions(refresh_s=max(paths.end_s - paths.start_s, MIN_LIFETIME_S))
+            disk_tokens = disk_gib * GIB / self.engine.profile.kv_bytes_per_token
+            self._tables[key] = learn(paths, disk_tokens, learning, self.hash).table
         return self._tables[key]
 
     def table_of(self, c: Configuration, load: float = 1.0) -> TTLTable | None:
         if c.ttl != GROUP or c.disk is None:
             return None
-        return self.group_table(c.disk_gib * self.prices.disks_of(c.disk, c.instances), load)
+        return self.group_table(c.disk_gib * self.prices.disk_count(c.disk, c.instances), load)
 
     def learning_requests(self, load: float = 1.0) -> int:
         """Return the number of requests used to learn group TTLs."""
