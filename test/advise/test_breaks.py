@@ -74,7 +74,7 @@ def test_the_tokens_are_those_that_an_endless_cache_misses_more(clean_log, name)
 
 
 def test_a_value_that_changes_by_user_differs_from_one_by_request(clean_log, monkeypatch):
-    monkeypatch.setattr(finder, "MIN_SHARE", 0.0)
+    monkeypatch.setattr(finder, "MIN_FINDING_SHARE", 0.0)
     users = find_breaks(seeded.with_break(clean_log, "user", 1.0)).findings[0]
     times = find_breaks(seeded.with_break(clean_log, "time", 1.0)).findings[0]
     assert (users.per, times.per) == ("user", "request")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from canopy_lab.advise.sample import RowSampler, conversation_key, read_sample
+from canopy_lab.advise.sample import RequestSampler, conversation_key, read_sample
 from canopy_lab.sim.stack import lru_curve
 from sglang_canopy.errors import CanopyError
 from support.tiny_traces import request_of
@@ -42,7 +42,7 @@ def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
     rows, samples = conversation_requests(200, 5), []
     shuffled = random.Random(3).sample(rows, len(rows))
     for order in (rows, shuffled):
-        sampler = RowSampler(100, 10**9)
+        sampler = RequestSampler(100, 10**9)
         for row in order:
             if sampler.selects(conversation_key(row)):
                 sampler.add(conversation_key(row), row)
@@ -57,7 +57,7 @@ def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
 
 def test_blocks_are_merged_before_conversations_are_dropped():
     rows = [request_of(float(i), range(i * 1000, i * 1000 + 64), conversation=str(i), block_tokens=16) for i in range(50)]  # fmt: skip
-    sampler = RowSampler(1000, 900)
+    sampler = RequestSampler(1000, 900)
     for row in rows:
         sampler.add(conversation_key(row), row)
     assert sampler.merged == 4
@@ -70,7 +70,7 @@ def test_a_scaled_cache_of_a_sample_has_the_hit_ratio_of_the_whole(has_ids: bool
     path = chat_log(tmp_path / "log.jsonl", 2000, has_ids)
     full_sample = read_sample(path, "openai")
     thinned = read_sample(path, "openai", max_requests=500)
-    assert (full_sample.one_in, full_sample.share) == (1, 1.0)
+    assert (full_sample.one_in, full_sample.sampled_share) == (1, 1.0)
     assert thinned.one_in in (4, 8)
     assert thinned.requests_in_log == full_sample.requests_in_log == 2000
     assert thinned.tokens_in_log == full_sample.tokens_in_log

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from canopy_lab.advise.arms import CANOPY_LRU, PLACEBO, WA, run_arms
+from canopy_lab.advise.arms import CANOPY_LRU, PLACEBO_ARM, WA, run_arms
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.sweep import PolicyArm, SweepPlan, run_sweep
 from canopy_lab.trace.record import TraceRequest
@@ -50,7 +50,7 @@ def test_the_placebo_removes_the_gain_of_inferred_turns(trace: CompactTrace) -> 
     lru, wa, placebo = (row["block_hit_ratio"] for row in run_sweep(plan, trace, jobs=1))
     assert wa - lru > 0.03
     assert placebo - lru < (wa - lru) / 4
-    sized_arms = [(arm, CAPACITY_BLOCKS) for arm in (CANOPY_LRU, WA, PLACEBO)]
+    sized_arms = [(arm, CAPACITY_BLOCKS) for arm in (CANOPY_LRU, WA, PLACEBO_ARM)]
     runs = run_arms(list(trace), sized_arms, jobs=1)
     lru_missed, wa_missed, placebo_missed = (int(runs[arm].sum()) for arm in sized_arms)
     assert lru_missed - placebo_missed < (lru_missed - wa_missed) / 4

@@ -10,7 +10,7 @@ from sglang_canopy.policy.registry import make_policy
 from support.trace_samples import flat, random_trace
 
 
-@pytest.mark.parametrize("chunk_accesses", [1 << 19, 7])
+@pytest.mark.parametrize("batch_accesses", [1 << 19, 7])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from canopy_lab.advise.agents import AgentMemory, find_agents_turns, peak_demand
+from canopy_lab.advise.agents import AgentMemory, find_agent_turns, peak_demand
 from canopy_lab.advise.answers import Advice, ArmRow, HitCurve, Tier
 from canopy_lab.advise.arms import (
-    BOUND,
-    CANDIDATES,
+    CANDIDATE_ARMS,
     CANOPY_LRU,
-    HINTED,
-    PLACEBO,
+    HINDSIGHT_ARM,
+    HINTED_ARMS,
+    PLACEBO_ARM,
     SGLANG_LRU,
     WA,
     ArmCapacity,
@@ -145,13 +145,13 @@ class _Adviser:
     def advise(
         self, jobs: int | None, set_total: Callable[[int], object], progress: Callable[[], object]
     ) -> Advice:
-        curve_arms = (self.base, CANOPY_LRU, WA, BOUND)
+        curve_arms = (self.base, CANOPY_LRU, WA, HINDSIGHT_ARM)
         other_sizes = [self.sample.blocks_of(self.capacity_tokens * f) for f in CAPACITY_FACTORS]
-        row_arms = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
+        row_arms = (self.base, *CANDIDATE_ARMS, PLACEBO_ARM, *HINTED_ARMS, HINDSIGHT_ARM)
         base_runs: list[ArmCapacity] = [(arm, self.blocks) for arm in row_arms]
         base_runs += [(arm, blocks) for arm in curve_arms for blocks in other_sizes]
         base_runs += [(self.base, self._tier_blocks(tier)) for tier in self.lower_tiers]
-        is_agents = find_agents_turns(self.sample.requests)
+        is_agents = find_agent_turns(self.sample.requests)
         agent_requests = [r for r, is_agent in zip(self.sample.requests, is_agents) if is_agent]
         sessions, agent_blocks = peak_demand(agent_requests)
         base_runs.append((self.base, max(self.blocks, agent_blocks)))
@@ -162,7 +162,7 @@ class _Adviser:
         advised_runs = [(advised, self._tier_blocks(tier)) for tier in self.lower_tiers]
         self._simulate([run for run in advised_runs if run not in self.results], jobs, progress)
         prefill_s = self.cost_model.prefill_s(self.results[self.base, self.blocks])
-        prefill_busy = float(prefill_s.mean()) * self._per_second()
+        prefill_busy = float(prefill_s.mean()) * self._request_rate()
         base = self.cost_model.cost(self.results[self.base, self.blocks])
         return Advice(
             decision=decision,
@@ -183,20 +183,20 @@ class _Adviser:
             clusters=int(self.clusters.max()) + 1,
             cluster_kind=self.cluster_kind,
             scaled_prompts=self.blocks * self.sample.block_tokens / max(self.tokens.mean(), 1.0),
-            placebo_points=self._gain(PLACEBO, self.blocks).points,
+            placebo_points=self._gain(PLACEBO_ARM, self.blocks).points,
             too_long=float((self.tokens * self.sample.token_scale > self.capacity_tokens).mean()),
         )
 
     def advise_policy(self, jobs: int | None) -> tuple[CacheArm, Recommendation]:
         """Return the decision without costs and tiers."""
-        runs = [(arm, self.blocks) for arm in (self.base, *CANDIDATES, BOUND)]
+        runs = [(arm, self.blocks) for arm in (self.base, *CANDIDATE_ARMS, HINDSIGHT_ARM)]
         self._simulate(runs, jobs, lambda: None)
         decision = self._decide()
         return self._advised_arm(decision), decision
 
     def _advised_arm(self, decision: Recommendation) -> CacheArm:
         gain = decision.gain
-        return next((a for a in CANDIDATES if gain and a.label == gain.label), self.base)
+        return next((a for a in CANDIDATE_ARMS if gain and a.label == gain.label), self.base)
 
     def _simulate(
         self, runs: Sequence[ArmCapacity], jobs: int | None, progress: Callable[[], object]
@@ -208,13 +208,13 @@ class _Adviser:
                 self.sample.requests, runs, jobs=jobs, seed=self.seed, progress=progress
             )
 
-    def _gain(self, arm: CacheArm, capacity: int) -> Gain:
-        if (arm, capacity) not in self.gains:
-            self.gains[arm, capacity] = self._new_gain(arm, capacity)
-        return self.gains[arm, capacity]
+    def _gain(self, arm: CacheArm, capacity_blocks: int) -> Gain:
+        if (arm, capacity_blocks) not in self.gains:
+            self.gains[arm, capacity_blocks] = self._new_gain(arm, capacity_blocks)
+        return self.gains[arm, capacity_blocks]
 
-    def _new_gain(self, arm: CacheArm, capacity: int) -> Gain:
-        base, misses = self.results[self.base, self.blocks], self.results[arm, capacity]
+    def _new_gain(self, arm: CacheArm, capacity_blocks: int) -> Gain:
+        base, misses = self.results[self.base, self.blocks], self.results[arm, capacity_blocks]
         points = low = high = 0.0
         if (base != misses).any():
             rng = np.random.default_rng(self.seed)
@@ -226,8 +226,8 @@ class _Adviser:
         return decide(
             base,
             self.repeats,
-            hit_ratio(self.results[BOUND, self.blocks], self.tokens),
-            [self._gain(arm, self.blocks) for arm in CANDIDATES],
+            hit_ratio(self.results[HINDSIGHT_ARM, self.blocks], self.tokens),
+            [self._gain(arm, self.blocks) for arm in CANDIDATE_ARMS],
             capacity=str(self.capacity),
             memory=self._memory_sentence(base),
             few_requests=len(self.tokens) if len(self.tokens) < MIN_REQUESTS else 0,
@@ -236,14 +236,14 @@ class _Adviser:
     def _memory_sentence(self, base: float) -> str:
         """Return a sentence about the smallest tier with nearly the largest gain; empty if the gain
         is below a point."""
-        sizes = sorted(self.lower_tiers, key=lambda tier: tier.gigabytes)
+        tiers = sorted(self.lower_tiers, key=lambda tier: tier.gigabytes)
         gains = [
             100 * (hit_ratio(self.results[self.base, self._tier_blocks(tier)], self.tokens) - base)
-            for tier in sizes
+            for tier in tiers
         ]
         if max(gains, default=0.0) < 1.0:
             return ""
-        points, tier = next((p, tier) for p, tier in zip(gains, sizes) if p > max(gains) - 0.1)
+        points, tier = next((p, tier) for p, tier in zip(gains, tiers) if p > max(gains) - 0.1)
         hosts = [tier.label for tier in self.lower_tiers if not tier.is_disk]
         label = f"{hosts[-1]} and {tier.label}" if tier.is_disk and hosts else tier.label
         return f" {label[0].upper()}{label[1:]} would add {points:.1f} points."
@@ -263,9 +263,10 @@ class _Adviser:
         return ArmRow(self._gain(arm, self.blocks), cost, self._saved(base, cost), change, kind)
 
     def _saved(self, base: ArmCost, cost: ArmCost) -> float:
-        return (base.gpu_s_per_request - cost.gpu_s_per_request) * self._per_second() * 3600
+        """Return the GPU seconds saved per hour of the log."""
+        return (base.gpu_s_per_request - cost.gpu_s_per_request) * self._request_rate() * 3600
 
-    def _per_second(self) -> float:
+    def _request_rate(self) -> float:
         return self.sample.requests_in_log / max(self.sample.span_s, 1.0)
 
     def _tier_blocks(self, lower_tier: LowerTier) -> int:
@@ -301,8 +302,8 @@ class _Adviser:
         """Return the gain at the largest tier, and the cost with the waits for tiers below the device."""
         waits_s = np.zeros(len(self.tokens))
         misses_above = self.results[arm, self.blocks]
-        for size, bytes_per_s in reads:
-            misses = self.results[arm, size]
+        for tier_blocks, bytes_per_s in reads:
+            misses = self.results[arm, tier_blocks]
             waits_s = waits_s + self.cost_model.transfer_s(misses_above - misses, bytes_per_s)
             misses_above = misses
         cost = self.cost_model.cost(self.results[arm, blocks], waits_s)
@@ -315,11 +316,11 @@ class _Adviser:
         hits = _hits(self.curve, sizes)
         return HitCurve(tuple(self.sample.tokens_of(int(s)) for s in sizes), tuple(hits.tolist()))
 
-    def _curve_of(self, arm: CacheArm, other_sizes: list[int]) -> HitCurve:
-        sizes = sorted({self.blocks, *other_sizes})
+    def _curve_of(self, arm: CacheArm, other_blocks: list[int]) -> HitCurve:
+        capacities = sorted({self.blocks, *other_blocks})
         return HitCurve(
-            tuple(self.sample.tokens_of(blocks) for blocks in sizes),
-            tuple(hit_ratio(self.results[arm, blocks], self.tokens) for blocks in sizes),
+            tuple(self.sample.tokens_of(blocks) for blocks in capacities),
+            tuple(hit_ratio(self.results[arm, blocks], self.tokens) for blocks in capacities),
         )
 
 
@@ -331,8 +332,8 @@ def _hits(curve: LRUCurve, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 def _row_kind(arm: CacheArm) -> str:
     if arm.label == SGLANG_LRU.label:
         return "baseline"
-    if arm.hindsight:
+    if arm.is_hindsight:
         return "bound"
-    if arm.placebo:
+    if arm.is_placebo:
         return "placebo"
     return "hints" if arm.hints else "policy"

@@ -30,7 +30,7 @@ class AgentMemory:
     """The same with memory for ``tokens``."""
 
 
-def find_agents_turns(requests: Sequence[TraceRequest]) -> NDArray[np.bool_]:
+def find_agent_turns(requests: Sequence[TraceRequest]) -> NDArray[np.bool_]:
     """Return which requests are agents'.
 
     A session is an agent's if most of its answers call a tool, or precede a tool's result or a turn
@@ -40,14 +40,14 @@ def find_agents_turns(requests: Sequence[TraceRequest]) -> NDArray[np.bool_]:
     for index, request in enumerate(requests):
         if request.conversation is not None:
             sessions.setdefault(request.conversation, []).append(index)
-    is_agents = np.zeros(len(requests), bool)
+    is_agent_turn = np.zeros(len(requests), bool)
     for turns in sessions.values():
-        are_agents = [_is_agents(requests[a], requests[b]) for a, b in pairwise(turns)]
-        is_agents[turns] = 2 * sum(are_agents) > len(are_agents)
-    return is_agents
+        votes = [_looks_like_agent(requests[a], requests[b]) for a, b in pairwise(turns)]
+        is_agent_turn[turns] = 2 * sum(votes) > len(votes)
+    return is_agent_turn
 
 
-def _is_agents(answered: TraceRequest, following: TraceRequest) -> bool:
+def _looks_like_agent(answered: TraceRequest, following: TraceRequest) -> bool:
     pause_s = following.think_s
     if pause_s is None:
         pause_s = following.time_s - answered.time_s
@@ -56,14 +56,14 @@ def _is_agents(answered: TraceRequest, following: TraceRequest) -> bool:
 
 def peak_demand(turns: Sequence[TraceRequest]) -> tuple[int, int]:
     """Return the maximum number of sessions at a time, and of blocks that they hold at a time."""
-    latest: dict[str | None, TraceRequest] = {}
+    latest_by_session: dict[str | None, TraceRequest] = {}
     events = [(0.0, 0, 0)]
     for turn in turns:
-        previous = latest.get(turn.conversation)
+        previous = latest_by_session.get(turn.conversation)
         if previous is not None:
             events.append((min(turn.time_s, previous.time_s + IDLE_S), -1, -len(previous.blocks)))
         events.append((turn.time_s, 1, len(turn.blocks)))
-        latest[turn.conversation] = turn
-    events += [(t.time_s + SWIFT_S, -1, -len(t.blocks)) for t in latest.values()]
+        latest_by_session[turn.conversation] = turn
+    events += [(t.time_s + SWIFT_S, -1, -len(t.blocks)) for t in latest_by_session.values()]
     totals = np.cumsum(np.array([event[1:] for event in sorted(events)]), axis=0)
     return int(totals[:, 0].max()), int(totals[:, 1].max())

@@ -30,22 +30,22 @@ class CacheArm:
     whole_nodes: bool = False
     hints: tuple[float, float] | None = None
     """Share of the clients that give hints, and share of true hints."""
-    placebo: bool = False
-    hindsight: bool = False
+    is_placebo: bool = False
+    is_hindsight: bool = False
 
 
 SGLANG_LRU = CacheArm("lru, as in SGLang", "lru", "lru", whole_nodes=True)
 """The baseline: SGLang's own policy, which evicts whole nodes."""
 CANOPY_LRU = CacheArm("canopy-lru", "canopy-lru", "lru")
 WA = CacheArm("wa", AUTO, "wa")
-CANDIDATES = (CANOPY_LRU, WA)
+CANDIDATE_ARMS = (CANOPY_LRU, WA)
 """Policies that a server can run without hints from clients, the simplest first."""
-PLACEBO = CacheArm("wa, random labels", "", "wa", placebo=True)
-HINTED = (
+PLACEBO_ARM = CacheArm("wa, random labels", "", "wa", is_placebo=True)
+HINTED_ARMS = (
     CacheArm("wa, half of the clients hint, 9 in 10 right", AUTO, "wa", hints=(0.5, 0.9)),
     CacheArm("wa, every client hints, always right", AUTO, "wa", hints=(1.0, 1.0)),
 )
-BOUND = CacheArm("hindsight bound", "", "belady", hindsight=True)
+HINDSIGHT_ARM = CacheArm("hindsight bound", "", "belady", is_hindsight=True)
 
 ArmCapacity = tuple[CacheArm, int]
 """An arm and a capacity in blocks of the sample."""
@@ -77,17 +77,17 @@ def hit_ratio(uncached: Uncached, tokens: NDArray[np.int64]) -> float:
     return 1.0 - float(uncached.sum()) / max(float(tokens.sum()), 1.0)
 
 
-def _simulate(context: tuple[Sequence[TraceRequest], int], run: ArmCapacity) -> Uncached:
-    (requests, seed), (arm, capacity) = context, run
-    if arm.hindsight:
+def _simulate(shared: tuple[Sequence[TraceRequest], int], run: ArmCapacity) -> Uncached:
+    (requests, seed), (arm, capacity_blocks) = shared, run
+    if arm.is_hindsight:
         policy = make_hindsight(arm.policy, Future(requests), {})
     else:
         policy = make_policy(arm.policy)
     result = simulate(
         requests,
         policy,
-        capacity,
-        placebo_seed=seed if arm.placebo else None,
+        capacity_blocks,
+        placebo_seed=seed if arm.is_placebo else None,
         hints=None if arm.hints is None else SimulatedHints(*arm.hints, seed=seed),
         whole_nodes=arm.whole_nodes,
     )

@@ -30,29 +30,29 @@ def assign_clusters(sample: LogSample) -> tuple[np.ndarray, str]:
         return numbers, "conversations"
     times_s = np.array([r.time_s for r in sample.requests])
     window_s = max(float(times_s[-1] - times_s[0]) / WINDOWS, 1e-9)
-    window = np.minimum(((times_s - times_s[0]) / window_s).astype(np.int64), WINDOWS - 1)
-    used_windows, window = np.unique(window, return_inverse=True)
+    windows = np.minimum(((times_s - times_s[0]) / window_s).astype(np.int64), WINDOWS - 1)
+    used_windows, windows = np.unique(windows, return_inverse=True)
     if len(used_windows) >= MIN_WINDOWS:
-        return window, "windows of time"
+        return windows, "windows of time"
     count = len(numbers)
     return np.arange(count) * min(WINDOWS, count) // count, "runs of requests"
 
 
 def bootstrap(
-    saved_tokens: np.ndarray, tokens: np.ndarray, cluster: np.ndarray, rng: np.random.Generator
+    saved_tokens: np.ndarray, tokens: np.ndarray, clusters: np.ndarray, rng: np.random.Generator
 ) -> tuple[float, float, float]:
     """Return the gain in points of the prompt tokens and its 95 % interval: (points, low, high).
 
-    ``saved_tokens``, ``tokens``, ``cluster``: one entry per request. ``RESAMPLES`` times, clusters are
+    ``saved_tokens``, ``tokens``, ``clusters``: one entry per request. ``RESAMPLES`` times, clusters are
     drawn with replacement, each with all its requests.
     """
-    count = int(cluster.max()) + 1
-    saved = np.bincount(cluster, saved_tokens, count)
-    prompt_tokens = np.bincount(cluster, tokens, count)
+    count = int(clusters.max()) + 1
+    saved = np.bincount(clusters, saved_tokens, count)
+    prompt_tokens = np.bincount(clusters, tokens, count)
     gain_points = 100.0 * float(saved.sum()) / max(float(prompt_tokens.sum()), 1.0)
-    draws = np.empty(RESAMPLES)
+    drawn = np.empty(RESAMPLES)
     for i in range(RESAMPLES):
         weights = np.bincount(rng.integers(0, count, count), minlength=count)
-        draws[i] = 100.0 * float(weights @ saved) / max(float(weights @ prompt_tokens), 1.0)
-    low, high = np.quantile(draws, (0.025, 0.975))
+        drawn[i] = 100.0 * float(weights @ saved) / max(float(weights @ prompt_tokens), 1.0)
+    low, high = np.quantile(drawn, (0.025, 0.975))
     return float(gain_points), float(low), float(high)

@@ -46,11 +46,11 @@ class CostModel:
 
     def cost(self, uncached: Uncached, transfer_s: NDArray[np.float64] | None = None) -> ArmCost:
         """Return the cost of a run. ``transfer_s``: each request's wait for tiers below the device."""
-        prefill = self.prefill_s(uncached)
-        ttft = prefill + self.profile.arrival_s
+        prefill_s = self.prefill_s(uncached)
+        ttft_s = prefill_s + self.profile.arrival_s
         if transfer_s is not None:
-            ttft = ttft + transfer_s
-        return ArmCost(gpu_s_per_request=float(prefill.mean()), ttft_mean_s=float(ttft.mean()))
+            ttft_s = ttft_s + transfer_s
+        return ArmCost(gpu_s_per_request=float(prefill_s.mean()), ttft_mean_s=float(ttft_s.mean()))
 
     def transfer_s(self, tokens: Uncached, bytes_per_s: float) -> NDArray[np.float64]:
         """Return the seconds to load ``tokens`` of each request."""

@@ -30,7 +30,7 @@ class Recommendation:
     """The recommendation."""
 
     flag: str
-    """Value for ``--radix-eviction``; ``lru_text`` keeps SGLang's own."""
+    """Value for ``--radix-eviction``; ``lru`` keeps SGLang's own."""
     gain: Gain | None
     """``None`` if LRU is kept."""
     sentence: str

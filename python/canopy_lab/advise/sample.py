@@ -79,29 +79,29 @@ class LogSample:
         return values | {"requests": len(self.requests), "understood": self.understood.as_dict()}
 
     @property
-    def share(self) -> float:
+    def sampled_share(self) -> float:
         """Return the sample's distinct blocks as a share of the log's: the scale of capacities."""
         return self.distinct_blocks / self.log_blocks if self.log_blocks else 1.0
 
     def blocks_of(self, tokens: float) -> int:
         """Convert a capacity in tokens of the server to blocks of the sample."""
-        return max(1, round(tokens / self.token_scale / self.block_tokens * self.share))
+        return max(1, round(tokens / self.token_scale / self.block_tokens * self.sampled_share))
 
     def tokens_of(self, blocks: float) -> float:
         """Convert blocks of the sample to tokens of the server."""
-        return blocks / self.share * self.block_tokens * self.token_scale
+        return blocks / self.sampled_share * self.block_tokens * self.token_scale
 
 
-class RowSampler:
-    """Rows of sampled conversations: at most ``max_rows`` rows with ``max_accesses`` blocks."""
+class RequestSampler:
+    """Rows of sampled conversations: at most ``max_requests`` rows with ``max_accesses`` blocks."""
 
-    def __init__(self, max_rows: int, max_accesses: int) -> None:
-        self.max_rows, self.max_accesses = max_rows, max_accesses
+    def __init__(self, max_requests: int, max_accesses: int) -> None:
+        self.max_requests, self.max_accesses = max_requests, max_accesses
         self.one_in = self.merged = 1
         self._threshold = _HASH_RANGE
-        self._rows: dict[int, list[tuple[int, TraceRequest]]] = {}
-        self._number = count()
-        self._count = self._accesses = self._tokens = 0
+        self._sampled: dict[int, list[tuple[int, TraceRequest]]] = {}
+        self._ordinals = count()
+        self._request_count = self._accesses = self._tokens = 0
 
     def selects(self, key: int) -> bool:
         """Return whether a conversation's hash is below the current threshold."""
@@ -110,49 +110,49 @@ class RowSampler:
     @property
     def conversations(self) -> int:
         """Estimated conversations of the log."""
-        return len(self._rows) * self.one_in
+        return len(self._sampled) * self.one_in
 
-    def add(self, key: int, row: TraceRequest) -> None:
+    def add(self, key: int, request: TraceRequest) -> None:
         """Add a row of a sampled conversation."""
-        row = with_long_blocks(row, self.merged)
-        self._rows.setdefault(key, []).append((next(self._number), row))
-        self._account(row, 1)
-        while self._accesses > self.max_accesses and self._may_merge(row):
-            self._merge()
-            row = self._rows[key][-1][1]
+        request = with_long_blocks(request, self.merged)
+        self._sampled.setdefault(key, []).append((next(self._ordinals), request))
+        self._count_request(request, 1)
+        while self._accesses > self.max_accesses and self._may_merge_blocks(request):
+            self._merge_blocks()
+            request = self._sampled[key][-1][1]
         # A single conversation may exceed the limits: a sample is never empty.
-        while (self._count > self.max_rows or self._accesses > self.max_accesses) and len(
-            self._rows
-        ) > 1:
-            self._halve()
+        while (
+            self._request_count > self.max_requests or self._accesses > self.max_accesses
+        ) and len(self._sampled) > 1:
+            self._halve_threshold()
 
     def rows(self) -> list[TraceRequest]:
         """Return the sampled rows, sorted by time and, for equal times, by the order of ``add``."""
-        ordered = sorted((r.time_s, n, r) for rows in self._rows.values() for n, r in rows)
+        ordered = sorted((r.time_s, n, r) for rows in self._sampled.values() for n, r in rows)
         return [row for _, _, row in ordered]
 
-    def _account(self, row: TraceRequest, sign: int) -> None:
-        self._count += sign
-        self._accesses += sign * len(row.blocks)
-        self._tokens += sign * row.input_tokens
+    def _count_request(self, request: TraceRequest, sign: int) -> None:
+        self._request_count += sign
+        self._accesses += sign * len(request.blocks)
+        self._tokens += sign * request.input_tokens
 
-    def _may_merge(self, row: TraceRequest) -> bool:
+    def _may_merge_blocks(self, request: TraceRequest) -> bool:
         lower, upper = MAX_BLOCK_TOKENS
-        max_tokens = min(max(self._tokens / self._count * MAX_BLOCK_SHARE, lower), upper)
-        return 2 * row.block_tokens <= max_tokens
+        max_tokens = min(max(self._tokens / self._request_count * MAX_BLOCK_SHARE, lower), upper)
+        return 2 * request.block_tokens <= max_tokens
 
-    def _merge(self) -> None:
+    def _merge_blocks(self) -> None:
         self.merged *= 2
-        for key, rows in self._rows.items():
-            self._rows[key] = [(number, with_long_blocks(row, 2)) for number, row in rows]
-        self._accesses = sum(len(r.blocks) for rows in self._rows.values() for _, r in rows)
+        for key, rows in self._sampled.items():
+            self._sampled[key] = [(number, with_long_blocks(row, 2)) for number, row in rows]
+        self._accesses = sum(len(r.blocks) for rows in self._sampled.values() for _, r in rows)
 
-    def _halve(self) -> None:
+    def _halve_threshold(self) -> None:
         self._threshold //= 2
         self.one_in *= 2
-        for key in [k for k in self._rows if k >= self._threshold]:
-            for _, row in self._rows.pop(key):
-                self._account(row, -1)
+        for key in [k for k in self._sampled if k >= self._threshold]:
+            for _, row in self._sampled.pop(key):
+                self._count_request(row, -1)
 
 
 def with_long_blocks(request: TraceRequest, factor: int) -> TraceRequest:
@@ -175,18 +175,18 @@ def read_sample(
 ) -> LogSample:
     """Read ``path`` once, in bounded memory. Raises ``CanopyError`` for a log without requests."""
     path = check_log(path, format, tokenizer)
-    sample, sampler = LogSample(), RowSampler(max_requests, max_accesses)
+    sample, sampler = LogSample(), RequestSampler(max_requests, max_accesses)
     tolerance = lines.Tolerance(path, skip_bad)
     sample.understood = tolerance.understood
     if format in TEXT_FORMATS:
         cutter, scale = Cutter(tokenizer), TokenScale(tokenizer is not None)
         sample.method = cutter.method
         prompts = open_prompts(path, format, tolerance)
-        _collect(_text_rows(prompts, cutter, sampler, sample, scale, tolerance, progress), sampler)
+        _collect(_cut_texts(prompts, cutter, sampler, sample, scale, tolerance, progress), sampler)
         sample.token_scale = scale.value(tolerance.understood)
         tolerance.report()
     else:
-        _collect(_block_rows(read_trace(path, format, tolerance), sample, progress), sampler)
+        _collect(_count_requests(read_trace(path, format, tolerance), sample, progress), sampler)
     if not sample.requests_in_log:
         raise CanopyError(_no_requests_text(path, tolerance.understood))
     _finish(sample, sampler)
@@ -200,22 +200,22 @@ def _no_requests_text(path: Path, understood: Understood) -> str:
 
 def sample_of(trace: Iterable[TraceRequest], max_requests: int = MAX_REQUESTS) -> LogSample:
     """Return a sample of ``trace``. Raises ``CanopyError`` for an empty trace."""
-    sample, sampler = LogSample(), RowSampler(max_requests, MAX_ACCESSES)
+    sample, sampler = LogSample(), RequestSampler(max_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
         copy_with(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
         for r in trace
     )
-    _collect(_block_rows(numbered, sample, lambda n: None), sampler)
+    _collect(_count_requests(numbered, sample, lambda n: None), sampler)
     _finish(sample, sampler)
     return sample
 
 
-def _collect(rows: Iterable[TraceRequest], sampler: RowSampler) -> None:
-    for row in rows:
-        key = conversation_key(row)
+def _collect(requests: Iterable[TraceRequest], sampler: RequestSampler) -> None:
+    for request in requests:
+        key = conversation_key(request)
         if sampler.selects(key):
-            sampler.add(key, row)
+            sampler.add(key, request)
 
 
 def conversation_key(request: TraceRequest) -> int:
@@ -231,23 +231,23 @@ def _hash(name: str) -> int:
     return int.from_bytes(raw, "little")
 
 
-def _block_rows(
+def _count_requests(
     trace: Iterable[TraceRequest], sample: LogSample, progress: Progress
 ) -> Iterator[TraceRequest]:
     start_s = None
-    for row in trace:
-        start_s = row.time_s if start_s is None else start_s
+    for request in trace:
+        start_s = request.time_s if start_s is None else start_s
         sample.requests_in_log += 1
-        sample.tokens_in_log += row.input_tokens
-        sample.span_s = max(sample.span_s, row.time_s - start_s)
+        sample.tokens_in_log += request.input_tokens
+        sample.span_s = max(sample.span_s, request.time_s - start_s)
         progress(1)
-        yield row
+        yield request
 
 
-def _text_rows(
+def _cut_texts(
     prompts: Iterable[LoggedPrompt],
     cutter: Cutter,
-    sampler: RowSampler,
+    sampler: RequestSampler,
     sample: LogSample,
     scale: TokenScale,
     tolerance: lines.Tolerance,
@@ -256,7 +256,7 @@ def _text_rows(
     """Yield the prompts' rows. Prompts of named conversations outside the sample are not cut."""
     start_s, end_s = float("inf"), float("-inf")
 
-    def rows() -> Iterator[TraceRequest]:
+    def convert() -> Iterator[TraceRequest]:
         nonlocal start_s, end_s
         for prompt in prompts:
             sample.requests_in_log += 1
@@ -267,18 +267,18 @@ def _text_rows(
             if is_named and not sampler.selects(_hash(str(prompt.conversation).split("/", 1)[0])):
                 sample.tokens_in_log += prompt.count_tokens()
                 continue
-            row = to_record(prompt, cutter)
-            sample.tokens_in_log += row.input_tokens
-            scale.add(prompt, row.input_tokens)
-            yield row
+            request = to_record(prompt, cutter)
+            sample.tokens_in_log += request.input_tokens
+            scale.add(prompt, request.input_tokens)
+            yield request
 
     index = ConversationIndex()
-    for row in shift_to_zero(rows(), tolerance):
-        yield with_conversation(row, index)
+    for request in shift_to_zero(convert(), tolerance):
+        yield with_conversation(request, index)
     sample.span_s = max(end_s - start_s, 0.0)
 
 
-def _finish(sample: LogSample, sampler: RowSampler) -> None:
+def _finish(sample: LogSample, sampler: RequestSampler) -> None:
     """Shift times to start at 0, and count distinct and shared blocks."""
     rows = sampler.rows()
     if not rows:

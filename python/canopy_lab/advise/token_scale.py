@@ -28,8 +28,8 @@ class TokenScale:
 
     def __init__(self, has_tokenizer: bool) -> None:
         self._has_tokenizer = has_tokenizer
-        self._logged = self._counted_tokens = 0
-        self._ratios: Counter[int] = Counter()
+        self._logged_tokens = self._counted_tokens = 0
+        self._tokens_by_bin: Counter[int] = Counter()
         """Number of tokens by the bin of their prompt's scale."""
 
     def add(self, prompt: LoggedPrompt, tokens: int) -> None:
@@ -38,9 +38,9 @@ class TokenScale:
             return
         if any(part.kind in ("image", "media") for part in prompt.parts):
             return
-        self._logged += prompt.logged_tokens
+        self._logged_tokens += prompt.logged_tokens
         self._counted_tokens += tokens
-        self._ratios[round(math.log2(prompt.logged_tokens / tokens) / _BIN_WIDTH)] += tokens
+        self._tokens_by_bin[round(math.log2(prompt.logged_tokens / tokens) / _BIN_WIDTH)] += tokens
 
     def value(self, understood: Understood) -> float:
         """Return the scale; 1 if the log has no counts.
@@ -50,7 +50,7 @@ class TokenScale:
         """
         if not self._counted_tokens:
             return 1.0
-        scale, spread = self._logged / self._counted_tokens, self._spread()
+        scale, spread = self._logged_tokens / self._counted_tokens, self._spread()
         if MIN_SCALE <= scale <= MAX_SCALE and spread <= MAX_SPREAD:
             return scale
         counts = f"the log's token counts are {scale:.2f} of what its prompts have"
@@ -68,12 +68,12 @@ class TokenScale:
 
     def _spread(self) -> float:
         """Return the ratio of the upper to the lower end of the histogram without outer bins."""
-        total, count, outer_bins = self._ratios.total(), 0, []
-        for share in (_EXCLUDED_SHARE, 1 - _EXCLUDED_SHARE):
-            count = 0
-            for bin_number in sorted(self._ratios):
-                count += self._ratios[bin_number]
-                if count >= share * total:
+        total_tokens, tokens_below, outer_bins = self._tokens_by_bin.total(), 0, []
+        for quantile in (_EXCLUDED_SHARE, 1 - _EXCLUDED_SHARE):
+            tokens_below = 0
+            for bin_number in sorted(self._tokens_by_bin):
+                tokens_below += self._tokens_by_bin[bin_number]
+                if tokens_below >= quantile * total_tokens:
                     outer_bins.append(bin_number)
                     break
         return float(2 ** ((outer_bins[1] - outer_bins[0]) * _BIN_WIDTH))

@@ -14,43 +14,51 @@ from canopy_lab.advise.breaks.memory import MIN_RUN, Prompt, Segment
 from canopy_lab.advise.breaks.texts import (
     common_prefix,
     common_suffix,
-    equal_but_blanks,
+    differ_in_blanks,
     sentence_spans,
     sentences,
 )
 
 MAX_PAIRS = 4_000_000
 """Pairs of sentences up to which two texts are aligned; the time of the alignment grows with them."""
-_REORDERED = 0.2
+_MIN_REORDERED_SHARE = 0.2
 """Share of two texts' common sentences that must be out of order to count as reordered."""
 _LABEL_CHARACTERS = 16
-_MAX_SHOWN = 80
-_NAME = re.compile(r'"name": ?"([^"]*)"')
+_MAX_SHOWN_CHARACTERS = 80
+_TOOL_NAME = re.compile(r'"name": ?"([^"]*)"')
 
 
 class TextRun(NamedTuple):
     """A run of characters of the later prompt."""
 
-    size: int
-    """Characters."""
+    characters: int
     kind: str = ""
     """Kind of the difference; empty for equal text."""
     place: str = ""
-    old: str = ""
-    new: str = ""
-    common: int = 0
+    earlier: str = ""
+    later: str = ""
+    common_characters: int = 0
     """Characters of the difference that the earlier prompt also has, in another order."""
     label: str = ""
     """Words before the difference, which distinguish two differences of one kind."""
 
 
-def align(old: Prompt, new: Prompt) -> Iterator[TextRun]:
-    """Yield the runs of ``new``, compared with ``old``."""
-    head, tools, messages = _split_tools(old.segments)
-    new_before, new_tools, new_rest = _split_tools(new.segments)
-    yield from _align_messages(head, new_before)
-    yield from _align_tools(tools, new_tools)
-    yield from _align_messages(messages, new_rest)
+class _Spans(NamedTuple):
+    """A passage of the earlier text and one of the later text, as positions of characters."""
+
+    begin_earlier: int
+    end_earlier: int
+    begin_later: int
+    end_later: int
+
+
+def align(earlier: Prompt, later: Prompt) -> Iterator[TextRun]:
+    """Yield the runs of ``later``, compared with ``earlier``."""
+    head, tools, messages = _split_tools(earlier.segments)
+    later_head, later_tools, later_messages = _split_tools(later.segments)
+    yield from _align_messages(head, later_head)
+    yield from _align_tools(tools, later_tools)
+    yield from _align_messages(messages, later_messages)
 
 
 def _split_tools(segments: list[Segment]) -> tuple[list[Segment], list[Segment], list[Segment]]:
@@ -62,107 +70,111 @@ def _split_tools(segments: list[Segment]) -> tuple[list[Segment], list[Segment],
     return segments[:start], segments[start:end], segments[end:]
 
 
-def _total_size(segments: Sequence[Segment]) -> int:
-    return sum(segment.size for segment in segments)
+def _count_characters(segments: Sequence[Segment]) -> int:
+    return sum(segment.characters for segment in segments)
 
 
-def _count_equal(old: list[Segment], new: list[Segment]) -> int:
-    equal = 0
-    while equal < len(old) and equal < len(new) and old[equal] is new[equal]:
-        equal += 1
-    return equal
+def _count_equal(earlier: list[Segment], later: list[Segment]) -> int:
+    """Return the number of leading segments that are equal."""
+    pairs = enumerate(zip(earlier, later))
+    return next((i for i, (a, b) in pairs if a is not b), min(len(earlier), len(later)))
 
 
-def _align_tools(old: list[Segment], new: list[Segment]) -> Iterator[TextRun]:
-    equal = _count_equal(old, new)
+def _align_tools(earlier: list[Segment], later: list[Segment]) -> Iterator[TextRun]:
+    equal = _count_equal(earlier, later)
     if equal:
-        yield TextRun(_total_size(new[:equal]))
-    old, new = old[equal:], new[equal:]
-    if not old and not new:
+        yield TextRun(_count_characters(later[:equal]))
+    earlier, later = earlier[equal:], later[equal:]
+    if not earlier and not later:
         return
-    first_old, first_new = old[0].text if old else "", new[0].text if new else ""
-    numbers = Counter(tool.number for tool in old)
-    size = _total_size(new)
-    if numbers == Counter(tool.number for tool in new):
-        yield TextRun(size, kinds.TOOL_ORDER, TOOLS, first_old, first_new, size)
-    elif Counter(tool.canonical for tool in old) == Counter(tool.canonical for tool in new):
-        yield TextRun(size, kinds.KEY_ORDER, TOOLS, first_old, first_new, size)
-    elif [_tool_name(tool) for tool in old] == [_tool_name(tool) for tool in new]:
-        for a, b in zip(old, new, strict=True):
-            yield from ((TextRun(b.size),) if a is b else _align_texts(a, b, TOOLS))
+    shown = (earlier[0].text if earlier else "", later[0].text if later else "")
+    numbers = Counter(tool.number for tool in earlier)
+    characters = _count_characters(later)
+    if numbers == Counter(tool.number for tool in later):
+        yield TextRun(characters, kinds.TOOL_ORDER, TOOLS, *shown, characters)
+    elif Counter(tool.canonical for tool in earlier) == Counter(tool.canonical for tool in later):
+        yield TextRun(characters, kinds.KEY_ORDER, TOOLS, *shown, characters)
+    elif [_tool_name(tool) for tool in earlier] == [_tool_name(tool) for tool in later]:
+        for a, b in zip(earlier, later, strict=True):
+            yield from ((TextRun(b.characters),) if a is b else _align_texts(a, b, TOOLS))
     else:
-        common = sum(tool.size for tool in new if tool.number in numbers)
-        yield TextRun(size, kinds.TOOL_SET, TOOLS, first_old, first_new, common)
+        common = sum(tool.characters for tool in later if tool.number in numbers)
+        yield TextRun(characters, kinds.TOOL_SET, TOOLS, *shown, common)
 
 
 def _tool_name(tool: Segment) -> str:
-    name = _NAME.search(tool.text)
+    name = _TOOL_NAME.search(tool.text)
     return name[1] if name else tool.text[:40]
 
 
-def _align_messages(old: list[Segment], new: list[Segment], yielded: int = 0) -> Iterator[TextRun]:
+def _align_messages(
+    earlier: list[Segment], later: list[Segment], yielded: int = 0
+) -> Iterator[TextRun]:
     """Compare messages; the first ``yielded`` are equal and were yielded."""
-    equal = _count_equal(old, new)
+    equal = _count_equal(earlier, later)
     if equal > yielded:
-        yield TextRun(_total_size(new[yielded:equal]))
-    tail_old, tail_new = old[equal:], new[equal:]
-    if not tail_new:
+        yield TextRun(_count_characters(later[yielded:equal]))
+    tail_earlier, tail_later = earlier[equal:], later[equal:]
+    if not tail_later:
         return
-    if len(tail_old) > 1 and tail_old[1] is tail_new[0] and _recurs(tail_old[0], tail_new):
-        yield TextRun(0, kinds.REMINDER, HISTORY, tail_old[0].text[:_MAX_SHOWN], "")
-        yield from _align_messages([*new[:equal], *tail_old[1:]], new, equal)
+    removed = tail_earlier[0] if tail_earlier else None
+    if removed and tail_earlier[1:2] == tail_later[:1] and _recurs(removed, tail_later):
+        yield TextRun(0, kinds.REMINDER, HISTORY, removed.text[:_MAX_SHOWN_CHARACTERS], "")
+        yield from _align_messages([*later[:equal], *tail_earlier[1:]], later, equal)
         return
-    numbers_old = [segment.number for segment in tail_old]
-    numbers_new = [segment.number for segment in tail_new]
-    codes = SequenceMatcher(None, numbers_old, numbers_new, autojunk=False).get_opcodes()
-    lost_counts = Counter(
+    tails = (tail_earlier, tail_later)
+    numbers, later_numbers = ([segment.number for segment in tail] for tail in tails)
+    opcodes = SequenceMatcher(None, numbers, later_numbers, autojunk=False).get_opcodes()
+    lost_numbers = {
         segment.number
-        for code, i, j, _, _ in codes
-        if code in ("delete", "replace")
-        for segment in tail_old[i:j]
-    )
-    count = len(tail_new)
-    for code, i, j, k, end in codes:
-        if code == "equal":
-            yield TextRun(_total_size(tail_new[k:end]))
+        for tag, begin, end, _, _ in opcodes
+        if tag in ("delete", "replace")
+        for segment in tail_earlier[begin:end]
+    }
+    for tag, begin_earlier, end_earlier, begin, end in opcodes:
+        before, after = tail_earlier[begin_earlier:end_earlier], tail_later[begin:end]
+        if tag == "equal":
+            yield TextRun(_count_characters(after))
             continue
-        place = _place(new, equal + k)
-        later, earlier = tail_new[k:end], tail_old[i:j]
-        moved = sum(segment.size for segment in later if lost_counts.get(segment.number))
+        place = _place(later, equal + begin)
+        moved = sum(segment.characters for segment in after if segment.number in lost_numbers)
         if moved >= MIN_RUN:
-            sample = earlier[0].text if earlier else ""
-            yield TextRun(_total_size(later), kinds.ORDER, place, sample, later[0].text, moved)
-        elif code == "replace" and (len(later) == len(earlier) or end == count):
-            yield from _align_pairs(earlier, later, new, equal + k)
+            shown = (before[0].text if before else "", after[0].text)
+            yield TextRun(_count_characters(after), kinds.ORDER, place, *shown, moved)
+        elif tag == "replace" and (len(after) == len(before) or end == len(tail_later)):
+            yield from _align_pairs(before, after, later, equal + begin)
         else:
-            yield _changed_run(code, earlier, later, place, tail_new)
+            yield _changed_run(tag, before, after, place, tail_later)
 
 
 def _align_pairs(
-    earlier: list[Segment], later: list[Segment], new: list[Segment], index: int
+    before: list[Segment], after: list[Segment], prompt: list[Segment], index: int
 ) -> Iterator[TextRun]:
-    """Compare segments pairwise; surplus segments of ``later`` are new."""
-    for number, (a, b) in enumerate(zip(earlier, later)):
-        place = _place(new, index + number)
+    """Compare segments pairwise; surplus segments of ``after`` are new.
+
+    ``after`` begins at ``index`` of the later ``prompt``.
+    """
+    for number, (a, b) in enumerate(zip(before, after)):
+        place = _place(prompt, index + number)
         if a.kind == b.kind and a.role == b.role:
-            yield from _align_texts(a, b, place, new[-1])
+            yield from _align_texts(a, b, place, prompt[-1])
         else:
-            yield TextRun(b.size, kinds.TEXT, place, a.text, b.text)
-    for b in later[len(earlier) :]:
-        yield TextRun(b.size, kinds.NEW, HISTORY, "", b.text)
+            yield TextRun(b.characters, kinds.TEXT, place, a.text, b.text)
+    for segment in after[len(before) :]:
+        yield TextRun(segment.characters, kinds.NEW, HISTORY, "", segment.text)
 
 
 def _changed_run(
-    code: str, earlier: list[Segment], later: list[Segment], place: str, history: list[Segment]
+    tag: str, before: list[Segment], after: list[Segment], place: str, history: list[Segment]
 ) -> TextRun:
-    if code == "delete":
-        recurs = len(earlier) == 1 and _recurs(earlier[0], history)
+    """Return the run of messages that differ in number. ``tag``: of ``difflib``."""
+    if tag == "delete":
+        recurs = len(before) == 1 and _recurs(before[0], history)
         kind = kinds.REMINDER if recurs else kinds.DROPPED
     else:
-        kind = kinds.INSERTED if code == "insert" else kinds.REWRITTEN
-    if place == FIRST:
-        place = HISTORY
-    return TextRun(_total_size(later), kind, place, _excerpt(earlier), _excerpt(later))
+        kind = kinds.INSERTED if tag == "insert" else kinds.REWRITTEN
+    place = HISTORY if place == FIRST else place
+    return TextRun(_count_characters(after), kind, place, _excerpt(before), _excerpt(after))
 
 
 def _recurs(segment: Segment, history: list[Segment]) -> bool:
@@ -183,112 +195,121 @@ def _excerpt(segments: list[Segment]) -> str:
 
 
 def _place(prompt: list[Segment], index: int) -> str:
+    """Return the place of segment ``index``: in the system prompt, the first message or the history."""
+    roles = [segment.role for segment in prompt[: index + 1]]
     if index >= len(prompt):
         return HISTORY
-    if prompt[index].role == "system" and all(
-        segment.role in ("system", "tools") for segment in prompt[:index]
-    ):
+    if roles[-1] == "system" and all(role in ("system", "tools") for role in roles):
         return SYSTEM
-    start = next(
-        (n for n, segment in enumerate(prompt) if segment.role not in ("system", "tools")), -1
-    )
-    in_first = start >= 0 and index >= start and all(segment.role == prompt[start].role for segment in prompt[start : index + 1])  # fmt: skip
-    return FIRST if in_first else HISTORY
+    messages = [role for role in roles if role not in ("system", "tools")]
+    if not messages:
+        return HISTORY
+    since_first = roles[roles.index(messages[0]) :]
+    return FIRST if set(since_first) == {messages[0]} else HISTORY
 
 
 def _align_texts(
-    a: Segment, b: Segment, place: str, last_segment: Segment | None = None
+    earlier: Segment, later: Segment, place: str, last_segment: Segment | None = None
 ) -> Iterator[TextRun]:
     """Compare two versions of one segment. ``last_segment``: the last segment of the later prompt."""
-    if a.is_media:
-        yield TextRun(b.size, kinds.PICTURE, place, a.text[-40:], b.text[-40:])
+    a, b = earlier.text, later.text
+    if earlier.is_media:
+        yield TextRun(later.characters, kinds.PICTURE, place, a[-40:], b[-40:])
         return
-    old, new = a.text, b.text
-    prefix = common_prefix(old, new)
+    prefix = common_prefix(a, b)
     if prefix:
         yield TextRun(prefix)
-    tail_old, tail_new = old[prefix:], new[prefix:]
-    for is_equal, kind in (
-        (a.canonical == b.canonical, kinds.KEY_ORDER),
-        (equal_but_blanks(tail_old, tail_new), kinds.WHITE_SPACE),
+    tail_a, tail_b = a[prefix:], b[prefix:]
+    shown = (tail_a[:_MAX_SHOWN_CHARACTERS], tail_b[:_MAX_SHOWN_CHARACTERS])
+    for is_kind, kind in (
+        (earlier.canonical == later.canonical, kinds.KEY_ORDER),
+        (differ_in_blanks(tail_a, tail_b), kinds.WHITE_SPACE),
     ):
-        if is_equal:
-            yield TextRun(len(tail_new), kind, place, old[prefix : prefix + _MAX_SHOWN], new[prefix : prefix + _MAX_SHOWN], len(tail_new))  # fmt: skip
+        if is_kind:
+            yield TextRun(len(tail_b), kind, place, *shown, len(tail_b))
             return
-    suffix = common_suffix(tail_old, tail_new)
-    ends = len(old) - suffix, len(new) - suffix
-    yield from _align_sentences(old, new, prefix, *ends, place, last_segment)
+    suffix = common_suffix(tail_a, tail_b)
+    inner = _Spans(prefix, len(a) - suffix, prefix, len(b) - suffix)
+    yield from _align_sentences(a, b, inner, place, last_segment)
     if suffix:
         yield TextRun(suffix)
 
 
 def _align_sentences(
-    old: str, new: str, n: int, end_old: int, end_new: int, place: str, end: Segment | None
+    earlier: str, later: str, inner: _Spans, place: str, last_segment: Segment | None
 ) -> Iterator[TextRun]:
-    """Compare ``old[n:end_old]`` with ``new[n:end_new]`` sentence by sentence."""
-    inner_old, inner_new = old[n:end_old], new[n:end_new]
-    if not inner_old and not inner_new:
+    """Compare the ``inner`` spans of two texts sentence by sentence."""
+    a = earlier[inner.begin_earlier : inner.end_earlier]
+    b = later[inner.begin_later : inner.end_later]
+    if not a and not b:
         return
-    if len(inner_old) > 200 and len(inner_new) > 200:
-        common = _reordered_characters(inner_old, inner_new)
+    if len(a) > 200 and len(b) > 200:
+        common = _reordered_characters(a, b)
         if common:
-            yield TextRun(len(inner_new), kinds.ORDER, place, inner_old[:_MAX_SHOWN], inner_new[:_MAX_SHOWN], common)  # fmt: skip
+            shown = (a[:_MAX_SHOWN_CHARACTERS], b[:_MAX_SHOWN_CHARACTERS])
+            yield TextRun(len(b), kinds.ORDER, place, *shown, common)
             return
-    a, b = sentence_spans(inner_old), sentence_spans(inner_new)
-    if not a or not b or len(a) * len(b) > MAX_PAIRS:
-        yield _difference(old, new, (n, end_old), (n, end_new), place, end)
-        return
-    matcher = SequenceMatcher(None, [s for _, _, s in a], [s for _, _, s in b], autojunk=False)
-    at_old = at_new = 0
-    for block in matcher.get_matching_blocks():
-        if block.size:
-            begin_old, begin_new = a[block.a][0], b[block.b][0]
-            stop_old, stop_new = a[block.a + block.size - 1][1], b[block.b + block.size - 1][1]
-            while begin_old > at_old and begin_new > at_new and inner_old[begin_old - 1] == inner_new[begin_new - 1]:  # fmt: skip
-                begin_old, begin_new = begin_old - 1, begin_new - 1
-            suffix = common_prefix(inner_old[stop_old:], inner_new[stop_new:])
-            stop_old, stop_new = stop_old + suffix, stop_new + suffix
-            equal = inner_old[begin_old:stop_old] == inner_new[begin_new:stop_new]
-            if not equal or stop_new - begin_new < MIN_RUN or begin_old < at_old or begin_new < at_new:  # fmt: skip
-                continue
-        else:
-            begin_old = stop_old = len(inner_old)
-            begin_new = stop_new = len(inner_new)
-        if begin_old > at_old or begin_new > at_new:
-            yield _difference(
-                old, new, (n + at_old, n + begin_old), (n + at_new, n + begin_new), place, end
-            )
-        if block.size:
-            yield TextRun(stop_new - begin_new)
-        at_old, at_new = stop_old, stop_new
+    at_earlier, at_later = inner.begin_earlier, inner.begin_later
+    for equal in _equal_spans(a, b):
+        begin_earlier = inner.begin_earlier + equal.begin_earlier
+        begin_later = inner.begin_later + equal.begin_later
+        if begin_earlier > at_earlier or begin_later > at_later:
+            spans = _Spans(at_earlier, begin_earlier, at_later, begin_later)
+            yield _difference(earlier, later, spans, place, last_segment)
+        if equal.end_later > equal.begin_later:
+            yield TextRun(equal.end_later - equal.begin_later)
+        at_earlier = inner.begin_earlier + equal.end_earlier
+        at_later = inner.begin_later + equal.end_later
 
 
-def _reordered_characters(old: str, new: str) -> int:
+def _equal_spans(a: str, b: str) -> Iterator[_Spans]:
+    """Yield the passages of equal sentences, widened by equal characters; at last the empty end."""
+    a_spans, b_spans = sentence_spans(a), sentence_spans(b)
+    if len(a_spans) * len(b_spans) > MAX_PAIRS:
+        a_spans = b_spans = []
+    a_texts, b_texts = ([text for _, _, text in spans] for spans in (a_spans, b_spans))
+    matcher = SequenceMatcher(None, a_texts, b_texts, autojunk=False)
+    at_a = at_b = 0
+    for block in matcher.get_matching_blocks()[:-1]:
+        begin_a, begin_b = a_spans[block.a][0], b_spans[block.b][0]
+        end_a, end_b = a_spans[block.a + block.size - 1][1], b_spans[block.b + block.size - 1][1]
+        while begin_a > at_a and begin_b > at_b and a[begin_a - 1] == b[begin_b - 1]:
+            begin_a, begin_b = begin_a - 1, begin_b - 1
+        suffix = common_prefix(a[end_a:], b[end_b:])
+        end_a, end_b = end_a + suffix, end_b + suffix
+        is_equal = a[begin_a:end_a] == b[begin_b:end_b]
+        is_long = end_b - begin_b >= MIN_RUN
+        if is_equal and is_long and begin_a >= at_a and begin_b >= at_b:
+            yield _Spans(begin_a, end_a, begin_b, end_b)
+            at_a, at_b = end_a, end_b
+    yield _Spans(len(a), len(a), len(b), len(b))
+
+
+def _reordered_characters(a: str, b: str) -> int:
     """Return the characters of two texts' common sentences, if enough are in another order."""
-    a, b = sentences(old), sentences(new)
-    common = sum(len(text) * n for text, n in (Counter(a) & Counter(b)).items())
-    if common < MIN_RUN or len(a) * len(b) > MAX_PAIRS:
+    a_sentences, b_sentences = sentences(a), sentences(b)
+    common_counts = Counter(a_sentences) & Counter(b_sentences)
+    common = sum(len(text) * count for text, count in common_counts.items())
+    if common < MIN_RUN or len(a_sentences) * len(b_sentences) > MAX_PAIRS:
         return 0
-    blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
-    in_order = sum(len(text) for equal in blocks for text in b[equal.b : equal.b + equal.size])
-    return common if common - in_order >= max(MIN_RUN, _REORDERED * common) else 0
+    blocks = SequenceMatcher(None, a_sentences, b_sentences, autojunk=False).get_matching_blocks()
+    in_order = sum(len(text) for _, start, n in blocks for text in b_sentences[start : start + n])
+    min_moved = max(MIN_RUN, _MIN_REORDERED_SHARE * common)
+    return common if common - in_order >= min_moved else 0
 
 
 def _difference(
-    old: str,
-    new: str,
-    span_old: tuple[int, int],
-    span_new: tuple[int, int],
-    place: str,
-    last_segment: Segment | None,
+    earlier: str, later: str, spans: _Spans, place: str, last_segment: Segment | None
 ) -> TextRun:
     """Name one difference, widened to whole words."""
-    text_old, text_new, begin = kinds.widen_to_words(old, new, span_old, span_new)
-    label = re.sub(r"[\d\W_]+", " ", new[max(0, begin - 32) : begin]).strip()
-    kind = kinds.difference_kind(text_old, text_new, place)
-    stripped = old[span_old[0] : span_old[1]].strip()
-    recurs = last_segment is not None and stripped in last_segment.text
-    if kind == kinds.SHORTENED and len(stripped) >= MIN_RUN and recurs:
+    earlier_words, later_words, begin = kinds.widen_to_words(earlier, later, spans[:2], spans[2:])
+    label = re.sub(r"[\d\W_]+", " ", later[max(0, begin - 32) : begin]).strip()
+    kind = kinds.difference_kind(earlier_words, later_words, place)
+    removed = earlier[spans.begin_earlier : spans.end_earlier].strip()
+    recurs = last_segment is not None and removed in last_segment.text
+    if kind == kinds.SHORTENED and len(removed) >= MIN_RUN and recurs:
         kind, place = kinds.REMINDER, HISTORY
-    size = span_new[1] - span_new[0]
-    return TextRun(size, kind, place, text_old, text_new, 0, label[-_LABEL_CHARACTERS:])
+    characters = spans.end_later - spans.begin_later
+    return TextRun(
+        characters, kind, place, earlier_words, later_words, 0, label[-_LABEL_CHARACTERS:]
+    )

@@ -9,7 +9,7 @@ from typing import Any
 from canopy_lab.advise.breaks import differences as kinds
 from canopy_lab.advise.breaks.finder import Breaks, RepeatedBreak
 
-CURES = {
+CAUSES_AND_CURES = {
     kinds.TIME: ("time", "move it to the last message, or round it (a date costs one miss a day)"),
     kinds.IDENTIFIER: ("id", "leave it out, or move it to the last message or the request's metadata"),
     kinds.COUNTER: ("counter", "leave it out, or move it to the last message"),
@@ -66,7 +66,7 @@ def _sentences(breaks: Breaks, show_values: bool) -> Iterator[str]:
 
 def sentence(finding: RepeatedBreak, *, show_values: bool = False) -> str:
     """Return a finding as one sentence. Texts of the log are in it only with ``show_values``."""
-    cause, cure = CURES[finding.kind][0], cure_of(finding)
+    cause, cure = CAUSES_AND_CURES[finding.kind][0], cure_of(finding)
     place = "" if finding.kind == kinds.MODELS else f" in {_PLACES[finding.place]}"
     name = f" {finding.name!r}" if show_values else ""
     text = (
@@ -85,7 +85,7 @@ def cure_of(finding: RepeatedBreak) -> str:
     in_billing_line = (
         finding.place == kinds.SYSTEM and _BILLING in finding.name and "cch" in finding.label
     )
-    return _BILLING_CURE if in_billing_line else CURES[finding.kind][1]
+    return _BILLING_CURE if in_billing_line else CAUSES_AND_CURES[finding.kind][1]
 
 
 def as_json(breaks: Breaks, *, show_values: bool = False) -> dict[str, Any]:

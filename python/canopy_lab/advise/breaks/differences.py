@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from canopy_lab.advise.breaks.texts import equal_but_blanks, equal_words
+from canopy_lab.advise.breaks.texts import differ_in_blanks, have_equal_words
 
 TIME, IDENTIFIER, NUMBER, COUNTER = "time", "id", "number", "counter"
 TOOL_ORDER, TOOL_SET, KEY_ORDER, WHITE_SPACE = "tool order", "tool set", "key order", "white space"
@@ -51,54 +51,55 @@ def parse_number(text: str) -> float | None:
 
 
 def widen_to_words(
-    old: str, new: str, span_old: tuple[int, int], span_new: tuple[int, int]
+    earlier: str, later: str, earlier_span: tuple[int, int], later_span: tuple[int, int]
 ) -> tuple[str, str, int]:
     """Return both sides of a difference, widened to whole words, and where the new one begins."""
-    (begin_old, end_old), (begin_new, end_new) = span_old, span_new
+    (begin_a, end_a), (begin_b, end_b) = earlier_span, later_span
     for _ in range(_MAX_WIDENING):
-        if not begin_old or not begin_new or not _WORD_CHARACTER.match(old[begin_old - 1]):
+        if not begin_a or not begin_b or not _WORD_CHARACTER.match(earlier[begin_a - 1]):
             break
-        begin_old, begin_new = begin_old - 1, begin_new - 1
+        begin_a, begin_b = begin_a - 1, begin_b - 1
     for _ in range(_MAX_WIDENING):
-        if end_old >= len(old) or end_new >= len(new) or old[end_old] != new[end_new]:
+        if end_a >= len(earlier) or end_b >= len(later) or earlier[end_a] != later[end_b]:
             break
-        if not _WORD_CHARACTER.match(old[end_old]):
+        if not _WORD_CHARACTER.match(earlier[end_a]):
             break
-        end_old, end_new = end_old + 1, end_new + 1
-    return old[begin_old:end_old], new[begin_new:end_new], begin_new
+        end_a, end_b = end_a + 1, end_b + 1
+    return earlier[begin_a:end_a], later[begin_b:end_b], begin_b
 
 
-def difference_kind(old: str, new: str, place: str) -> str:
+def difference_kind(earlier: str, later: str, place: str) -> str:
     """Return the kind of a difference in a ``place``."""
-    if equal_but_blanks(old, new):
+    if differ_in_blanks(earlier, later):
         return WHITE_SPACE
-    is_short = len(old) <= MAX_VALUE_CHARACTERS and len(new) <= MAX_VALUE_CHARACTERS
+    is_short = len(earlier) <= MAX_VALUE_CHARACTERS and len(later) <= MAX_VALUE_CHARACTERS
     if place == HISTORY or (place == FIRST and not is_short):
-        if is_short and len(old) < _MAX_TIME_CHARACTERS and _TIME.search(old) and _TIME.search(new):
+        is_brief = is_short and len(earlier) < _MAX_TIME_CHARACTERS
+        if is_brief and _TIME.search(earlier) and _TIME.search(later):
             return TIME
-        if old and new and equal_words(old, new):
+        if earlier and later and have_equal_words(earlier, later):
             return KEY_ORDER
-        if not (is_short and old and new):
-            if len(new) < _SHORTENED_SHARE * len(old):
+        if not (is_short and earlier and later):
+            if len(later) < _SHORTENED_SHARE * len(earlier):
                 return SHORTENED
             return REWRITTEN if place == HISTORY else TEXT
-    return _kind_of_value(old, new, place, is_short)
+    return _kind_of_value(earlier, later, place, is_short)
 
 
 def _is_value(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether ``text`` is a match of ``pattern`` with few words around it."""
+    """Return whether ``text`` is a match of ``pattern`` with few words around it."""
     other_letters = _LETTERS.findall(pattern.sub("", text))
     return bool(pattern.search(text)) and len(other_letters) <= _MAX_OTHER_LETTERS
 
 
-def _kind_of_value(old: str, new: str, place: str, is_short: bool) -> str:
-    if is_short and old and new:
-        if _is_value(_TIME, old) and _is_value(_TIME, new):
+def _kind_of_value(earlier: str, later: str, place: str, is_short: bool) -> str:
+    if is_short and earlier and later:
+        if _is_value(_TIME, earlier) and _is_value(_TIME, later):
             return TIME
-        if parse_number(old) is not None and parse_number(new) is not None:
+        if parse_number(earlier) is not None and parse_number(later) is not None:
             return NUMBER
-        if _is_value(_IDENTIFIER, old) and _is_value(_IDENTIFIER, new):
+        if _is_value(_IDENTIFIER, earlier) and _is_value(_IDENTIFIER, later):
             return IDENTIFIER
-    if old and new and equal_words(old, new):
+    if earlier and later and have_equal_words(earlier, later):
         return KEY_ORDER
     return USER if is_short and place == SYSTEM else TEXT

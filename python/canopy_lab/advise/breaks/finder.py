@@ -17,7 +17,7 @@ from canopy_lab.advise.breaks.memory import MAX_BYTES, MAX_PROMPTS, MIN_RUN, Pro
 from canopy_lab.trace.prompts import LoggedPrompt
 from canopy_lab.trace.template import prompt_parts
 
-MIN_SHARED = 0.5
+MIN_COMMON_SHARE = 0.5
 """Minimum share of tools and system prompt that two prompts of one application have in common."""
 MAX_SENTENCES = 200_000
 MAX_HEADS = 50_000
@@ -47,7 +47,7 @@ class Applications:
             if text in self._number_by_sentence:
                 votes[self._number_by_sentence[text]] += len(text)
         nearest, shared = votes.most_common(1)[0] if votes else (len(self.names), 0)
-        if shared < MIN_SHARED * sum(map(len, texts)):
+        if shared < MIN_COMMON_SHARE * sum(map(len, texts)):
             nearest = len(self.names)
             title = next((s.text for s in head if s.role != "tools"), head[0].text)
             self.names.append(" ".join(title.removeprefix("<system>\n").split())[:_NAME_CHARACTERS])
@@ -60,14 +60,14 @@ class Applications:
 
 
 CHARACTERS_PER_TOKEN = 4
-MIN_SHARE = 0.005
+MIN_FINDING_SHARE = 0.005
 """Minimum share of the prompt tokens of a reported finding."""
-MIN_REQUESTS = 3
+MIN_FINDING_REQUESTS = 3
 
 _COUNTER_SHARE = 0.8
 """Minimum share of changes in one direction that makes a value a counter."""
-_LABELLED = (kinds.TIME, kinds.IDENTIFIER, kinds.NUMBER, kinds.USER, kinds.TEXT)
-_EDITS = (kinds.SHORTENED, kinds.DROPPED, kinds.INSERTED, kinds.REWRITTEN)
+_LABELLED_KINDS = (kinds.TIME, kinds.IDENTIFIER, kinds.NUMBER, kinds.USER, kinds.TEXT)
+_EDIT_KINDS = (kinds.SHORTENED, kinds.DROPPED, kinds.INSERTED, kinds.REWRITTEN)
 _MAX_VALUES = 5000
 _MAX_EXAMPLES = 3
 _MAX_SHOWN = 80
@@ -123,8 +123,8 @@ class _BreakTotals:
 
     requests: int = 0
     characters: int = 0
-    numbers: int = 0
-    ascending: int = 0
+    number_changes: int = 0
+    ascending_changes: int = 0
     in_conversations: int = 0
     """Number of requests with a conversation."""
     positions: list[int] = field(default_factory=list)
@@ -134,20 +134,20 @@ class _BreakTotals:
     examples: list[tuple[str, str]] = field(default_factory=list)
 
 
-def _merge(sums: list[_BreakTotals]) -> _BreakTotals:
-    merged = _BreakTotals(examples=sums[0].examples)
-    for part in sums:
-        merged.requests += part.requests
-        merged.characters += part.characters
-        merged.in_conversations += part.in_conversations
-        merged.positions += part.positions
-        merged.values |= part.values
-        for total, part_values in (
-            (merged.by_conversation, part.by_conversation),
-            (merged.by_user, part.by_user),
+def _merge(totals: list[_BreakTotals]) -> _BreakTotals:
+    merged = _BreakTotals(examples=totals[0].examples)
+    for other in totals:
+        merged.requests += other.requests
+        merged.characters += other.characters
+        merged.in_conversations += other.in_conversations
+        merged.positions += other.positions
+        merged.values |= other.values
+        for merged_values, other_values in (
+            (merged.by_conversation, other.by_conversation),
+            (merged.by_user, other.by_user),
         ):
-            for name, values in part_values.items():
-                total[name] |= values  # type: ignore[index]
+            for name, values in other_values.items():
+                merged_values[name] |= values  # type: ignore[index]
     return merged
 
 
@@ -164,8 +164,8 @@ class Finder:
     def __init__(self, max_prompts: int = MAX_PROMPTS, max_bytes: int = MAX_BYTES) -> None:
         self.memory = PromptMemory(max_prompts, max_bytes)
         self.applications = Applications()
-        self.requests = self.characters = self.cached = 0
-        self._sums: dict[_Key, _BreakTotals] = defaultdict(_BreakTotals)
+        self.requests = self.characters = self.cached_characters = 0
+        self._totals: dict[_Key, _BreakTotals] = defaultdict(_BreakTotals)
         self._categories: list[str] = []
 
     def add(self, logged: LoggedPrompt) -> None:
@@ -174,104 +174,107 @@ class Finder:
         if not parts:
             return
         prompt = self.memory.make_prompt(logged, parts)
-        hit, elsewhere = self.memory.add_to_endless_cache(prompt)
+        hit_characters, elsewhere_characters = self.memory.add_to_endless_cache(prompt)
         prompt.application = self.applications.number_of(prompt)
         if prompt.application == len(self._categories):
             self._categories.append(logged.category)
         self.requests += 1
-        self.characters += prompt.size
-        self.cached += min(hit, prompt.size)
-        if elsewhere >= MIN_RUN:
+        self.characters += prompt.characters
+        self.cached_characters += min(hit_characters, prompt.characters)
+        if elsewhere_characters >= MIN_RUN:
             model = prompt.salts[0]
-            elsewhere_run = TextRun(0, kinds.MODELS, kinds.HISTORY, new=model, label=model)
-            self._record_break(prompt, elsewhere_run, elsewhere, hit)
-        similar = self.memory.most_similar(prompt, hit)
+            elsewhere_run = TextRun(0, kinds.MODELS, kinds.HISTORY, later=model, label=model)
+            self._record_break(prompt, elsewhere_run, elsewhere_characters, hit_characters)
+        similar = self.memory.most_similar(prompt, hit_characters)
         if similar is not None:
-            self._compare(similar, prompt, hit)
+            self._compare(similar, prompt, hit_characters)
         self.memory.remember(prompt)
 
-    def _compare(self, old: Prompt, new: Prompt, hit: int) -> None:
+    def _compare(self, earlier: Prompt, later: Prompt, hit: int) -> None:
         """Charge each difference with the equal text up to the next difference, after ``hit``."""
-        position, cost = 0, 0
+        position, lost_characters = 0, 0
         pending, start = None, 0
-        for run in align(old, new):
-            end = position + run.size
+        for run in align(earlier, later):
+            end = position + run.characters
             if not run.kind:
                 if end - max(position, hit) >= MIN_RUN:
-                    cost += end - max(position, hit)
+                    lost_characters += end - max(position, hit)
             else:
                 if pending is not None:
-                    self._record_break(new, pending, cost, start)
+                    self._record_break(later, pending, lost_characters, start)
                 pending, start = run, position
                 # Another prompt may also have this part, so only text after ``hit`` is lost.
-                cost = max(0, run.common - max(0, hit - position)) if run.common >= MIN_RUN else 0
+                moved = run.common_characters if run.common_characters >= MIN_RUN else 0
+                lost_characters = max(0, moved - max(0, hit - position))
             position = end
         if pending is not None:
-            self._record_break(new, pending, cost, start)
+            self._record_break(later, pending, lost_characters, start)
 
-    def _record_break(self, prompt: Prompt, run: TextRun, cost: int, start: int) -> None:
-        if cost < MIN_RUN:
+    def _record_break(self, prompt: Prompt, run: TextRun, lost_characters: int, start: int) -> None:
+        if lost_characters < MIN_RUN:
             return
-        has_label = run.kind in _LABELLED and run.place != kinds.HISTORY
+        has_label = run.kind in _LABELLED_KINDS and run.place != kinds.HISTORY
         label = run.label if has_label or run.kind == kinds.MODELS else ""
-        total = self._sums[_Key(prompt.application, run.place, run.kind, label)]
-        total.requests += 1
-        total.characters += cost
-        if len(total.positions) < _MAX_VALUES:
-            total.positions.append(start)
-            value = hash(run.new)
-            total.values.add(value)
-            total.in_conversations += prompt.conversation is not None
+        totals = self._totals[_Key(prompt.application, run.place, run.kind, label)]
+        totals.requests += 1
+        totals.characters += lost_characters
+        if len(totals.positions) < _MAX_VALUES:
+            totals.positions.append(start)
+            value = hash(run.later)
+            totals.values.add(value)
+            totals.in_conversations += prompt.conversation is not None
             owner = prompt.number if prompt.conversation is None else prompt.conversation
-            total.by_conversation[owner].add(value)
+            totals.by_conversation[owner].add(value)
             if prompt.user is not None:
-                total.by_user[prompt.user].add(value)
-        values = kinds.parse_number(run.old), kinds.parse_number(run.new)
-        if values[0] is not None and values[1] is not None:
-            total.numbers += 1
-            total.ascending += values[0] < values[1]
-        if len(total.examples) < _MAX_EXAMPLES and run.old != run.new:
-            total.examples.append((run.old[:_MAX_SHOWN], run.new[:_MAX_SHOWN]))
+                totals.by_user[prompt.user].add(value)
+        numbers = kinds.parse_number(run.earlier), kinds.parse_number(run.later)
+        if numbers[0] is not None and numbers[1] is not None:
+            totals.number_changes += 1
+            totals.ascending_changes += numbers[0] < numbers[1]
+        if len(totals.examples) < _MAX_EXAMPLES and run.earlier != run.later:
+            totals.examples.append((run.earlier[:_MAX_SHOWN], run.later[:_MAX_SHOWN]))
 
     def breaks(self) -> Breaks:
-        rows = [
-            self._finding(key, total)
-            for key, total in self._fold_edits().items()
-            if total.requests >= MIN_REQUESTS and total.characters >= MIN_SHARE * self.characters
+        findings = [
+            self._make_finding(key, totals)
+            for key, totals in self._fold_edits().items()
+            if totals.requests >= MIN_FINDING_REQUESTS
+            and totals.characters >= MIN_FINDING_SHARE * self.characters
         ]
-        rows.sort(key=lambda row: -row.tokens)
+        findings.sort(key=lambda finding: -finding.tokens)
         return Breaks(
             self.requests,
             self.characters // CHARACTERS_PER_TOKEN,
-            self.cached // CHARACTERS_PER_TOKEN,
+            self.cached_characters // CHARACTERS_PER_TOKEN,
             len(self.applications.names),
-            tuple(rows),
+            tuple(findings),
         )
 
     def _fold_edits(self) -> dict[_Key, _BreakTotals]:
         """Return the sums, with an application's edits of its history under the costliest kind."""
-        sums = dict(self._sums)
+        totals = dict(self._totals)
         edits: dict[int, list[_Key]] = defaultdict(list)
-        for key in sums:
-            if key.place == kinds.HISTORY and key.kind in _EDITS:
+        for key in totals:
+            if key.place == kinds.HISTORY and key.kind in _EDIT_KINDS:
                 edits[key.application].append(key)
         for keys in edits.values():
-            main = max(keys, key=lambda key: sums[key].characters)
-            sums[main] = _merge([sums[main], *(sums.pop(key) for key in keys if key != main)])
-        return sums
+            costliest = max(keys, key=lambda key: totals[key].characters)
+            others = [totals.pop(key) for key in keys if key != costliest]
+            totals[costliest] = _merge([totals[costliest], *others])
+        return totals
 
-    def _finding(self, key: _Key, total: _BreakTotals) -> RepeatedBreak:
+    def _make_finding(self, key: _Key, totals: _BreakTotals) -> RepeatedBreak:
         kind = key.kind
-        if kind == kinds.NUMBER and total.numbers:
-            rising = total.ascending / total.numbers
+        if kind == kinds.NUMBER and totals.number_changes:
+            rising = totals.ascending_changes / totals.number_changes
             kind = kinds.COUNTER if max(rising, 1 - rising) >= _COUNTER_SHARE else kind
-        value_counts = [len(values) for values in total.by_conversation.values()]
-        if total.in_conversations:
+        value_counts = [len(values) for values in totals.by_conversation.values()]
+        if totals.in_conversations:
             changes_often = sum(value_counts) > 1.5 * len(value_counts)
         else:
-            changes_often = 2 * len(total.values) > len(total.positions)
+            changes_often = 2 * len(totals.values) > len(totals.positions)
         per = "request" if changes_often else "conversation"
-        users = total.by_user.values()
+        users = totals.by_user.values()
         if per == "conversation" and users and all(len(values) == 1 for values in users):
             per = "user"
         if kind == kinds.USER and per == "request":
@@ -282,12 +285,12 @@ class Finder:
             kind=kind,
             place=key.place,
             per=per,
-            requests=total.requests,
-            tokens=total.characters // CHARACTERS_PER_TOKEN,
-            share=total.characters / max(self.characters, 1),
-            at_token=sorted(total.positions)[len(total.positions) // 2] // CHARACTERS_PER_TOKEN,
-            values=len(total.values),
+            requests=totals.requests,
+            tokens=totals.characters // CHARACTERS_PER_TOKEN,
+            share=totals.characters / max(self.characters, 1),
+            at_token=sorted(totals.positions)[len(totals.positions) // 2] // CHARACTERS_PER_TOKEN,
+            values=len(totals.values),
             label=key.label,
             name=self.applications.names[key.application],
-            examples=tuple(total.examples),
+            examples=tuple(totals.examples),
         )

@@ -36,7 +36,7 @@ class Segment:
 
     def __init__(self, part: PromptPart, number: int) -> None:
         self.kind, self.role, self.text = part
-        self.number, self.size = number, len(part.text)
+        self.number, self.characters = number, len(part.text)
         self.uses = 0
         """Number of remembered prompts that contain it."""
         self.last_prompt = -1
@@ -70,18 +70,18 @@ class Prompt:
     user: str | None
     salts: tuple[str, ...]
     application: int = 0
-    numbers: set[int] = field(default_factory=set)
+    segment_numbers: set[int] = field(default_factory=set)
 
     @property
-    def size(self) -> int:
-        return sum(segment.size for segment in self.segments)
+    def characters(self) -> int:
+        return sum(segment.characters for segment in self.segments)
 
 
 class RecentMap(Generic[K, V]):
-    """Bounded map that keeps recently used keys: two generations of ``limit`` keys each."""
+    """Bounded map that keeps recently used keys: two generations of ``max_keys`` keys each."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, max_keys: int) -> None:
+        self.max_keys = max_keys
         self._recent: dict[K, V] = {}
         self._earlier: dict[K, V] = {}
 
@@ -94,7 +94,7 @@ class RecentMap(Generic[K, V]):
         return value
 
     def put(self, key: K, value: V) -> None:
-        if len(self._recent) >= self.limit:
+        if len(self._recent) >= self.max_keys:
             self._earlier, self._recent = self._recent, {}
         self._recent[key] = value
 
@@ -104,12 +104,12 @@ class PromptMemory:
 
     def __init__(self, max_prompts: int = MAX_PROMPTS, max_bytes: int = MAX_BYTES) -> None:
         self.max_prompts = max_prompts
-        self.most_text_bytes = max_bytes // 2
+        self.max_text_bytes = max_bytes // 2
         self.text_bytes = 0
-        blocks = max(1024, max_bytes // 2 // _BLOCK_BYTES)
-        self._blocks: RecentMap[int, bool] = RecentMap(blocks)
-        self._chains: RecentMap[tuple[int, int], int] = RecentMap(blocks // 8)
-        self._models: RecentMap[int, tuple[str, ...]] = RecentMap(blocks // 8)
+        max_hashes = max(1024, max_bytes // 2 // _BLOCK_BYTES)
+        self._block_hashes: RecentMap[int, bool] = RecentMap(max_hashes)
+        self._chain_hashes: RecentMap[tuple[int, int], int] = RecentMap(max_hashes // 8)
+        self._salts_by_text: RecentMap[int, tuple[str, ...]] = RecentMap(max_hashes // 8)
         self._prompts: OrderedDict[int, Prompt] = OrderedDict()
         self._segments: dict[PromptPart, Segment] = {}
         self._segment_by_sentence: dict[str, Segment] = {}
@@ -120,7 +120,7 @@ class PromptMemory:
         """Return ``logged`` as segments, not remembered yet."""
         segments = [self._segment(part) for part in parts]
         prompt = Prompt(self._count, segments, logged.conversation, logged.user, logged.salts)
-        prompt.numbers = {segment.number for segment in segments}
+        prompt.segment_numbers = {segment.number for segment in segments}
         self._count += 1
         return prompt
 
@@ -137,34 +137,34 @@ class PromptMemory:
         The second number: characters after the hit that the same prompt left in the cache of
         another model or adapter.
         """
-        chain, is_hit, hit = hash(prompt.salts), True, 0
+        chain_hash, is_hit, hit_characters = hash(prompt.salts), True, 0
         model_free_hash, elsewhere_characters = hash(prompt.salts[2:]), 0
         for segment in prompt.segments:
-            child = self._chains.get((chain, segment.number))
-            if child is None:
-                child = chain
-                for start in range(0, segment.size - BLOCK_CHARACTERS + 1, BLOCK_CHARACTERS):
-                    child = hash((child, segment.text[start : start + BLOCK_CHARACTERS]))
-                    if self._blocks.get(child) is None:
+            child_hash = self._chain_hashes.get((chain_hash, segment.number))
+            if child_hash is None:
+                child_hash = chain_hash
+                for start in range(0, segment.characters - BLOCK_CHARACTERS + 1, BLOCK_CHARACTERS):
+                    child_hash = hash((child_hash, segment.text[start : start + BLOCK_CHARACTERS]))
+                    if self._block_hashes.get(child_hash) is None:
                         is_hit = False
-                        self._blocks.put(child, True)
-                    hit += BLOCK_CHARACTERS * is_hit
+                        self._block_hashes.put(child_hash, True)
+                    hit_characters += BLOCK_CHARACTERS * is_hit
                 is_hit = False
-                child = hash((child, segment.number))
-                self._chains.put((chain, segment.number), child)
+                child_hash = hash((child_hash, segment.number))
+                self._chain_hashes.put((chain_hash, segment.number), child_hash)
             elif is_hit:
-                hit += segment.size
-            chain = child
+                hit_characters += segment.characters
+            chain_hash = child_hash
             model_free_hash = hash((model_free_hash, segment.number))
-            owner = self._models.get(model_free_hash)
+            owner = self._salts_by_text.get(model_free_hash)
             if owner is not None and owner != prompt.salts and not is_hit:
-                elsewhere_characters += segment.size
-            self._models.put(model_free_hash, prompt.salts)
-        return hit, elsewhere_characters
+                elsewhere_characters += segment.characters
+            self._salts_by_text.put(model_free_hash, prompt.salts)
+        return hit_characters, elsewhere_characters
 
-    def most_similar(self, prompt: Prompt, hit: int) -> Prompt | None:
-        """Return the remembered prompt that shares most text with ``make_prompt`` after its ``hit``."""
-        votes = self._count_votes(prompt, hit)
+    def most_similar(self, prompt: Prompt, hit_characters: int) -> Prompt | None:
+        """Return the remembered prompt that shares most text with ``prompt`` after its hit."""
+        votes = self._count_votes(prompt, hit_characters)
         previous = None
         if prompt.conversation is not None:
             previous = self._number_by_conversation.get(prompt.conversation)
@@ -181,16 +181,16 @@ class PromptMemory:
                 nearest, best_score = candidate, score
         return nearest
 
-    def _count_votes(self, prompt: Prompt, hit: int) -> Counter[int]:
-        """Return the characters after ``hit``, by the latest prompt that contains them."""
+    def _count_votes(self, prompt: Prompt, hit_characters: int) -> Counter[int]:
+        """Return the characters after ``hit_characters``, by the latest prompt that contains them."""
         votes: Counter[int] = Counter()
         end = 0
         for segment in prompt.segments:
-            end += segment.size
-            if end <= hit:
+            end += segment.characters
+            if end <= hit_characters:
                 continue
             if segment.last_prompt >= 0:
-                votes[segment.last_prompt] += segment.size
+                votes[segment.last_prompt] += segment.characters
             else:
                 for sentence in segment.sentences:
                     owner = self._segment_by_sentence.get(sentence)
@@ -199,7 +199,7 @@ class PromptMemory:
         return votes
 
     def remember(self, prompt: Prompt) -> None:
-        """Add ``make_prompt`` and forget the oldest prompts beyond the limits."""
+        """Add ``prompt`` and forget the oldest prompts beyond the limits."""
         for segment in prompt.segments:
             if segment.uses == 0:
                 self.text_bytes += segment.memory_bytes
@@ -211,7 +211,7 @@ class PromptMemory:
         if prompt.conversation is not None:
             self._number_by_conversation[prompt.conversation] = prompt.number
         while len(self._prompts) > self.max_prompts or (
-            self.text_bytes > self.most_text_bytes and len(self._prompts) > 1
+            self.text_bytes > self.max_text_bytes and len(self._prompts) > 1
         ):
             self._forget(self._prompts.popitem(last=False)[1])
 
@@ -229,17 +229,17 @@ class PromptMemory:
 
 
 def _shared_characters(prompt: Prompt, earlier: Prompt) -> int:
-    """Return the characters of ``make_prompt`` that ``earlier`` contains, by segment and sentence."""
+    """Return the characters of ``prompt`` that ``earlier`` contains, by segment and sentence."""
     shared = 0
     texts: set[str] | None = None
     for part in prompt.segments:
-        if part.number in earlier.numbers:
-            shared += part.size
+        if part.number in earlier.segment_numbers:
+            shared += part.characters
         elif part.last_prompt < 0 and not part.is_media:
             if texts is None:
                 texts = set()
                 for segment in earlier.segments:
-                    if segment.number not in prompt.numbers:
+                    if segment.number not in prompt.segment_numbers:
                         texts.update(segment.sentences)
             shared += sum(len(sentence) for sentence in part.sentences if sentence in texts)
     return shared

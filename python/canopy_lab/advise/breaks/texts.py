@@ -62,7 +62,7 @@ def sentence_spans(text: str) -> list[tuple[int, int, str]]:
     return spans
 
 
-def equal_but_blanks(a: str, b: str) -> bool:
+def differ_in_blanks(a: str, b: str) -> bool:
     """Return whether two texts differ only in white space or in how accents are encoded."""
     return _without_blanks(a) == _without_blanks(b)
 
@@ -71,7 +71,7 @@ def _without_blanks(text: str) -> str:
     return _BLANKS.sub("", unicodedata.normalize("NFC", text))
 
 
-def equal_words(a: str, b: str) -> bool:
+def have_equal_words(a: str, b: str) -> bool:
     """Return whether two texts have the same words and signs in another order."""
     return sorted(_WORDS.findall(a)) == sorted(_WORDS.findall(b))
 
