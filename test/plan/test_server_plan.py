@@ -11,7 +11,7 @@ from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.server_plan import read_config, server_plan, write_config
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, system_of
-from canopy_lab.plan.validation import system_of_plan
+from canopy_lab.plan.validation import system_config
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -156,7 +156,7 @@ def test_auto_is_planned_as_it_is_served():
     assert plan["radix-eviction"] == "auto"
     assert plan["schedule-policy"] == "fcfs"  # so that auto orders the queue
     simulated = system_of(configuration, inputs.engine, inputs.prices, {})
-    from_plan = system_of_plan(plan, PROFILE, device_tokens=4096)
+    from_plan = system_config(plan, PROFILE, device_tokens=4096)
     for system in (simulated, from_plan):
         assert (system.device_policy, system.schedule_policy) == ("wa", "bounded-shortest")
     with_lpm = replace(configuration, schedule_policy="lpm")

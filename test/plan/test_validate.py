@@ -9,7 +9,7 @@ import pytest
 
 from canopy_lab.cli.main import main
 from canopy_lab.plan.server_plan import write_config
-from canopy_lab.plan.validation import recalibrate, rescale, system_of_plan, validate
+from canopy_lab.plan.validation import recalibrate, rescale, system_config, validate
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import Workload, load_profile, simulate_system
 from canopy_lab.trace.open import last_hours
@@ -71,7 +71,7 @@ def server_log(tmp_path):
     prompts_sent = list(prompts())
     draft = write_log(tmp_path / "draft.log", prompts_sent)
     trace = CompactTrace(read_as_server(draft, block_tokens=64))
-    config = system_of_plan(SERVER_PLAN, PROFILE)
+    config = system_config(SERVER_PLAN, PROFILE)
     simulated = simulate_system(Workload(trace, logged_times=True), config, rescale(PROFILE, 1.5))
     return write_log(tmp_path / "server.log", prompts_sent, simulated)
 
@@ -82,7 +82,7 @@ def read_trace_and_times(log_path):
 
 def test_a_right_prediction_has_no_error(server_log):
     trace, times = read_trace_and_times(server_log)
-    validation = validate(trace, times, system_of_plan(SERVER_PLAN, PROFILE), rescale(PROFILE, 1.5))
+    validation = validate(trace, times, system_config(SERVER_PLAN, PROFILE), rescale(PROFILE, 1.5))
     for name in ("mean_ttft_s", "p50_ttft_s", "p99_ttft_s", "throughput_tokens_per_s"):
         assert abs(validation.error(name)) < 0.01, name
     assert abs(validation.error("token_hit_ratio")) < 0.001
@@ -91,7 +91,7 @@ def test_a_right_prediction_has_no_error(server_log):
 
 def test_a_wrong_profile_is_detected_and_recalibrated(server_log):
     trace, times = read_trace_and_times(server_log)
-    config = system_of_plan(SERVER_PLAN, PROFILE)
+    config = system_config(SERVER_PLAN, PROFILE)
     uncorrected = validate(trace, times, config, PROFILE)
     assert uncorrected.error("mean_ttft_s") < -0.2
     factor, corrected, held_out = recalibrate(trace, times, config, PROFILE)
@@ -120,7 +120,7 @@ def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
     first_prompts = list(prompts(60))
     end_s, _ = first_prompts[-1]
     repeated = [(end_s + 5 + 0.2 * i, ids) for i, (_, ids) in enumerate(first_prompts[-40:])]
-    config = system_of_plan(SERVER_PLAN, PROFILE)
+    config = system_config(SERVER_PLAN, PROFILE)
     logs = []
     for name, sent in (("before", first_prompts), ("after", repeated)):
         draft = write_log(tmp_path / name, sent)
@@ -178,11 +178,11 @@ def test_the_error_of_a_log_without_times_names_the_flag(tmp_path, capsys):
 
 def test_a_plan_without_a_pool_size_is_refused():
     with pytest.raises(CanopyError, match="give --device-tokens"):
-        system_of_plan({"canopy-host-gb": 1.0}, PROFILE)
+        system_config({"canopy-host-gb": 1.0}, PROFILE)
     disk_config = {"capacity_bytes": 1 << 30}
     plan = {"canopy-host-gb": 1.0, "hicache-storage-backend-extra-config": disk_config}
     with pytest.raises(CanopyError, match="give --disk-mib-per-s"):
-        system_of_plan(plan, PROFILE, device_tokens=1000)
+        system_config(plan, PROFILE, device_tokens=1000)
 
 
 def sequential_client(count=40, answer_s=0.03):
@@ -205,7 +205,7 @@ def test_hits_are_right_under_a_slow_profile(tmp_path):
     result = SimpleNamespace(ttft_s=answer_s / 2, e2e_s=answer_s, cached_tokens=hit_tokens)
     trace, times = read_trace_and_times(write_log(tmp_path / "server.log", prompts_sent, result))
     slow_profile = rescale(PROFILE, 20.0)
-    validation = validate(trace, times, system_of_plan(SERVER_PLAN, slow_profile), slow_profile)
+    validation = validate(trace, times, system_config(SERVER_PLAN, slow_profile), slow_profile)
     assert validation.error("mean_ttft_s") > 1
     assert abs(validation.error("token_hit_ratio")) < 0.001
 

@@ -78,9 +78,7 @@ def simulate(
         tree.back_up(leaf)
         tree.unlock(leaf)
         tree.verify()
-        states.append(
-            State(hit.device_tokens, loaded, tree.device_used_tokens, tree.host_used_tokens)
-        )
+        states += [State(hit.device_tokens, loaded, tree.device_used_tokens, tree.host_used_tokens)]
     return states
 
 

@@ -89,12 +89,12 @@ def run(args: Options) -> int:
     if args.json:
         findings = as_json(breaks, show_values=args.show_values)
         write_json(args.json, {**advice.as_json(), "breaks": findings})
-    first = first_start(advice.decision)
+    start = first_start(advice.decision)
     print(summary(advice))
     print("", *break_sentences, sep="\n")
     print(f"\nThe page: {args.out}")
-    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *first.flags])}")
-    print(f"Then: {first.next_step}")
+    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *start.flags])}")
+    print(f"Then: {start.next_step}")
     return 0
 
 

@@ -13,7 +13,7 @@ from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, RATIO
 
-TIMEOUT_S = 600
+ENCODING_TIMEOUT_S = 600
 """Maximum seconds for the server to encode the sample documents."""
 
 
@@ -39,7 +39,7 @@ def run(args: Options) -> int:
     from canopy_lab.live.profile.client import ProfiledServer
 
     server = ProfiledServer(args.url, args.key)
-    served_setting = server.state(DOCUMENTS).get("setting")
+    served_setting = server.scheduler_state(DOCUMENTS).get("setting")
     if served_setting is None:
         raise CanopyError(
             f"{server.url} does not reuse documents; start it with --canopy-documents on"
@@ -80,10 +80,10 @@ def _make_encoding_wait(server: Any) -> Any:
     from canopy_lab.live.profile.client import wait_until
 
     def wait_encoded() -> None:
-        is_encoded = lambda: not server.state(DOCUMENTS).get("waiting_documents")  # noqa: E731
-        if not wait_until(is_encoded, TIMEOUT_S, 0.5):
+        is_encoded = lambda: not server.scheduler_state(DOCUMENTS).get("waiting_documents")  # noqa: E731
+        if not wait_until(is_encoded, ENCODING_TIMEOUT_S, 0.5):
             raise CanopyError(
-                f"the server has not encoded the documents after {TIMEOUT_S // 60} minutes"
+                f"the server has not encoded the documents after {ENCODING_TIMEOUT_S // 60} minutes"
             )
 
     return wait_encoded

@@ -19,7 +19,7 @@ from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 TIMEOUT_S = 30.0
-MAX_BYTES = 16 << 20
+MAX_ANSWER_BYTES = 16 << 20
 _FORWARDED_HEADERS = ("X-Canopy-Extra-Key", "X-Canopy-Cache-Salt")
 _RETURNED_HEADERS = (
     *("Content-Type", "Content-Security-Policy", "X-Content-Type-Options", "Referrer-Policy"),
@@ -45,9 +45,9 @@ def proxy(url: str, api_key: str | None, port: int = 0) -> ThreadingHTTPServer:
                     request.add_header(name, self.headers[name])
             try:
                 with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                    self._answer(response.status, response.read(MAX_BYTES), response.headers)
+                    self._answer(response.status, response.read(MAX_ANSWER_BYTES), response.headers)
             except urllib.error.HTTPError as error:
-                self._answer(error.code, error.read(MAX_BYTES), error.headers)
+                self._answer(error.code, error.read(MAX_ANSWER_BYTES), error.headers)
             except OSError as error:
                 self._answer(502, f'{{"error": "{type(error).__name__}"}}'.encode(), {})
 

@@ -44,12 +44,12 @@ def run(*options: Any) -> int:
 
 
 def plan_trace(
-    command: PlanCommand, trace: CompactTrace, ids: str
+    command: PlanCommand, trace: CompactTrace, id_hash: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
     """Plan for the trace that ``read_requests`` returned."""
     logged_requests, trace = len(trace), _requests_that_fit(command, trace)
-    command, why = with_advised_policy(command, trace)
-    inputs = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
+    command, policy_reason = with_advised_policy(command, trace)
+    inputs = PlanInputs(trace, command.engine, command.prices, command.policy_configs, id_hash)
     with Bar(unit="run", desc="planning", disable=None) as bar:
         plan = make_plan(command.request, inputs, jobs=command.searching.jobs, progress=bar.show)
     origin = {
@@ -65,7 +65,7 @@ def plan_trace(
         "price_sources": list(inputs.prices.sources),
         "device_tokens": command.engine.device_tokens,
         "routing": command.engine.routing,
-        "policy": why,
+        "policy": policy_reason,
         "date": datetime.date.today().isoformat(),
     }
     return plan, inputs, origin
@@ -76,10 +76,10 @@ def read_requests(command: PlanCommand) -> tuple[CompactTrace, str]:
 
     Raises ``CanopyError``, also for an empty trace.
     """
-    args, ids = command.reading, TRACE_HASH
+    args, id_hash = command.reading, TRACE_HASH
     source: Iterable[TraceRequest]
     if command.format == "sglang" and find_spec("xxhash") and logs_tokens(args.trace):
-        ids = SERVER_HASH
+        id_hash = SERVER_HASH
         source = read_as_server(
             args.trace,
             block_tokens=command.engine_options.server.block_tokens,
@@ -92,7 +92,7 @@ def read_requests(command: PlanCommand) -> tuple[CompactTrace, str]:
     trace = CompactTrace(at_load(source, args.load))
     if not len(trace):
         raise CanopyError(f"{command.reading.trace!r} has no requests; give a trace with requests")
-    return trace, ids
+    return trace, id_hash
 
 
 def _requests_that_fit(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
@@ -119,19 +119,19 @@ def remarks(command: PlanCommand, inputs: PlanInputs, origin: Mapping[str, Any])
         f"{len(inputs.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
         f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",
     ]
-    count, left_out = len(inputs.trace), origin.get("too_long", 0)
+    request_count, left_out = len(inputs.trace), origin.get("too_long", 0)
     if left_out:
         lines.append(
-            f"{left_out} of {count + left_out} requests need more than the "
+            f"{left_out} of {request_count + left_out} requests need more than the "
             f"{command.engine.device_tokens} tokens of the device's KV pool and are left out: this "
             "server would refuse them."
         )
-    if count < FEW_REQUESTS:
+    if request_count < FEW_REQUESTS:
         lines.append(
-            f"These are few requests: a P99 is the time of the slowest {math.ceil(count / 100)}. "
+            f"These are few requests: a P99 is the time of the slowest {math.ceil(request_count / 100)}. "
             "Plan from a longer trace."
         )
-    if count > 1 and inputs.trace[0].time_s == inputs.trace[count - 1].time_s:
+    if request_count > 1 and inputs.trace[0].time_s == inputs.trace[request_count - 1].time_s:
         lines.append(
             "The requests all have the same time: this is a plan for one burst, at any load."
         )

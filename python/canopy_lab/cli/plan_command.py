@@ -107,15 +107,15 @@ def _load_prices(
 
 
 def _make_engine(options: EngineOptions, profile: EngineProfile) -> Engine:
-    tokens, profile_tokens = options.device_tokens, profile.notes.get("device_tokens")
-    is_pool_known = tokens is not None or type(profile_tokens) is int
-    if tokens is None:
+    device_tokens, profile_tokens = options.device_tokens, profile.notes.get("device_tokens")
+    is_pool_known = device_tokens is not None or type(profile_tokens) is int
+    if device_tokens is None:
         assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
-        tokens = profile_tokens if type(profile_tokens) is int else assumed
-    knobs = {knob.setting for knob in KNOBS}
-    names = [name for name in ServerSettings.__slots__ if name not in knobs]
+        device_tokens = profile_tokens if type(profile_tokens) is int else assumed
+    knob_settings = {knob.setting for knob in KNOBS}
+    names = [name for name in ServerSettings.__slots__ if name not in knob_settings]
     settings = ServerSettings(**{name: getattr(options.server, name, None) for name in names})
-    return Engine(profile, tokens, options.routing, settings, is_pool_known)
+    return Engine(profile, device_tokens, options.routing, settings, is_pool_known)
 
 
 def with_advised_policy(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:

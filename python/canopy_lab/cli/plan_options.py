@@ -169,9 +169,9 @@ def _knob_key(name: str, values: tuple[Any, ...] | None, shown_default: str = ""
     )
 
 
-def _setting_key(kind: str = "N") -> Any:
+def _setting_key(metavar: str = "N") -> Any:
     return declare_key(
-        None, "SGLang's, for the simulation and the server's configuration", metavar=kind
+        None, "SGLang's, for the simulation and the server's configuration", metavar=metavar
     )
 
 

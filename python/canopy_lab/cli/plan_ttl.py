@@ -55,9 +55,9 @@ def run(args: Options) -> int:
     """Learn the TTLs, print the table and write the plan."""
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()
     records = tqdm(_read_records(args), unit="request", desc="reading", disable=None)
-    log = paths_of(records)
-    learnt = learn(log, args.budget_gb * 1e9 / bytes_per_token, LearningOptions(kinds=(GROUPS,)))
-    print(_report(learnt, log, bytes_per_token))
+    paths = paths_of(records)
+    learnt = learn(paths, args.budget_gb * 1e9 / bytes_per_token, LearningOptions(kinds=(GROUPS,)))
+    print(_report(learnt, paths, bytes_per_token))
     if args.output:
         write_config(args.output, {"canopy-ttl": learnt.table.to_json()}, _made_by(args))
         print(f"wrote {args.output}", file=sys.stderr)
@@ -78,7 +78,7 @@ def _read_records(args: Options) -> Iterator[TraceRequest]:
     return read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
 
 
-def _report(learnt: LearntTable, log: Paths, bytes_per_token: int) -> str:
+def _report(learnt: LearntTable, paths: Paths, bytes_per_token: int) -> str:
     roots = [row for row in learnt.rows if row.root is not None]
     residual_rows = [row for row in learnt.rows if row.root is None]
     roots.sort(key=lambda row: -row.hits)
@@ -94,11 +94,11 @@ def _report(learnt: LearntTable, log: Paths, bytes_per_token: int) -> str:
         for row in (*roots[:_MAX_SHOWN_GROUPS], *residual_rows)
     ]
     table = text_table(["group", "TTL", "requests", "hits, M tokens", "mean on disk"], cells)
-    tokens = sum(row.mean_tokens for row in learnt.rows)
+    mean_tokens = sum(row.mean_tokens for row in learnt.rows)
     notes = [
         f"{left_out} more groups are in the plan" if left_out else "",
-        f"{len(log)} requests in {log.end_s - log.start_s:.0f} s; expected: "
-        f"{learnt.hits / 1e6:.3f} M tokens hit, {size(tokens * bytes_per_token)} on the disk",
+        f"{len(paths)} requests in {paths.end_s - paths.start_s:.0f} s; expected: "
+        f"{learnt.hits / 1e6:.3f} M tokens hit, {size(mean_tokens * bytes_per_token)} on the disk",
         _choice_text(learnt),
     ]
     return "\n".join([table, "", *filter(None, notes)])

@@ -19,7 +19,7 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 
-AUTO = "auto"
+AUTO_FORMAT = "auto"
 LOG_HELP = "the log: a file, several, or a folder of them; may be compressed (.gz, .xz, .zst)"
 PROFILE_HELP = "costs of the engine: a file, or the name of a shipped profile"
 
@@ -52,15 +52,15 @@ class TraceOptions(declared.Checked):
 
     trace: str = declare(None, "TRACE", LOG_HELP, join=join_logs)
     format: str = declare(
-        AUTO, "--format", "format of the input; auto: what its first lines look like",
-        choices=(AUTO, *format_names()),
+        AUTO_FORMAT, "--format", "format of the input; auto: what its first lines look like",
+        choices=(AUTO_FORMAT, *format_names()),
     )  # fmt: skip
     skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
     @property
     def detected_format(self) -> str:
-        """``format``, or the format that fits the first lines if it is ``AUTO``."""
-        return guess_format(self.trace) if self.format == AUTO else self.format
+        """``format``, or the format that fits the first lines if it is ``AUTO_FORMAT``."""
+        return guess_format(self.trace) if self.format == AUTO_FORMAT else self.format
 
     def read(self) -> Iterator[TraceRequest]:
         return open_trace(self.trace, self.detected_format, skip_bad=self.skip_bad)

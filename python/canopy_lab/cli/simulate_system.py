@@ -112,7 +112,7 @@ def run(
     if load_options.loads is None:
         result = loaded_system.run_at(seed=traffic.seed).system
         print(summary(result, source))
-        document = result.to_json()
+        result_json = result.to_json()
     else:
         loads = run_loads(
             loaded_system,
@@ -123,9 +123,9 @@ def run(
             slo=load_options.slo,
         )
         print(f"profile      {source}\n{loads.text()}")
-        document = loads.to_json()
+        result_json = loads.to_json()
     if load_options.json:
-        write_json(load_options.json, document)
+        write_json(load_options.json, result_json)
 
 
 def _with_tiers(machines: Machines, system: SystemConfig, profile: EngineProfile) -> SystemConfig:

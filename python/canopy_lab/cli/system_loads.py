@@ -33,7 +33,7 @@ class LoadSweep:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        document: dict[str, Any] = {
+        sweep_json: dict[str, Any] = {
             "saturation": {"rate": self.saturation, "unit": self.unit},
             "loads": [
                 {
@@ -46,8 +46,8 @@ class LoadSweep:
             ],
         }
         if self.slo is not None:
-            document["slo"] = {"text": self.slo.text, "goodput_load": self.goodput}
-        return document
+            sweep_json["slo"] = {"text": self.slo.text, "goodput_load": self.goodput}
+        return sweep_json
 
     def text(self) -> str:
         """Return tables, each number the mean over the seeds."""
@@ -80,22 +80,22 @@ class LoadSweep:
         def mean(value_of: Any) -> float:
             return statistics.fmean(value_of(run) for run in runs)
 
-        ttft = [
+        ttft_s = [
             mean(lambda run, name=name: getattr(run.latency.ttft_s, name))
             for name in ("mean", "p50", "p95", "p99", "max")
         ]
-        saved = [
+        saved_s = [
             mean(lambda run, tier=tier: run.system.prefill_s_saved_by_tier[tier])
             for tier in ("device", "host", "disk")
         ]
         return [
             f"{load:.0%}",
             f"{runs[0].rate:.4g}",
-            *(f"{value:.3f}" for value in ttft),
+            *(f"{value:.3f}" for value in ttft_s),
             f"{mean(lambda run: run.latency.sessions_per_hour):.1f}",
             f"{mean(lambda run: run.latency.session_s.p99):.1f}",
             f"{mean(lambda run: run.system.token_hit_ratio):.1%}",
-            *(f"{value:.0f}" for value in saved),
+            *(f"{value:.0f}" for value in saved_s),
             *(["met" if self._is_met(runs) else "missed"] if self.slo else []),
         ]
 

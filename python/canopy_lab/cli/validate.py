@@ -9,8 +9,7 @@ from pathlib import Path
 from canopy_lab.cli.values import above_zero, out_file, write_json
 from canopy_lab.plan.disk_class import MIB
 from canopy_lab.plan.server_plan import ServerFlags, read_config
-from canopy_lab.plan.validation import HITS, TTFTS, Validation, recalibrate, validate
-from canopy_lab.plan.validation import system_of_plan as system
+from canopy_lab.plan.validation import HITS, TTFTS, Validation, recalibrate, system_config, validate
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.config import SystemConfig
@@ -72,19 +71,19 @@ def run(args: Options) -> None:
     served = read_served(args.log)
     validation = validate(trace, served, config, profile)
     print(f"{validation.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
-    print(table(validation))
+    print(errors_table(validation))
     if validation.requests < FEW_REQUESTS:
         print("These are few requests, and one alone may decide: validate more of the log.")
-    document = {"format": FILE_FORMAT, "version": 1, "log": args.log, "profile": profile.name}
-    document |= validation.to_json()
+    report = {"format": FILE_FORMAT, "version": 1, "log": args.log, "profile": profile.name}
+    report |= validation.to_json()
     if args.recalibrate:
         factor, rescaled, held_out = recalibrate(trace, served, config, profile)
         print(f"\nStep times x {factor:.3g}, found on the first half; on the second half then:")
-        print(table(held_out))
+        print(errors_table(held_out))
         write_json(args.recalibrate, rescaled.to_json())
-        document["recalibrated"] = {"factor": factor, **held_out.to_json()}
+        report["recalibrated"] = {"factor": factor, **held_out.to_json()}
     if args.json:
-        write_json(args.json, document, allow_nan=False)
+        write_json(args.json, report, allow_nan=False)
 
 
 def _read_requests(log: str, plan: ServerFlags, skip_bad: int = 0) -> Iterator[TraceRequest]:
@@ -106,7 +105,7 @@ def _make_system(plan: ServerFlags, profile: EngineProfile, args: Options) -> Sy
         logged = pool_tokens(args.log)
         # Several DP ranks have separate caches.
         tokens = logged[0] if logged and logged[1] == 1 else None
-    return system(plan, profile, device_tokens=tokens, disk=disk)
+    return system_config(plan, profile, device_tokens=tokens, disk=disk)
 
 
 def _name_and_unit(name: str) -> tuple[str, str]:
@@ -118,7 +117,7 @@ def _name_and_unit(name: str) -> tuple[str, str]:
     return "throughput", "tokens/s"
 
 
-def table(validation: Validation) -> str:
+def errors_table(validation: Validation) -> str:
     """Format prediction, measurement and error of each metric."""
     rows = []
     for name in validation.to_json()["errors"]:
@@ -133,7 +132,7 @@ def table(validation: Validation) -> str:
 
 def _block_tokens(plan: ServerFlags) -> int:
     """Return the tokens per simulated block: the plan's group blocks, else a page."""
-    table = plan.get("canopy-ttl", {})
-    if table.get("groups"):
-        return int(table.get("block_tokens", 64))
+    ttl_table = plan.get("canopy-ttl", {})
+    if ttl_table.get("groups"):
+        return int(ttl_table.get("block_tokens", 64))
     return max(plan.get("page-size") or 1, 16)

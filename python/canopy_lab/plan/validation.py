@@ -65,7 +65,7 @@ class Validation:
         }
 
 
-def system_of_plan(
+def system_config(
     plan: ServerFlags,
     profile: EngineProfile,
     *,

@@ -103,7 +103,7 @@ def test_results_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_labels_are_names_the_server_accepts() -> None:
-    fields = options.label(TraceRequest(0.0, 1, 1, (), 1, "kind 1", 2, "c1", "end"))
+    fields = options.labels_of(TraceRequest(0.0, 1, 1, (), 1, "kind 1", 2, "c1", "end"))
     assert fields == {
         "canopy_category": "kind_1", "canopy_turn": 2, "canopy_conversation": "c1", "canopy_stop": "end",
     }  # fmt: skip

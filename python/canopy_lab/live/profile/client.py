@@ -13,7 +13,7 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 
 _TIMEOUT_S = 600.0
-_FLUSH_S = 60.0
+_FLUSH_TIMEOUT_S = 60.0
 _OPTIONAL_PATHS = ("/metrics", "/canopy/status")
 MIN_EXACT_GIB = 0.25
 """Smallest pool whose reported size is exact to a few thousandths."""
@@ -41,9 +41,9 @@ class ProfiledServer:
         vocab = int(self.facts.get("vocab_size") or 32000)
         self.token_range = (min(1000, vocab // 8), vocab - min(1000, vocab // 8))
 
-    def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, int]:
-        """Return the seconds to answer ``prompts`` with ``tokens`` each, and the cached tokens."""
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    def generate(self, prompts: list[list[int]], output_tokens: int) -> tuple[float, int]:
+        """Return the seconds to answer ``prompts`` with ``output_tokens`` each, and the cached tokens."""
+        sampling = {"temperature": 0, "max_new_tokens": output_tokens, "ignore_eos": True}
         body = {"input_ids": prompts, "sampling_params": sampling}
         begin_s = time.perf_counter()
         answers = self._ask("POST", "/generate", body)
@@ -65,7 +65,7 @@ class ProfiledServer:
         answer = self._ask("POST", "/generate", {"input_ids": prompt, "sampling_params": sampling})
         return time.perf_counter() - begin_s, answer["meta_info"]
 
-    def state(self, name: str) -> dict[str, Any]:
+    def scheduler_state(self, name: str) -> dict[str, Any]:
         """Return the first scheduler's current state under ``name``, or an empty mapping."""
         states = self._ask("GET", "/server_info").get("internal_states") or [{}]
         return states[0].get(name) or {}
@@ -81,7 +81,7 @@ class ProfiledServer:
         rows = status.get("ranks") if isinstance(status, dict) else None
         if rows and rows[0].get("kv_bytes_per_token"):
             return round(rows[0]["kv_bytes_per_token"] * ranks)
-        memory_gib = self.state("memory_usage")
+        memory_gib = self.scheduler_state("memory_usage")
         gib, tokens = memory_gib.get("kvcache") or 0.0, memory_gib.get("token_capacity") or 0
         return round(gib * 2**30 / tokens * ranks) if gib >= MIN_EXACT_GIB and tokens else None
 
@@ -90,7 +90,7 @@ class ProfiledServer:
 
         A server that is still writing to its disk would refuse, so the request lets it wait.
         """
-        self._ask("POST", f"/flush_cache?timeout={_FLUSH_S:g}")
+        self._ask("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT_S:g}")
 
     def metric(self, name: str) -> float | None:
         """Return the sum of a Prometheus metric over its labels, or ``None``."""
@@ -101,10 +101,10 @@ class ProfiledServer:
         return sum(float(value) for value in values) if values else None
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
+        encoded_body = None if body is None else json.dumps(body).encode()
         try:
             headers = {"Content-Type": "application/json", **self._headers}
-            self._connection.request(method, path, data, headers)
+            self._connection.request(method, path, encoded_body, headers)
             response = self._connection.getresponse()
             text = response.read().decode()
         except (OSError, http.client.HTTPException) as error:
@@ -121,11 +121,11 @@ class ProfiledServer:
             return text
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> bool:
-    """Return whether ``condition()`` became true within ``limit_s``."""
-    end = time.monotonic() + limit_s
+def wait_until(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.02) -> bool:
+    """Return whether ``condition()`` became true within ``timeout_s``."""
+    end_s = time.monotonic() + timeout_s
     while not condition():
-        if time.monotonic() > end:
+        if time.monotonic() > end_s:
             return False
         time.sleep(every_s)
     return True

@@ -16,9 +16,9 @@ from scipy.optimize import isotonic_regression
 from canopy_lab.live.profile.client import ProfiledServer
 from sglang_canopy.errors import CanopyError
 
-_LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_CONTEXTS = (0, 256, 1024, 4096, 16384, 65536)
-_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_PREFILL_TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_CONTEXT_TOKENS = (0, 256, 1024, 4096, 16384, 65536)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DECODE_TOKENS = 16
 _BATCHED = 8
 """Number of requests in the prefill step that measures the cost per request."""
@@ -62,8 +62,8 @@ class Measurer:
         """Measure all costs of prefill and decode. Raises ``CanopyError`` if implausible."""
         limits = self.limits
         self.server.generate([self.random_tokens(8)], 4)
-        lengths = tuple(n for n in _LENGTHS if n <= limits.prompt_tokens)
-        contexts = tuple(n for n in _CONTEXTS if n <= limits.context_tokens)
+        lengths = tuple(n for n in _PREFILL_TOKENS if n <= limits.prompt_tokens)
+        contexts = tuple(n for n in _CONTEXT_TOKENS if n <= limits.context_tokens)
         batches, decode_contexts, decode_s = self._measure_decode(contexts)
         prefill_s: list[list[float]] = []
         for length in lengths:
@@ -113,7 +113,7 @@ class Measurer:
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[float, ...], ...]]:
         limits, pool = self.limits, self.server.pool_tokens
         lengths = tuple(max(c, 16) for c in contexts)
-        batches = [b for b in _BATCHES if b <= limits.batch]
+        batches = [b for b in _BATCH_SIZES if b <= limits.batch]
         rows: list[tuple[float, ...]] = []
         for batch in batches:
             row: list[float] = []
@@ -123,13 +123,13 @@ class Measurer:
                     row.append(_extrapolated_step_s(lengths, row, rows, context))
                     continue
                 self._show(f"decode of {batch} x {context} tokens")
-                row.append(self._decode_step(batch, context))
+                row.append(self._measure_decode_step(batch, context))
             rows.append(tuple(row))
         columns = [_non_decreasing(list(column)) for column in zip(*rows, strict=True)]
         smooth = tuple(tuple(_non_decreasing(list(row))) for row in zip(*columns, strict=True))
         return tuple(batches), lengths, smooth
 
-    def _decode_step(self, batch: int, context: int) -> float:
+    def _measure_decode_step(self, batch: int, context: int) -> float:
         prompts = [self.random_tokens(context) for _ in range(batch)]
         self.server.generate(prompts, 1)
         times_s = []

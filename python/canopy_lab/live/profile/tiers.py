@@ -59,17 +59,17 @@ def _measure_host(measurer: Measurer, prompt_tokens: int, kv_bytes: int) -> dict
 
 def _measure_disk(measurer: Measurer, prompt_tokens: int, kv_bytes: int) -> dict[str, Any] | None:
     server = measurer.server
-    counter = "sglang:backuped_tokens_total"
+    counter_name = "sglang:backuped_tokens_total"
     read_s_per_token, write_s_per_token = [], []
     for _ in range(measurer.limits.repeats):
         prompt = measurer.random_tokens(prompt_tokens)
-        previous = server.metric(counter) or 0.0
+        tokens_before = server.metric(counter_name) or 0.0
         server.generate([prompt], 1)
         start_s = time.perf_counter()
-        target = previous + prompt_tokens // server.page_tokens * server.page_tokens
+        target_tokens = tokens_before + prompt_tokens // server.page_tokens * server.page_tokens
 
-        def is_written(target: float = target) -> bool:
-            return (server.metric(counter) or 0.0) >= target
+        def is_written(target_tokens: float = target_tokens) -> bool:
+            return (server.metric(counter_name) or 0.0) >= target_tokens
 
         if wait_until(is_written, _WRITE_TIMEOUT_S):
             write_s_per_token.append(max(time.perf_counter() - start_s, 1e-4) / prompt_tokens)

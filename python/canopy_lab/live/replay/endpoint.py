@@ -127,26 +127,26 @@ async def send(
                 reply.done_s = clock()
                 return reply
             async for line in response.content:
-                data = line.strip()
-                if data.startswith(b"data:"):
-                    data = data[5:].strip()
-                elif not data.startswith(b"{"):
+                text = line.strip()
+                if text.startswith(b"data:"):
+                    text = text[5:].strip()
+                elif not text.startswith(b"{"):
                     continue
-                if data == b"[DONE]":
+                if text == b"[DONE]":
                     continue
-                event = json.loads(data)
+                event = json.loads(text)
                 if "error" in event:
                     reply.error = json.dumps(event["error"])[:500]
                     continue
                 read_event(event, reply)
-                now = clock()
+                now_s = clock()
                 new_tokens = reply.output_tokens - tokens
                 if new_tokens > 0 and (dialect.is_native or event.get("choices")):
                     if reply.first_s is None:
-                        reply.first_s = now
+                        reply.first_s = now_s
                     else:
-                        reply.gaps_s += [(now - last_s) / new_tokens] * new_tokens
-                    last_s, tokens = now, reply.output_tokens
+                        reply.gaps_s += [(now_s - last_s) / new_tokens] * new_tokens
+                    last_s, tokens = now_s, reply.output_tokens
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
         reply.error = f"{type(error).__name__}: {error}"
     reply.done_s = clock()

@@ -55,7 +55,7 @@ def check_tokens(custom_params: Any, vocab_size: int) -> list[int] | None:
 
 
 def replacements(
-    table: Mapping[str, ForcedOutput], rids: Sequence[str], seq_lens: Sequence[int]
+    forced_by_rid: Mapping[str, ForcedOutput], rids: Sequence[str], seq_lens: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Yield ``(row, token id)`` for every row of a batch whose next token is forced.
 
@@ -64,7 +64,7 @@ def replacements(
     is discarded.
     """
     for row, (rid, length) in enumerate(zip(rids, seq_lens, strict=False)):
-        forced = table.get(rid)
+        forced = forced_by_rid.get(rid)
         if forced is not None:
             output_index = int(length) - forced.prompt_tokens
             if 0 <= output_index < len(forced.tokens):

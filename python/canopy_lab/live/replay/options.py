@@ -123,12 +123,12 @@ def build_jobs(
             + (f" of at most {max_tokens} tokens ({left_out} are longer)" if left_out else "")
             + "; see --scale-lengths and --max-request-tokens"
         )
-    source = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
-    jobs = [ReplayRequest(p, {} if args.no_labels else label(p.request)) for p in source.planned]
-    return jobs, source, left_out
+    materialiser = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
+    jobs = [ReplayRequest(planned, {} if args.no_labels else labels_of(planned.request)) for planned in materialiser.planned]
+    return jobs, materialiser, left_out
 
 
-def label(request: TraceRequest) -> dict[str, Any]:
+def labels_of(request: TraceRequest) -> dict[str, Any]:
     """Return a request's labels for ``custom_params``."""
     fields: dict[str, Any] = {
         "canopy_category": _UNSAFE_CHARACTERS.sub("_", request.category)[:_MAX_NAME_CHARACTERS] or "default",
@@ -170,11 +170,11 @@ def due_offsets_s(
     With ``mean_rate`` the trace's times are stretched to that mean rate, in requests per second.
     """
     if mean_rate is not None:
-        span = jobs[-1].planned.request.time_s - jobs[0].planned.request.time_s
-        time_scale = len(jobs) / max(span, 1e-9) / mean_rate
+        span_s = jobs[-1].planned.request.time_s - jobs[0].planned.request.time_s
+        time_scale = len(jobs) / max(span_s, 1e-9) / mean_rate
     if request_rate != float("inf"):
         rng = random.Random(seed)
-        gaps = [rng.expovariate(request_rate) for _ in jobs]
-        return list(itertools.accumulate(gaps))
+        gaps_s = [rng.expovariate(request_rate) for _ in jobs]
+        return list(itertools.accumulate(gaps_s))
     first_s = jobs[0].planned.request.time_s
     return [(job.planned.request.time_s - first_s) * time_scale for job in jobs]

@@ -16,7 +16,7 @@ from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace.sessions import turn_links
 
 PERCENTILES = (50, 90, 95, 99)
-OPEN_TURN = 5
+FIRST_GROUPED_TURN = 5
 """Turns from here on are one group."""
 
 
@@ -47,7 +47,7 @@ def summarise(
         "completed": len(succeeded),
         "errors": {
             "count": len(failed),
-            "kinds": dict(Counter(_reason(job) for job in failed).most_common(10)),
+            "kinds": dict(Counter(_failure_text(job) for job in failed).most_common(10)),
         },
         "duration_s": duration_s,
         "throughput": {
@@ -85,19 +85,19 @@ def _latency(
 def group_figures(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
     """Return hits and latencies of some jobs, which must all have succeeded."""
     jobs = list(jobs)
-    prompt = sum(map(_prompt_tokens, jobs))
+    prompt_tokens = sum(map(_prompt_tokens, jobs))
     reporting = [job for job in jobs if job.reply.cached_tokens is not None]
-    cached = sum(job.reply.cached_tokens for job in reporting)
+    cached_tokens = sum(job.reply.cached_tokens for job in reporting)
     tiers = {tier: sum(job.reply.by_tier.get(tier, 0) for job in reporting) for tier in TIERS}
-    queues = [j.reply.server_queue_s for j in jobs if j.reply.server_queue_s is not None]
+    queues_s = [j.reply.server_queue_s for j in jobs if j.reply.server_queue_s is not None]
     figures: dict[str, Any] = {
         "requests": len(jobs),
-        "prompt_tokens": prompt,
-        "cached_tokens": cached if reporting else None,
-        "hit_rate": cached / prompt if reporting and prompt else None,
+        "prompt_tokens": prompt_tokens,
+        "cached_tokens": cached_tokens if reporting else None,
+        "hit_rate": cached_tokens / prompt_tokens if reporting and prompt_tokens else None,
         "cached_tokens_by_tier": tiers if reporting else None,
-        "hit_rate_by_tier": {tier: n / prompt for tier, n in tiers.items()}
-        if reporting and prompt
+        "hit_rate_by_tier": {tier: n / prompt_tokens for tier, n in tiers.items()}
+        if reporting and prompt_tokens
         else None,
         "output_tokens": sum(job.reply.output_tokens for job in jobs),
         "ttft_ms": _percentiles_ms(j.reply.first_s - j.reply.sent_s for j in jobs),
@@ -107,8 +107,8 @@ def group_figures(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
             [_prompt_tokens(j) - j.reply.cached_tokens for j in reporting] if reporting else []
         ),
     }
-    if queues:
-        figures["server_queue_ms"] = _percentiles_ms(queues)
+    if queues_s:
+        figures["server_queue_ms"] = _percentiles_ms(queues_s)
     return figures
 
 
@@ -121,14 +121,14 @@ def _by_group(jobs: Iterable[ReplayRequest], key: Callable[[ReplayRequest], str]
 
 def _turn_group(job: ReplayRequest) -> str:
     turn = job.planned.request.turn
-    return str(turn) if turn < OPEN_TURN else f"{OPEN_TURN}+"
+    return str(turn) if turn < FIRST_GROUPED_TURN else f"{FIRST_GROUPED_TURN}+"
 
 
 def _prompt_tokens(job: ReplayRequest) -> int:
     return job.reply.prompt_tokens or job.planned.prompt_tokens
 
 
-def _reason(job: ReplayRequest) -> str:
+def _failure_text(job: ReplayRequest) -> str:
     return "not sent" if job.reply is None else job.reply.error[:200]
 
 

@@ -23,9 +23,9 @@ def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
     options.check(args)
     results = []
     for rate in args.rates:
-        at_rate = argparse.Namespace(**vars(args))
-        at_rate.flush_cache = args.flush_cache or args.backend.startswith(("sglang", "vllm"))
-        results.append(Replay(upstream, at_rate, rate)())
+        rate_args = argparse.Namespace(**vars(args))
+        rate_args.flush_cache = args.flush_cache or args.backend.startswith(("sglang", "vllm"))
+        results.append(Replay(upstream, rate_args, rate)())
     summary = {**results[-1], "rates": [report_part(result) for result in results]}
     if args.slo is not None:
         summary["goodput_rate"] = goodput_rate(summary["rates"])
@@ -44,11 +44,11 @@ def report_part(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def goodput_rate(rows: Sequence[Mapping[str, Any]]) -> float:
+def goodput_rate(results: Sequence[Mapping[str, Any]]) -> float:
     """Return the highest rate up to which every rate met the target; 0 if the lowest missed."""
     goodput = 0.0
-    for row in sorted(rows, key=lambda row: row["rate"]):
-        if not row["meets_slo"]:
+    for result in sorted(results, key=lambda result: result["rate"]):
+        if not result["meets_slo"]:
             break
-        goodput = row["rate"]
+        goodput = result["rate"]
     return goodput

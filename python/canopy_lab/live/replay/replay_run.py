@@ -29,7 +29,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire.stamp import FORCE_OUTPUT
 
 _TIMEOUT_S = 6 * 3600
-_LINE_BYTES = 64 << 20
+_MAX_LINE_BYTES = 64 << 20
 _SERVER_FACTS = (
     *("version", "model_path", "radix_eviction_policy", "radix_eviction_policy_config"),
     *("max_total_num_tokens", "context_length", "page_size", "enable_hierarchical_cache"),
@@ -148,11 +148,11 @@ class Replay:
         **_: Any,
     ) -> dict[str, Any]:
         """Send every job when it is due. Takes the arguments of the benchmark's own loop."""
-        self._url, self._model, self._extra = api_url, model_id, extra_request_body
+        self._url, self._model, self._extra_body = api_url, model_id, extra_request_body
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, read_bufsize=_LINE_BYTES
+            timeout=timeout, connector=connector, read_bufsize=_MAX_LINE_BYTES
         ) as self._session:
             await self._probe()
             if flush_cache:
@@ -166,16 +166,16 @@ class Replay:
         return {}
 
     def _make_schedule(self) -> Schedule:
-        args, jobs, loop = self.args, self._jobs, None
+        args, jobs, links = self.args, self._jobs, None
         if args.closed_loop:
-            loop = options.link_turns(jobs, args.time_scale, args.think_cap_s)
-        if loop is not None and self._rate is not None:
-            offsets = options.session_offsets_s(loop, self._rate, args.seed)
+            links = options.link_turns(jobs, args.time_scale, args.think_cap_s)
+        if links is not None and self._rate is not None:
+            offsets = options.session_offsets_s(links, self._rate, args.seed)
         else:
             offsets = options.due_offsets_s(
                 jobs, args.time_scale, args.request_rate, args.seed, self._rate
             )
-        return Schedule(jobs, offsets, args.max_concurrency, loop)
+        return Schedule(jobs, offsets, args.max_concurrency, links)
 
     async def _probe(self) -> None:
         """Send one small request before the clock starts; detect whether outputs are forced."""
@@ -219,7 +219,7 @@ class Replay:
             prompt,
             output_tokens,
             custom_params,
-            self._extra,
+            self._extra_body,
             stream=not self.args.disable_stream,
         )
         headers = self._upstream.get_request_headers()

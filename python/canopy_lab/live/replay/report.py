@@ -52,12 +52,12 @@ def latency_table(results: Sequence[dict[str, Any]]) -> str:
                 continue
             rate = "" if "rate" not in run else f", {run['rate']:g}"
             ttft, deciles = latency["ttft_s"], latency["deciles"]
-            numbers = [ttft[number] for number in ("mean", "p50", "p95", "p99", "max")]
+            numbers = [ttft[statistic] for statistic in ("mean", "p50", "p95", "p99", "max")]
             numbers += [deciles[i]["ttft_s"]["mean"] for i in (0, -1)]
-            met = {None: "-", True: "met", False: "missed"}[run["meets_slo"]]
+            slo_text = {None: "-", True: "met", False: "missed"}[run["meets_slo"]]
             rows.append(
-                [result["label"] + rate, *(f"{number:.3f}" for number in numbers),
-                 f"{latency['sessions_per_hour']:.1f}", f"{latency['session_s']['p99']:.1f}", met]
+                [result["label"] + rate, *(f"{statistic:.3f}" for statistic in numbers),
+                 f"{latency['sessions_per_hour']:.1f}", f"{latency['session_s']['p99']:.1f}", slo_text]
             )  # fmt: skip
         if "goodput_rate" in result:
             unit = "sessions/h" if result["options"]["closed_loop"] else "requests/s"
@@ -94,7 +94,7 @@ def _footnote(result: dict[str, Any]) -> str:
     )
 
 
-def load(path: str) -> dict[str, Any]:
+def load_result(path: str) -> dict[str, Any]:
     """Load a result that the benchmark wrote. Raises ``CanopyError``."""
     try:
         result = json.loads(Path(path).read_text())
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("results", nargs="+", metavar="RESULT.json")
     args = parser.parse_args(argv)
     try:
-        results = [load(path) for path in args.results]
+        results = [load_result(path) for path in args.results]
         print(results_table(results))
         print()
         print(latency_table(results))

@@ -38,7 +38,7 @@ class Schedule:
     """Yields jobs as they become due. Use within one event loop.
 
     ``offsets_s`` gives each job's time from the start of the replay, in the order of the jobs,
-    which is the trace's. Among due jobs, the first in the trace is sent first. ``limit`` bounds the
+    which is the trace's. Among due jobs, the first in the trace is sent first. ``max_outstanding`` bounds the
     outstanding jobs. A queue at the client would instead send jobs in the order in which they
     became due: a trace replayed faster than the server serves would lose its order.
 
@@ -49,14 +49,14 @@ class Schedule:
         self,
         jobs: Sequence[ReplayRequest],
         offsets_s: Sequence[float],
-        limit: int | None = None,
+        max_outstanding: int | None = None,
         closed_loop: TurnLinks | None = None,
     ) -> None:
         self._jobs = jobs
         self._offsets_s = offsets_s
-        self._free_slots = limit if limit else len(jobs)
+        self._free_slots = max_outstanding if max_outstanding else len(jobs)
         self._links = closed_loop
-        self._indices = {job.planned.ordinal: i for i, job in enumerate(jobs)}
+        self._index_by_ordinal = {job.planned.ordinal: i for i, job in enumerate(jobs)}
         self._followers: dict[int, list[int]] = defaultdict(list)
         self._future_jobs: list[tuple[float, int]] = []
         self._due_jobs: list[int] = []
@@ -67,7 +67,7 @@ class Schedule:
         """Yield every job when it is due and its predecessor was answered."""
         self._start_s = asyncio.get_running_loop().time()
         for i, job in enumerate(self._jobs):
-            previous: int | None = self._indices.get(job.planned.previous)  # type: ignore[arg-type]
+            previous: int | None = self._index_by_ordinal.get(job.planned.previous)  # type: ignore[arg-type]
             if self._links is not None:
                 previous = self._links.previous[i] if self._links.previous[i] >= 0 else None
             if previous is None:
@@ -83,7 +83,7 @@ class Schedule:
     def record_answer(self, job: ReplayRequest) -> None:
         """Record that ``job`` was answered or failed, and release its successors."""
         now_s = asyncio.get_running_loop().time()
-        for i in self._followers.pop(self._indices[job.planned.ordinal], ()):
+        for i in self._followers.pop(self._index_by_ordinal[job.planned.ordinal], ()):
             if self._links is not None:
                 due_s = now_s + self._links.think_s[i]
             else:
