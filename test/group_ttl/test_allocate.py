@@ -50,7 +50,7 @@ def smallest_grid_ttl(step_s: float) -> float:
 
 def test_hits_and_bytes_of_one_group_by_hand() -> None:
     counts = histograms_of([[(4.0, 100), (None, 10)]], 100.0)
-    curves = counts.exact()
+    curves = counts.exact_curves()
     step_4_s, step_8_s = np.searchsorted(GRID_S, [4.0, 8.0])
     assert curves.hits[0, step_4_s - 1] == 0
     assert curves.hits[0, step_4_s] == curves.hits[0, -1] == 100
@@ -65,7 +65,7 @@ def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
     gaps = np.array([4.0, 4.0, np.inf, np.inf])
     last_gaps_s = np.array([9.0, 9.0, 2.0, 2.0])
     counts = count_intervals(group, np.arange(4), gaps, last_gaps_s, np.full(4, 10), 1, 10.0)
-    assert counts.exact().hits[0, -1] == 20
+    assert counts.exact_curves().hits[0, -1] == 20
     assert counts.expected_curves().hits[0, -1] == pytest.approx(40)
 
 
@@ -81,7 +81,7 @@ def test_sparse_groups_shrink_to_the_overall_curve() -> None:
 
 def test_bytes_of_an_unused_group_go_to_a_reused_one() -> None:
     reused, unused = [(30.0, 100)] * 10, [(None, 100)] * 10
-    curves = histograms_of([reused, unused], 100.0).exact()
+    curves = histograms_of([reused, unused], 100.0).exact_curves()
     budget = 10 * 100 * 30.0 / 100
     assert fixed_ttl_step(curves, budget) < np.searchsorted(GRID_S, 30.0)
     allocation = allocate(curves, budget * 1.1)
@@ -90,7 +90,7 @@ def test_bytes_of_an_unused_group_go_to_a_reused_one() -> None:
 
 
 def test_a_budget_for_everything_keeps_all_reused_pages() -> None:
-    curves = histograms_of([[(5.0, 1), (50.0, 1)], [(500.0, 1), (None, 9)]], 1000.0).exact()
+    curves = histograms_of([[(5.0, 1), (50.0, 1)], [(500.0, 1), (None, 9)]], 1000.0).exact_curves()
     allocation = allocate(curves, 1e9)
     assert allocation.hits == 3
     assert allocation.ttl_s.tolist() == [smallest_grid_ttl(50.0), smallest_grid_ttl(500.0)]
@@ -99,7 +99,7 @@ def test_a_budget_for_everything_keeps_all_reused_pages() -> None:
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
     with pytest.raises(CanopyError, match="budget must be positive"):
-        allocate(histograms_of([[(1.0, 1)]], 1.0).exact(), budget)
+        allocate(histograms_of([[(1.0, 1)]], 1.0).exact_curves(), budget)
 
 
 gap_s = st.one_of(st.none(), st.floats(0.01, 3000.0))
@@ -109,7 +109,7 @@ intervals = st.lists(st.tuples(gap_s, st.integers(1, 500)), min_size=1, max_size
 @st.composite
 def problems(draw: st.DrawFn, max_groups: int) -> tuple[Curves, float]:
     groups = draw(st.lists(intervals, min_size=1, max_size=max_groups))
-    curves = histograms_of(groups, 4000.0).exact()
+    curves = histograms_of(groups, 4000.0).exact_curves()
     total_tokens = float(curves.mean_tokens[:, -1].sum())
     return curves, total_tokens * draw(st.floats(0.01, 1.2))
 

@@ -1,7 +1,7 @@
 """Tables, numbers, sizes and durations as text."""
 
 from canopy_lab.report.table import short_number, text_table
-from canopy_lab.report.units import seconds, size
+from canopy_lab.report.units import bytes_text, seconds
 
 
 def test_numbers_are_flush_right_and_words_left():
@@ -27,5 +27,5 @@ def test_numbers_sizes_and_durations_are_short():
         "1M",
         "4.56M",
     ]
-    assert [size(number) for number in (0, 2048, 1.5 * 2**30)] == ["0 B", "2 KiB", "1.5 GiB"]
+    assert [bytes_text(number) for number in (0, 2048, 1.5 * 2**30)] == ["0 B", "2 KiB", "1.5 GiB"]
     assert [seconds(duration_s) for duration_s in (0.085, 1.234, 45, 3437, 97459, 10**6)] == ["85 ms", "1.23 s", "45 s", "57.3 min", "27.1 h", "11.6 days"]  # fmt: skip

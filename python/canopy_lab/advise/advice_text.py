@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from canopy_lab.advise.advice import LOST_POINTS
 from canopy_lab.advise.answers import Advice, ArmRow, Tier
 from canopy_lab.report.table import short_number, text_table
-from canopy_lab.report.units import percent, seconds, size
+from canopy_lab.report.units import bytes_text, percent, seconds
 
 KIND_LABELS = {
     "baseline": "",
@@ -91,7 +91,7 @@ def describe_log(advice: Advice) -> list[str]:
 
 
 def describe_capacity(advice: Advice) -> str:
-    kv_size = size(advice.capacity_tokens * advice.kv_bytes_per_token)
+    kv_size = bytes_text(advice.capacity_tokens * advice.kv_bytes_per_token)
     if advice.capacity_from != "curve":
         source = {
             "log": ", as the server's log says",
@@ -136,7 +136,7 @@ def describe_agents(advice: Advice) -> list[str]:
     if missing <= 0:
         return [f"{demand}, for which the device has room."]
     return [
-        f"{demand}. {size(missing * advice.kv_bytes_per_token)} of host memory would hold what the device cannot, "
+        f"{demand}. {bytes_text(missing * advice.kv_bytes_per_token)} of host memory would hold what the device cannot, "
         f"and LRU would hit {percent(agents.hit_ratio_with)} of the agents' prompt tokens instead of "
         f"{percent(agents.hit_ratio)}."
     ]

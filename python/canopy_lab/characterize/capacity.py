@@ -33,22 +33,22 @@ class Capacity:
 
 
 def measure_capacity(observation: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
-    start, end = float(observation.time_s[0]), float(observation.time_s[-1])
-    times_s = np.linspace(start, end, CURVE_POINTS)
+    start_s, end_s = float(observation.time_s[0]), float(observation.time_s[-1])
+    times_s = np.linspace(start_s, end_s, CURVE_POINTS)
     is_reused = observation.uses > 1
-    starts = np.sort(observation.first_s[is_reused])
-    ends = np.sort(observation.last_s[is_reused])
-    live_blocks = np.searchsorted(starts, times_s, "right")
-    live_blocks -= np.searchsorted(ends, times_s, "right")
-    sizes, ratio = lru_points(lru)
+    first_uses_s = np.sort(observation.first_s[is_reused])
+    last_uses_s = np.sort(observation.last_s[is_reused])
+    live_blocks = np.searchsorted(first_uses_s, times_s, "right")
+    live_blocks -= np.searchsorted(last_uses_s, times_s, "right")
+    capacities, hit_ratios = lru_points(lru)
     return Capacity(
         distinct_blocks=observation.distinct_blocks,
         block_bytes=block_bytes,
         time_s=tuple(times_s.tolist()),
         live_blocks=tuple(live_blocks.tolist()),
-        live_peak=_max_open(starts, ends),
-        lru_blocks=tuple(sizes.tolist()),
-        lru_hit_ratio=tuple(ratio.tolist()),
+        live_peak=_max_open(first_uses_s, last_uses_s),
+        lru_blocks=tuple(capacities.tolist()),
+        lru_hit_ratio=tuple(hit_ratios.tolist()),
         ideal_hit_ratio=float(observation.hits.sum() / max(observation.blocks.sum(), 1)),
         lru_for_share=tuple((share, lru_blocks_for(lru, share)) for share in IDEAL_SHARES),
     )
@@ -57,9 +57,9 @@ def measure_capacity(observation: Observation, lru: LRUCurve, block_bytes: int) 
 def lru_points(lru: LRUCurve) -> tuple[np.ndarray, np.ndarray]:
     """Return (capacities in blocks, LRU's block hit ratios), spaced evenly in the logarithm."""
     max_blocks = max(lru.distinct_blocks, 2)
-    sizes = np.unique(np.geomspace(1, max_blocks, CURVE_POINTS).astype(np.int64))
+    capacities = np.unique(np.geomspace(1, max_blocks, CURVE_POINTS).astype(np.int64))
     hits = lru.block_hits_at
-    return sizes, hits[np.minimum(sizes, len(hits) - 1)] / max(lru.blocks, 1)
+    return capacities, hits[np.minimum(capacities, len(hits) - 1)] / max(lru.blocks, 1)
 
 
 def lru_blocks_for(lru: LRUCurve, share: float) -> int:

@@ -146,10 +146,10 @@ def _turns(turns: Turns) -> Figure:
     axis.yaxis.set_major_locator(LogLocator(10))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
     axis.yaxis.set_minor_locator(NullLocator())
-    for q, turn_at in ((0.5, turns.p50), (0.9, turns.p90), (0.99, turns.p99)):
-        axis.axhline(1 - q, color=FAINT, linewidth=0.8)
-        text = f"P{100 * q:.0f}: turn {turn_at:.0f}"
-        note(axis, text, (1.0, 1 - q), GREY, (-2, 3), MIXED_FRAME, ha="right")
+    for quantile, turn_at in ((0.5, turns.p50), (0.9, turns.p90), (0.99, turns.p99)):
+        axis.axhline(1 - quantile, color=FAINT, linewidth=0.8)
+        text = f"P{100 * quantile:.0f}: turn {turn_at:.0f}"
+        note(axis, text, (1.0, 1 - quantile), GREY, (-2, 3), MIXED_FRAME, ha="right")
     name_axes(axis, "turn number", "requests with a higher turn number")
     title(
         axis,
@@ -165,17 +165,17 @@ def _next_turn(turns: Turns) -> Figure:
     axis = axes[0, 0]
     axis.grid(False)
     probabilities = np.ma.masked_invalid(np.array([row.over_time for row in rows]))
-    start, end = turns.window_start_s[0], turns.window_start_s[-1] + turns.window_s
+    start_s, end_s = turns.window_start_s[0], turns.window_start_s[-1] + turns.window_s
     image = axis.imshow(
         probabilities, aspect="auto", cmap="cividis", vmin=0, vmax=1,
-        extent=(start, end, len(rows) - 0.5, -0.5),
+        extent=(start_s, end_s, len(rows) - 0.5, -0.5),
     )  # fmt: skip
     axis.set_facecolor("#F2F2F2")
     axis.set_yticks(range(len(rows)), [row.name for row in rows])
     for i, row in enumerate(rows):
         text = f"{row.probability:.2f}   {row.requests:,} requests"
         note(axis, text, (1.01, i), INK, frame=MIXED_FRAME, va="center", annotation_clip=False)
-    clock_axis(axis, start, end)
+    clock_axis(axis, start_s, end_s)
     bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.4, aspect=30, pad=0.02)
     bar.set_label("probability that another turn follows (grey: under 20 requests)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
@@ -195,22 +195,22 @@ def _reuse(times: ReuseTimes) -> Figure:
     rows = math.ceil(len(shown) / columns)
     figure, axes = new_figure(columns, rows, height=2.7 if len(shown) > 1 else 3.4)
     first_s = 0.1
-    for i, (axis, r) in enumerate(zip(axes.flat, shown)):
-        age = np.array(r.age_s)
-        mask = age > 0
-        end = max(age[-1], 10.0)
-        if r.p50_s < 1.0:
+    for i, (axis, reuse) in enumerate(zip(axes.flat, shown)):
+        age_s = np.array(reuse.age_s)
+        mask = age_s > 0
+        end = max(age_s[-1], 10.0)
+        if reuse.p50_s < 1.0:
             first_s = 0.001
-        axis.step(age[mask], np.array(r.observed)[mask], where="post", color=INK, linewidth=2.2)
-        axis.plot(age[mask], np.array(r.survival)[mask], color=BLUE, linewidth=1.4)
+        axis.step(age_s[mask], np.array(reuse.observed)[mask], where="post", color=INK, lw=2.2)
+        axis.plot(age_s[mask], np.array(reuse.survival)[mask], color=BLUE, linewidth=1.4)
         axis.plot(
-            age[mask], np.array(r.exponential)[mask], color=ORANGE, linewidth=1.4,
+            age_s[mask], np.array(reuse.exponential)[mask], color=ORANGE, linewidth=1.4,
             linestyle=(0, (5, 2)),
         )  # fmt: skip
         time_axis(axis, end, first_s)
-        axis.set_ylim(0, min(1.05, max(0.05, 1.25 * max(*r.observed, *r.exponential))))
+        axis.set_ylim(0, min(1.05, max(0.05, 1.25 * max(*reuse.observed, *reuse.exponential))))
         percent_axis(axis.yaxis)
-        title(axis, r.name if r.name != "all" else "all categories")
+        title(axis, reuse.name if reuse.name != "all" else "all categories")
         if i >= len(shown) - columns:
             axis.set_xlabel("time since last use", fontsize=8.5, color=INK)
         if i % columns == 0:

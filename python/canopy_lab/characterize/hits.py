@@ -10,7 +10,7 @@ from canopy_lab.characterize.observe import Observation
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class GroupShare:
     """One group's shares of all requests."""
 
     name: str
@@ -31,9 +31,9 @@ class IdealHits:
     requests_with_a_hit: float
     stranded: float
     """Share of blocks seen before but after a miss: unusable."""
-    turns: tuple[Share, ...]
+    turns: tuple[GroupShare, ...]
     """First turns and later turns; empty if the trace has no turns."""
-    kinds: tuple[Share, ...]
+    kinds: tuple[GroupShare, ...]
     """Request types, most requests first; empty if there is only one."""
     window_s: float
     window_start_s: tuple[float, ...]
@@ -44,13 +44,10 @@ class IdealHits:
 def measure_ideal_hits(observation: Observation, windows: int = 24) -> IdealHits:
     blocks, hits = observation.blocks, observation.hits
     hit_tokens = np.minimum(hits * observation.block_tokens, observation.input_tokens)
-    first = observation.turn <= 1
-    turns = (
-        (_share(observation, "first turns", first), _share(observation, "later turns", ~first))
-        if observation.has_turns
-        else ()
-    )
-    kinds: list[Share] = []
+    is_first = observation.turn <= 1
+    turn_masks = {"first turns": is_first, "later turns": ~is_first}
+    turns = tuple(_share(observation, *group) for group in turn_masks.items())
+    kinds: list[GroupShare] = []
     if len(observation.labels) > 1:
         for i, name in enumerate(observation.labels):
             kinds.append(_share(observation, name, observation.kind == i))
@@ -67,7 +64,7 @@ def measure_ideal_hits(observation: Observation, windows: int = 24) -> IdealHits
         token_hit_ratio=_ratio(hit_tokens.sum(), observation.input_tokens.sum()),
         requests_with_a_hit=float((hits > 0).mean()),
         stranded=_ratio(observation.stranded, blocks.sum()),
-        turns=turns,
+        turns=turns if observation.has_turns else (),
         kinds=tuple(kinds),
         window_s=window_s,
         window_start_s=tuple(start_s + window_s * i for i in range(windows)),
@@ -75,11 +72,11 @@ def measure_ideal_hits(observation: Observation, windows: int = 24) -> IdealHits
     )
 
 
-def _share(observation: Observation, name: str, mask: np.ndarray) -> Share:
-    blocks, hits = observation.blocks[mask].sum(), observation.hits[mask].sum()
-    return Share(
+def _share(observation: Observation, name: str, is_in_group: np.ndarray) -> GroupShare:
+    blocks, hits = observation.blocks[is_in_group].sum(), observation.hits[is_in_group].sum()
+    return GroupShare(
         name,
-        requests=float(mask.mean()),
+        requests=float(is_in_group.mean()),
         blocks=_ratio(blocks, observation.blocks.sum()),
         hits=_ratio(hits, observation.hits.sum()),
         hit_ratio=_ratio(hits, blocks),

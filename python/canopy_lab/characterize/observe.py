@@ -43,29 +43,29 @@ class _Column:
     """A numpy array that grows at its end."""
 
     def __init__(self, dtype: str) -> None:
-        self._data = np.zeros(1 << 14, dtype)
-        self.size = 0
+        self._values = np.zeros(1 << 14, dtype)
+        self.length = 0
 
-    def extend(self, count: int, value: float) -> None:
+    def append_copies(self, count: int, value: float) -> None:
         end = self._grow(count)
-        self._data[end - count : end] = value
+        self._values[end - count : end] = value
 
     def append(self, values: np.ndarray) -> None:
         end = self._grow(len(values))
-        self._data[end - len(values) : end] = values
+        self._values[end - len(values) : end] = values
 
     def _grow(self, count: int) -> int:
-        end = self.size + count
-        if end > len(self._data):
-            grown = np.zeros(max(end, 2 * len(self._data)), self._data.dtype)
-            grown[: self.size] = self._data[: self.size]
-            self._data = grown
-        self.size = end
+        end = self.length + count
+        if end > len(self._values):
+            grown = np.zeros(max(end, 2 * len(self._values)), self._values.dtype)
+            grown[: self.length] = self._values[: self.length]
+            self._values = grown
+        self.length = end
         return end
 
     @property
     def values(self) -> np.ndarray:
-        return self._data[: self.size]
+        return self._values[: self.length]
 
 
 @dataclass(slots=True)
@@ -165,10 +165,10 @@ def categories(kind: np.ndarray, turn: np.ndarray) -> np.ndarray:
 
 def observe(trace: Iterable[TraceRequest]) -> Observation:
     """Read a trace once. Raises ``CanopyError`` for an empty trace or for mixed block sizes."""
-    trace_pass = _Pass()
+    running = _Pass()
     for request in trace:
-        trace_pass.add(request)
-    return trace_pass.result()
+        running.add(request)
+    return running.result()
 
 
 class _Numbering(dict[str, int]):
@@ -217,7 +217,7 @@ class _Pass:
                 f"line {request.line} has blocks of {request.block_tokens} tokens, the lines before of "
                 f"{self.block_tokens}; characterize traces of one block size"
             )
-        number = self.requests["time_s"].size
+        number = self.requests["time_s"].length
         kind, conversation, user = (
             self.kinds.number_of(request.category),
             self.conversations.number_of(request.conversation),
@@ -248,7 +248,7 @@ class _Pass:
             "next_request": -1,
         }
         for name, value in values.items():
-            self.requests[name].extend(1, value)
+            self.requests[name].append_copies(1, value)
 
     def _record_hits(self, rows: np.ndarray, request: int, conversation: int, user: int) -> None:
         """Record the hits of ``request`` on ``rows``, by the last requests that used them."""
@@ -257,7 +257,7 @@ class _Pass:
         columns = self.requests
         self.reused_from.append(earlier)
         self.reused_blocks.append(blocks)
-        self.reused_by.extend(len(earlier), request)
+        self.reused_by.append_copies(len(earlier), request)
         if conversation >= 0:
             self.same_conversation += int(
                 blocks[columns["conversation"].values[earlier] == conversation].sum()
@@ -274,13 +274,13 @@ class _Pass:
             else:
                 rows[i] = self.row_by_block.setdefault(request.blocks[i], len(self.row_by_block))
         new_blocks = len(self.row_by_block) - rows_before
-        self.first_s.extend(new_blocks, request.time_s)
+        self.first_s.append_copies(new_blocks, request.time_s)
         for column in (self.last_request, self.uses):
-            column.extend(new_blocks, 0)
+            column.append_copies(new_blocks, 0)
         return np.array(rows, np.int64)
 
     def result(self) -> Observation:
-        if not self.requests["time_s"].size:
+        if not self.requests["time_s"].length:
             raise CanopyError("the trace has no requests; give a trace with requests")
         return Observation(
             block_tokens=self.block_tokens,

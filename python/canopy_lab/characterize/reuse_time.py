@@ -19,9 +19,9 @@ from canopy_lab.characterize.observe import (
 )
 from sglang_canopy.reuse.survival import BINS, EDGES, survival_curve
 
-MAX_CATEGORIES = 8
+MAX_REUSE_CATEGORIES = 8
 
-_POLICY_BIN = np.minimum(np.searchsorted(EDGES, FINE_EDGES, "right") - 1, BINS - 1)
+_POLICY_BIN_OF_FINE = np.minimum(np.searchsorted(EDGES, FINE_EDGES, "right") - 1, BINS - 1)
 _UPPER_EDGES = np.concatenate([FINE_EDGES[1:], [np.inf]])
 
 
@@ -66,11 +66,11 @@ def measure_reuse_times(observation: Observation) -> ReuseTimes:
     counts = tally.reuses.sum(1)
     rows = [
         _make_row(observation, observation.category_name(int(category)), tally.ages_of(category))
-        for category in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
+        for category in np.argsort(-counts, kind="stable")[:MAX_REUSE_CATEGORIES]
         if counts[category] > 0
     ]
-    merged = tally.reuses.sum(0)
-    cumulative = np.cumsum(merged) / max(merged.sum(), 1)
+    reuses_by_age = tally.reuses.sum(0)
+    cumulative = np.cumsum(reuses_by_age) / max(reuses_by_age.sum(), 1)
     marks_s = (1.0, 10.0, 60.0, 600.0, 3600.0)
     within = tuple((s, float(np.interp(s, _UPPER_EDGES[:-1], cumulative[:-1]))) for s in marks_s)
     all_reuses = _make_row(observation, "all", tally.ages_of())
@@ -88,8 +88,8 @@ class Ages:
 
     @property
     def mean_s(self) -> float:
-        n = int(self.reuses.sum())
-        return self.sum_s / n if n else 0.0
+        reuse_count = int(self.reuses.sum())
+        return self.sum_s / reuse_count if reuse_count else 0.0
 
     @property
     def curve(self) -> list[float]:
@@ -119,8 +119,8 @@ def _count_ages(observation: Observation) -> _Tally:
 
     def count(requests: np.ndarray, age_s: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
         bins = np.searchsorted(FINE_EDGES, age_s, "right") - 1
-        key = category[requests] * FINE_BINS + bins
-        return np.bincount(key, blocks, categories * FINE_BINS).reshape(categories, FINE_BINS)
+        cells = category[requests] * FINE_BINS + bins
+        return np.bincount(cells, blocks, categories * FINE_BINS).reshape(categories, FINE_BINS)
 
     age_s, blocks = observation.reuse_age_s, observation.reused_blocks
     return _Tally(
@@ -137,7 +137,7 @@ def _make_row(observation: Observation, name: str, ages: Ages) -> ReuseTime:
     reused_by_end = float(observed[-1])
     exponential = -np.expm1(-FINE_EDGES / mean_s) if mean_s > 0 else (FINE_EDGES >= 0).astype(float)
     p50, p80, p90 = (_quantile(reuses, q) for q in (0.5, 0.8, 0.9))
-    within = slice(edges_within(observation.span_s))
+    shown = slice(edges_within(observation.span_s))
     return ReuseTime(
         name=name,
         reuses=reuse_count,
@@ -147,10 +147,10 @@ def _make_row(observation: Observation, name: str, ages: Ages) -> ReuseTime:
         p90_s=p90,
         mean_s=mean_s,
         reused_by_end=reused_by_end,
-        age_s=tuple(FINE_EDGES[within].tolist()),
-        observed=tuple(observed[within].tolist()),
-        survival=tuple(np.interp(FINE_EDGES[within], EDGES, 1.0 - np.array(ages.curve)).tolist()),
-        exponential=tuple((reused_by_end * exponential[within]).tolist()),
+        age_s=tuple(FINE_EDGES[shown].tolist()),
+        observed=tuple(observed[shown].tolist()),
+        survival=tuple(np.interp(FINE_EDGES[shown], EDGES, 1.0 - np.array(ages.curve)).tolist()),
+        exponential=tuple((reused_by_end * exponential[shown]).tolist()),
     )
 
 
@@ -165,7 +165,7 @@ def _kaplan_meier(events: np.ndarray, censored: np.ndarray) -> np.ndarray:
 
 def _policy_bins(fine: np.ndarray) -> np.ndarray:
     """Sum fine counts into the policies' age bins."""
-    return np.bincount(_POLICY_BIN, fine, BINS)
+    return np.bincount(_POLICY_BIN_OF_FINE, fine, BINS)
 
 
 def _quantile(counts: np.ndarray, q: float) -> float:

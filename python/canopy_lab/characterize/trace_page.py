@@ -9,7 +9,7 @@ from canopy_lab.characterize.charts import draw_charts
 from canopy_lab.characterize.findings import findings
 from canopy_lab.characterize.trace_report import TraceReport
 from canopy_lab.report.html import HtmlPage, HtmlTable, Section, png_bytes
-from canopy_lab.report.units import count, percent, seconds, size
+from canopy_lab.report.units import bytes_text, count_text, percent, seconds
 from sglang_canopy.errors import CanopyError
 
 _QUESTIONS = {
@@ -36,8 +36,8 @@ def make_page(report: TraceReport) -> HtmlPage:
     pictures = {n: png_bytes(figure) for n, figure in draw_charts(report)}
     sentences, overview, tables = findings(report), report.overview, _tables(report)
     blocks = (
-        f"{count(overview.block_accesses)} blocks of {overview.block_tokens} tokens asked for, "
-        f"{count(overview.distinct_blocks)} of them distinct. Request types: {', '.join(overview.kinds)}."
+        f"{count_text(overview.block_accesses)} blocks of {overview.block_tokens} tokens asked for, "
+        f"{count_text(overview.distinct_blocks)} of them distinct. Request types: {', '.join(overview.kinds)}."
     )
     sections = [
         Section(question, [sentences[key]], pictures.get(key), table=tables.get(key))
@@ -69,7 +69,7 @@ def _tables(report: TraceReport) -> dict[str, HtmlTable]:
             ("last user", "reuses", "P50", "P80", "P90", "ever reused", "exponential mean"),
             [
                 (
-                    r.name, count(r.reuses), seconds(r.p50_s), seconds(r.p80_s), seconds(r.p90_s),
+                    r.name, count_text(r.reuses), seconds(r.p50_s), seconds(r.p80_s), seconds(r.p90_s),
                     percent(r.reused_by_end), seconds(r.mean_s),
                 )
                 for r in (report.reuse.all, *report.reuse.categories)
@@ -80,8 +80,9 @@ def _tables(report: TraceReport) -> dict[str, HtmlTable]:
         tables["capacity"] = HtmlTable(
             ("of the ideal hits", "LRU needs", "blocks", "of the distinct blocks"),
             [
-                (percent(s), size(b * c.block_bytes), count(b), percent(b / c.distinct_blocks, 1))
-                for s, b in c.lru_for_share
+                (percent(share), bytes_text(blocks * c.block_bytes), count_text(blocks),
+                 percent(blocks / c.distinct_blocks, 1))
+                for share, blocks in c.lru_for_share
             ],
-        )
+        )  # fmt: skip
     return tables

@@ -9,7 +9,7 @@ import numpy as np
 
 from canopy_lab.characterize.observe import Observation
 
-MAX_CATEGORIES = 10
+MAX_TURN_CATEGORIES = 10
 MIN_REQUESTS = 20
 """Minimum requests of a category in a window."""
 
@@ -69,13 +69,15 @@ def measure_turns(observation: Observation, windows: int = 12) -> Turns | None:
     largest_category = int(np.bincount(observation.category[is_settled]).max(initial=0))
     windows = max(1, min(windows, largest_category // (2 * MIN_REQUESTS)))
     width_s = max((end_s - start_s) / windows, 1e-9)
-    window = np.minimum(((observation.time_s - start_s) / width_s).astype(int), windows - 1)
-    rows = _next_turns(observation, is_settled, window, windows)
-    steps = np.concatenate([np.abs(np.diff(r.over_time)) for r in rows]) if rows else np.empty(0)
-    steps = steps[~np.isnan(steps)]
+    window_numbers = np.minimum(((observation.time_s - start_s) / width_s).astype(int), windows - 1)
+    turns = _next_turns(observation, is_settled, window_numbers, windows)
+    changes = (
+        np.concatenate([np.abs(np.diff(t.over_time)) for t in turns]) if turns else np.empty(0)
+    )
+    changes = changes[~np.isnan(changes)]
     turn_numbers = np.unique(np.geomspace(1, max(int(observation.turn.max()), 2), 60).astype(int))
-    ordered = np.sort(observation.turn)
-    beyond = 1.0 - np.searchsorted(ordered, turn_numbers, "right") / len(ordered)
+    sorted_turns = np.sort(observation.turn)
+    beyond = 1.0 - np.searchsorted(sorted_turns, turn_numbers, "right") / len(sorted_turns)
     is_first, is_later = is_settled & (observation.turn == 1), is_settled & (observation.turn > 1)
     return Turns(
         conversations=int((np.unique(observation.conversation) >= 0).sum())
@@ -92,28 +94,28 @@ def measure_turns(observation: Observation, windows: int = 12) -> Turns | None:
         pause_p90_s=float(p90),
         window_s=width_s,
         window_start_s=tuple(start_s + width_s * i for i in range(windows)),
-        next_turn=tuple(rows),
+        next_turn=tuple(turns),
         first_next=float(has_next[is_first].mean()) if is_first.any() else 0.0,
         later_next=float(has_next[is_later].mean()) if is_later.any() else 0.0,
-        drift=float(steps.mean()) if len(steps) else math.nan,
+        drift=float(changes.mean()) if len(changes) else math.nan,
     )
 
 
 def _next_turns(
-    observation: Observation, is_settled: np.ndarray, window: np.ndarray, windows: int
+    observation: Observation, is_settled: np.ndarray, window_numbers: np.ndarray, windows: int
 ) -> list[NextTurn]:
-    """Return the largest categories of the settled requests; ``window``: each request's window."""
-    has_next, category, rows = observation.next_request >= 0, observation.category, []
+    """Return the largest categories of the settled requests; ``window_numbers``: each request's window."""
+    has_next, category, next_turns = observation.next_request >= 0, observation.category, []
     codes, counts = np.unique(category[is_settled], return_counts=True)
-    for code in codes[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
+    for code in codes[np.argsort(-counts, kind="stable")][:MAX_TURN_CATEGORIES]:
         in_category = is_settled & (category == code)
-        requests = np.bincount(window[in_category], minlength=windows)
-        continued = np.bincount(window[in_category], has_next[in_category], windows)
+        requests = np.bincount(window_numbers[in_category], minlength=windows)
+        continued = np.bincount(window_numbers[in_category], has_next[in_category], windows)
         has_enough = requests >= MIN_REQUESTS
         if not has_enough.any():
             continue
         shares = np.divide(continued, requests, out=np.full(windows, np.nan), where=has_enough)
         name, probability = observation.category_name(int(code)), has_next[in_category].mean()
         over_time = tuple(shares.tolist())
-        rows.append(NextTurn(name, int(in_category.sum()), float(probability), over_time))
-    return rows
+        next_turns.append(NextTurn(name, int(in_category.sum()), float(probability), over_time))
+    return next_turns

@@ -18,7 +18,7 @@ from canopy_lab.group_ttl.learn import GROUPS, LearningOptions, LearntTable, lea
 from canopy_lab.group_ttl.paths import Paths, paths_of
 from canopy_lab.plan.server_plan import write_config
 from canopy_lab.report.table import text_table
-from canopy_lab.report.units import size
+from canopy_lab.report.units import bytes_text
 from canopy_lab.sim.model import PRESETS, load_model_shape
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
@@ -89,7 +89,7 @@ def _report(learnt: LearntTable, paths: Paths, bytes_per_token: int) -> str:
             _ttl_text(row.ttl_s),
             str(row.requests),
             f"{row.hits / 1e6:.3f}",
-            size(row.mean_tokens * bytes_per_token),
+            bytes_text(row.mean_tokens * bytes_per_token),
         ]
         for row in (*roots[:_MAX_SHOWN_GROUPS], *residual_rows)
     ]
@@ -98,7 +98,7 @@ def _report(learnt: LearntTable, paths: Paths, bytes_per_token: int) -> str:
     notes = [
         f"{left_out} more groups are in the plan" if left_out else "",
         f"{len(paths)} requests in {paths.end_s - paths.start_s:.0f} s; expected: "
-        f"{learnt.hits / 1e6:.3f} M tokens hit, {size(mean_tokens * bytes_per_token)} on the disk",
+        f"{learnt.hits / 1e6:.3f} M tokens hit, {bytes_text(mean_tokens * bytes_per_token)} on the disk",
         _choice_text(learnt),
     ]
     return "\n".join([table, "", *filter(None, notes)])

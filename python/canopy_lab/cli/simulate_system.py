@@ -10,7 +10,7 @@ from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions
 from canopy_lab.cli.system_loads import parse_loads, run_loads
 from canopy_lab.cli.values import above_zero, out_file, write_json
 from canopy_lab.latency.slo import SLO, parse_slo
-from canopy_lab.report.units import size
+from canopy_lab.report.units import bytes_text
 from canopy_lab.sim.system import SystemConfig, SystemResult, TierSpec, Workload, load_profile
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.loads import LoadedSystem
@@ -159,7 +159,7 @@ def _with_tiers(machines: Machines, system: SystemConfig, profile: EngineProfile
 def summary(result: SystemResult, profile: str) -> str:
     """Return the printed summary."""
     hits = ", ".join(f"{t} {n:.1%}" for t, n in result.token_hit_ratio_by_tier.items())
-    mean_bytes = ", ".join(f"{t} {size(n)}" for t, n in result.mean_bytes_by_tier.items())
+    mean_bytes = ", ".join(f"{t} {bytes_text(n)}" for t, n in result.mean_bytes_by_tier.items())
     return "\n".join(
         (
             f"profile      {profile}",
@@ -173,8 +173,8 @@ def summary(result: SystemResult, profile: str) -> str:
             f"busy         {result.busy_share:.1%} of the time",
             f"token hits   {result.token_hit_ratio:.1%}: {hits}",
             f"held         {mean_bytes} (mean)",
-            f"disk         {size(result.disk_read_bytes)} read, "
-            f"{size(result.disk_written_bytes)} written",
+            f"disk         {bytes_text(result.disk_read_bytes)} read, "
+            f"{bytes_text(result.disk_written_bytes)} written",
             f"simulated    {result.events:,} events in {result.seconds:.1f} s",
         )
     )

@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 
 _PERTURBATION_STEPS = 8.0
 """Standard deviation of a perturbed start, in grid steps: one octave."""
-_SLSQP_STEPS = 60
+_MAX_SLSQP_STEPS = 60
 _SLACK = 1 + 1e-9
 
 
@@ -135,10 +135,10 @@ def _spent_tokens(curves: Curves, price: float) -> float:
 
 def _roi_steps(curves: Curves) -> Floats:
     """Return each group's TTL with the most hits per byte-second; 0 for a group without hits."""
-    ratio = np.where(
+    returns = np.where(
         curves.mean_tokens > 0, curves.hits / np.maximum(curves.mean_tokens, 1e-12), 0.0
     )
-    return np.argmax(ratio, axis=1).astype(np.float64)
+    return np.argmax(returns, axis=1).astype(np.float64)
 
 
 def _scale_to_budget(curves: Curves, steps: Floats, budget: float) -> Floats:
@@ -170,16 +170,16 @@ def _spend_rest(curves: Curves, steps: Ints, budget: float) -> Ints:
     steps = steps.copy()
     groups = np.arange(len(steps))
     columns = np.arange(len(GRID_S))
-    unspent = budget - _totals(curves, steps)[1]
+    unspent_tokens = budget - _totals(curves, steps)[1]
     for _ in range(4 * len(steps) + 64):
         gain = curves.hits - curves.hits[groups, steps][:, None]
         cost = curves.mean_tokens - curves.mean_tokens[groups, steps][:, None]
-        affordable = (columns > steps[:, None]) & (gain > 0) & (cost <= unspent)
+        affordable = (columns > steps[:, None]) & (gain > 0) & (cost <= unspent_tokens)
         if not affordable.any():
             break
-        ratio = np.where(affordable, gain / np.maximum(cost, 1e-12), -1.0)
-        group, step = divmod(int(np.argmax(ratio)), len(GRID_S))
-        unspent -= float(cost[group, step])
+        returns = np.where(affordable, gain / np.maximum(cost, 1e-12), -1.0)
+        group, step = divmod(int(np.argmax(returns)), len(GRID_S))
+        unspent_tokens -= float(cost[group, step])
         steps[group] = step
     return steps
 
@@ -211,7 +211,7 @@ class _SmoothCurves:
                     "jac": lambda x: -self._evaluate(self.cost, x)[1],
                 }
             ],
-            options={"maxiter": _SLSQP_STEPS, "ftol": 1e-7},
+            options={"maxiter": _MAX_SLSQP_STEPS, "ftol": 1e-7},
         )
         return np.clip(np.nan_to_num(optimum.x), 0.0, self.last_step)
 
@@ -219,6 +219,7 @@ class _SmoothCurves:
         """Return the sum over the groups, and its gradient."""
         steps = np.clip(np.nan_to_num(steps), 0.0, self.last_step)
         interval = np.minimum(steps.astype(np.int64), self.last_step - 1)
-        d = steps - interval
-        a, b, c, e = cubics[:, interval, self.groups]
-        return float((((a * d + b) * d + c) * d + e).sum()), (3 * a * d + 2 * b) * d + c
+        offset = steps - interval
+        c3, c2, c1, c0 = cubics[:, interval, self.groups]
+        values = ((c3 * offset + c2) * offset + c1) * offset + c0
+        return float(values.sum()), (3 * c3 * offset + 2 * c2) * offset + c1

@@ -32,8 +32,8 @@ _EARLY_SHARE = 0.02
 class GroupSelection:
     """Options of ``choose_groups``."""
 
-    groups: int = 64
-    categories: bool = False
+    max_groups: int = 64
+    has_categories: bool = False
     """Give each category outside all groups its own TTL."""
     prior_requests: float | None = None
     """Prior of ``Histograms.expected_curves``; ``None`` counts the window exactly (hindsight)."""
@@ -60,14 +60,15 @@ def choose_groups(
 ) -> Groups:
     """Choose subtrees to give TTLs of their own, on a disk of ``budget_tokens``."""
     candidates = np.zeros(0, dtype=np.int64)
-    if selection.groups and len(segments):
+    if selection.max_groups and len(segments):
         candidates = _candidates(segments, selection.min_reuses)
     roots = [int(r) for r in segments.first[candidates]]
     group_of = segments.deepest_roots(roots)
     parent = segments.parent[candidates]
     parent_group = np.where(parent >= 0, group_of[parent], -1)
     counts = _group_histograms(segments, group_of[segments.use_segment], len(roots))
-    chosen = _choose(_curves_of(counts, selection), parent_group, selection.groups, budget_tokens)
+    curves = _curves_of(counts, selection)
+    chosen = _choose(curves, parent_group, selection.max_groups, budget_tokens)
     return group_curves(segments, tuple(roots[c] for c in chosen), selection)
 
 
@@ -76,11 +77,11 @@ def group_curves(
 ) -> Groups:
     """Return the histograms and curves of the given groups and the residual group."""
     count = len(roots)
-    category_names = segments.categories if selection.categories else segments.categories[:1]
+    category_names = segments.categories if selection.has_categories else segments.categories[:1]
     group = segments.deepest_roots(roots)[segments.use_segment]
     use_s = segments.times_s[segments.use_request]
     category = np.zeros(len(group), dtype=np.int64)
-    if selection.categories:
+    if selection.has_categories:
         category = segments.category[segments.use_request]
     is_listed = np.zeros(len(group), dtype=bool)
     if count:
@@ -91,7 +92,7 @@ def group_curves(
     row_count = count + len(category_names)
     all_uses = _histograms(segments, row, row_count)
     if selection.prior_requests is None:
-        return Groups(roots, category_names, all_uses, all_uses.exact())
+        return Groups(roots, category_names, all_uses, all_uses.exact_curves())
     # Uses before a subtree could be listed shape its group's curve, but count as residual volume.
     listed = _histograms(segments, np.where(is_listed | (group < 0), row, residual_row), row_count)
     expected = all_uses.expected_curves(selection.prior_requests)
@@ -138,7 +139,7 @@ def _histograms(segments: PathSegments, row: Ints, rows: int) -> Histograms:
 
 def _curves_of(counts: Histograms, selection: GroupSelection) -> Curves:
     return (
-        counts.exact()
+        counts.exact_curves()
         if selection.prior_requests is None
         else counts.expected_curves(selection.prior_requests)
     )
@@ -160,7 +161,7 @@ def _candidates(segments: PathSegments, min_reuses: int) -> Ints:
     return np.sort(largest)
 
 
-def _choose(curves: Curves, parent: Ints, groups: int, budget_tokens: float) -> list[int]:
+def _choose(curves: Curves, parent: Ints, max_groups: int, budget_tokens: float) -> list[int]:
     """Choose greedily by the gain of an own TTL, at the price of a token on the disk."""
     count = len(parent)
     if not count:
@@ -177,7 +178,7 @@ def _choose(curves: Curves, parent: Ints, groups: int, budget_tokens: float) -> 
     chosen: list[int] = []
     is_chosen = np.zeros(count, dtype=bool)
     rows = np.arange(count)
-    for _ in range(groups):
+    for _ in range(max_groups):
         gain = np.where(is_chosen, 0.0, subtree_worth.max(axis=1) - subtree_worth[rows, step])
         winner = int(np.argmax(gain))
         if gain[winner] <= 0:

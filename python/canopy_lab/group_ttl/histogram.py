@@ -94,7 +94,7 @@ class Histograms:
         mean_age = np.cumsum((survival_before + survival) / 2 * bin_width_s, axis=1)
         return Curves(hits, weight * mean_age / max(self.duration_s, 1e-9))
 
-    def exact(self) -> Curves:
+    def exact_curves(self) -> Curves:
         """Return hits and mean tokens of the window itself."""
         return Curves(self.hits.astype(np.float64), self.mean_tokens)
 
@@ -114,7 +114,7 @@ def count_intervals(
     group: Ints,
     request: Ints,
     gaps_s: Floats,
-    cut_s: Floats,
+    seconds_to_end: Floats,
     tokens: Ints,
     groups: int,
     duration_s: float,
@@ -125,7 +125,7 @@ def count_intervals(
     seconds to the next use (``inf``: no use in the window), seconds to the window's end, tokens.
     """
     is_reused = np.isfinite(gaps_s)
-    length_s = np.where(is_reused, gaps_s, cut_s)
+    length_s = np.where(is_reused, gaps_s, seconds_to_end)
     bins = np.minimum(np.searchsorted(GRID_S, length_s, side="left"), len(GRID_S) - 1)
     cell = group * len(GRID_S) + bins
     cell_count = groups * len(GRID_S)

@@ -76,12 +76,12 @@ class LearntTable:
 
 
 def learn(
-    log: Paths,
+    paths: Paths,
     budget_tokens: float | None,
     learning: LearningOptions | None = None,
     hash: str = SERVER_HASH,
 ) -> LearntTable:
-    """Return a table for the traffic after ``log``, with ``budget_tokens`` on the disk on average.
+    """Return a table for the traffic after ``paths``, with ``budget_tokens`` on the disk on average.
 
     ``learning.reference_ttl_s`` overrides the budget, which may then be ``None``. Without a span of
     time the TTL is infinite, or ``reference_ttl_s``. Raises ``CanopyError`` for a budget of 0 or less.
@@ -89,15 +89,15 @@ def learn(
     learning = learning or LearningOptions()
     if learning.reference_ttl_s is None:
         check_budget(math.nan if budget_tokens is None else budget_tokens)
-    if log.end_s <= log.start_s:
+    if paths.end_s <= paths.start_s:
         ttl_s = math.inf if learning.reference_ttl_s is None else learning.reference_ttl_s
-        return LearntTable(TTLTable((), ttl_s, log.block_tokens, hash), FIXED, {})
-    gains = _held_out_gains(log, budget_tokens, learning, hash)
+        return LearntTable(TTLTable((), ttl_s, paths.block_tokens, hash), FIXED, {})
+    gains = _held_out_gains(paths, budget_tokens, learning, hash)
     kind, largest_gain = FIXED, MIN_GAIN
     for name, gain in gains.items():
         if gain > largest_gain:
             kind, largest_gain = name, gain
-    return replace(_fit(log, budget_tokens, kind, learning, hash), gains=gains)
+    return replace(_fit_table(paths, budget_tokens, kind, learning, hash), gains=gains)
 
 
 def equal_bytes_hit_ratio(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
@@ -109,34 +109,34 @@ def equal_bytes_hit_ratio(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float
 
 
 def _held_out_gains(
-    log: Paths, budget_tokens: float | None, learning: LearningOptions, hash: str
+    paths: Paths, budget_tokens: float | None, learning: LearningOptions, hash: str
 ) -> dict[str, float]:
-    cut_s = log.end_s - HELD_OUT_SHARE * (log.end_s - log.start_s)
-    log_before = log.until(cut_s)
-    if not len(log_before) or log_before.end_s <= log_before.start_s or len(log_before) == len(log):
+    cut_s = paths.end_s - HELD_OUT_SHARE * (paths.end_s - paths.start_s)
+    before = paths.until(cut_s)
+    if not len(before) or before.end_s <= before.start_s or len(before) == len(paths):
         return {}
-    fixed = fixed_ttls(segments_of(log), GRID_S, cut_s)
-    table_before = _fit(log_before, budget_tokens, FIXED, learning, hash).table
+    fixed = fixed_ttls(segments_of(paths), GRID_S, cut_s)
+    table_before = _fit_table(before, budget_tokens, FIXED, learning, hash).table
     gains = {}
     for kind in learning.kinds:
-        table = _fit(log_before, budget_tokens, kind, learning, hash).table
-        outcome = simulate_ttl(log, [(log.start_s, table_before), (cut_s, table)], cut_s)
+        table = _fit_table(before, budget_tokens, kind, learning, hash).table
+        outcome = simulate_ttl(paths, [(paths.start_s, table_before), (cut_s, table)], cut_s)
         gains[kind] = outcome.hit_ratio - equal_bytes_hit_ratio(outcome, fixed)
     return gains
 
 
-def _fit(
-    log: Paths, budget_tokens: float | None, kind: str, learning: LearningOptions, hash: str
+def _fit_table(
+    paths: Paths, budget_tokens: float | None, kind: str, learning: LearningOptions, hash: str
 ) -> LearntTable:
-    segments = segments_of(log)
+    segments = segments_of(paths)
     selection = GroupSelection(
-        groups=MAX_GROUPS if kind in (GROUPS, BOTH) else 0,
-        categories=kind in (CATEGORIES, BOTH),
+        max_groups=MAX_GROUPS if kind in (GROUPS, BOTH) else 0,
+        has_categories=kind in (CATEGORIES, BOTH),
         prior_requests=PRIOR_REQUESTS,
         lag_s=learning.refresh_s,
         min_reuses=MIN_REQUESTS,
     )
-    one_group = choose_groups(segments, 1.0, replace(selection, groups=0, categories=False))
+    one_group = choose_groups(segments, 1.0, replace(selection, max_groups=0, has_categories=False))
     curves = one_group.curves
     if learning.reference_ttl_s is None:
         assert budget_tokens is not None
@@ -147,32 +147,32 @@ def _fit(
     if kind == FIXED:
         hits, mean_tokens = float(curves.hits[0, step]), float(curves.mean_tokens[0, step])
         single = Allocation(np.array([step]), hits, mean_tokens)
-        learnt = learnt_table(one_group, single, kind, log.block_tokens, hash)
+        learnt = learnt_table(one_group, single, kind, paths.block_tokens, hash)
         if learning.reference_ttl_s is None:
             return learnt
         return replace(learnt, table=replace(learnt.table, residual_ttl_s=learning.reference_ttl_s))
     chosen = choose_groups(segments, budget, selection)
-    return learnt_table(chosen, allocate(chosen.curves, budget), kind, log.block_tokens, hash)
+    return learnt_table(chosen, allocate(chosen.curves, budget), kind, paths.block_tokens, hash)
 
 
 def learnt_table(
     groups: Groups, allocation: Allocation, kind: str, block_tokens: int, hash: str
 ) -> LearntTable:
     """Return the table of an allocation, without gains."""
-    count = len(groups.roots)
+    root_count = len(groups.roots)
     ttls = allocation.ttl_s.tolist()
     has_categories = len(groups.categories) > 1
     table = TTLTable(
         tuple(Group(root, ttl_s) for root, ttl_s in zip(groups.roots, ttls)),
-        ttls[count],
+        ttls[root_count],
         block_tokens,
         hash,
-        dict(zip(groups.categories, ttls[count:])) if has_categories else {},
+        dict(zip(groups.categories, ttls[root_count:])) if has_categories else {},
     )
     chosen_cells = (np.arange(len(ttls)), allocation.steps)
     rows = zip(
         (*groups.roots, *[None] * len(groups.categories)),
-        (*[None] * count, *(groups.categories if has_categories else [None])),
+        (*[None] * root_count, *(groups.categories if has_categories else [None])),
         ttls,
         groups.histograms.requests.tolist(),
         groups.curves.hits[chosen_cells].tolist(),

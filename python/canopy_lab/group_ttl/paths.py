@@ -21,8 +21,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MAX_CATEGORIES = 64
-"""Distinct category names; the rest share ``OTHER``."""
-OTHER = "other"
+"""Distinct category names; the rest share ``OTHER_CATEGORY``."""
+OTHER_CATEGORY = "other"
 LABEL_PARTS = 3
 """Leading parts of a policy's label (``chat|-|turn1|out<64``) that distinguish categories."""
 
@@ -61,9 +61,10 @@ class Paths:
         )  # fmt: skip
 
 
-def server_label(r: TraceRequest) -> str:
+def server_label(request: TraceRequest) -> str:
     """Return the label that the policy ``wa`` gives the request on a server."""
-    return "|".join(label_features(r.category, r.stop, r.turn, r.output_tokens, None))
+    fields = (request.category, request.stop, request.turn, request.output_tokens)
+    return "|".join(label_features(*fields, None))
 
 
 def paths_of(
@@ -80,9 +81,9 @@ def paths_of(
     lengths = np.array([len(blocks) for blocks in trace.runs], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     depths, parents = np.array(trace.depths, np.int64), np.array(trace.parents, np.int64)
-    block = starts - depths
-    missing, times, ends, category = np.zeros(len(lengths), np.int64), [], [], []
-    category_numbers: dict[str, int] = {OTHER: 0}
+    block_offsets = starts - depths
+    missing, times, last_blocks, category = np.zeros(len(lengths), np.int64), [], [], []
+    category_numbers: dict[str, int] = {OTHER_CATEGORY: 0}
     run_count = 0
     for request, run in zip(trace, trace.run_of_request):
         depth = len(request.blocks)
@@ -90,16 +91,16 @@ def paths_of(
             run_count, missing_tokens = run + 1, depth * block_tokens - request.input_tokens
             missing[run] = min(max(missing_tokens, 0), block_tokens - 1)
         times.append(request.time_s)
-        ends.append(block[run] + depth - 1 if depth else -1)
+        last_blocks.append(block_offsets[run] + depth - 1 if depth else -1)
         name = "|".join(label(request).split("|", LABEL_PARTS)[:LABEL_PARTS])
         if name not in category_numbers and len(category_numbers) < MAX_CATEGORIES:
             category_numbers[name] = len(category_numbers)
         category.append(category_numbers.get(name, 0))
     times_s = np.maximum.accumulate(np.array(times, dtype=np.float64))
     return Paths(
-        block_tokens, float(times_s[0]), float(times_s[-1]), times_s, np.array(ends, np.int64),
+        block_tokens, float(times_s[0]), float(times_s[-1]), times_s, np.array(last_blocks, np.int64),
         np.array(category, np.int64), tuple(category_numbers), starts,
-        np.where(parents >= 0, block[parents] + depths - 1, -1), missing, tuple(trace.runs),
+        np.where(parents >= 0, block_offsets[parents] + depths - 1, -1), missing, tuple(trace.runs),
     )  # fmt: skip
 
 
@@ -163,11 +164,11 @@ def segments_of(paths: Paths, split_at: Iterable[int] = ()) -> PathSegments:
     ends = np.unique(paths.last[paths.last >= 0])
     cut_after, branch_ends = ends, ends
     while len(branch_ends):  # the blocks at which used runs branch off are cut as well
-        parents = paths.parent[np.unique(_run(paths, branch_ends))]
+        parents = paths.parent[np.unique(_run_of(paths, branch_ends))]
         branch_ends = np.setdiff1d(parents[parents >= 0], cut_after)
         cut_after = np.union1d(cut_after, branch_ends)
     deepest = np.full(len(paths.first), -1, dtype=np.int64)
-    np.maximum.at(deepest, _run(paths, cut_after), cut_after)
+    np.maximum.at(deepest, _run_of(paths, cut_after), cut_after)
     split_ids = set(split_at)
     cuts = [
         int(paths.first[run]) + offset - 1
@@ -177,7 +178,7 @@ def segments_of(paths: Paths, split_at: Iterable[int] = ()) -> PathSegments:
         if offset and block in split_ids and paths.first[run] + offset <= deepest[run]
     ]
     end = np.union1d(cut_after, np.array(cuts, dtype=np.int64))
-    run = _run(paths, end)
+    run = _run_of(paths, end)
     begins_run = np.append(True, run[1:] != run[:-1])[: len(run)]
     start = np.where(begins_run, paths.first[run], np.append(0, end[:-1] + 1)[: len(run)])
     parents = np.where(begins_run, paths.parent[run], start - 1)
@@ -194,21 +195,21 @@ def segments_of(paths: Paths, split_at: Iterable[int] = ()) -> PathSegments:
     )  # fmt: skip
 
 
-def _run(paths: Paths, block: Ints) -> Ints:
+def _run_of(paths: Paths, block: Ints) -> Ints:
     return np.searchsorted(paths.first, block, side="right") - 1
 
 
 def _uses(leaf: Ints, parent: Ints) -> tuple[Ints, Ints, tuple[tuple[Ints, Ints], ...]]:
     requests, segments = np.flatnonzero(leaf >= 0), leaf[leaf >= 0]
-    steps = []
+    by_level = []
     while len(requests):
-        steps.append((requests, segments))
+        by_level.append((requests, segments))
         parents = parent[segments]
         requests, segments = requests[parents >= 0], parents[parents >= 0]
-    request = np.concatenate([r for r, _ in steps] or [leaf[:0]])
-    segment = np.concatenate([s for _, s in steps] or [leaf[:0]])
+    request = np.concatenate([r for r, _ in by_level] or [leaf[:0]])
+    segment = np.concatenate([s for _, s in by_level] or [leaf[:0]])
     order = np.argsort(segment * (len(leaf) + 1) + request, kind="stable")
-    place = np.argsort(order)
-    bounds = np.cumsum([len(r) for r, _ in steps])[:-1]
-    levels = tuple(zip((r for r, _ in steps), np.split(place, bounds))) if steps else ()
+    positions = np.argsort(order)
+    bounds = np.cumsum([len(r) for r, _ in by_level])[:-1]
+    levels = tuple(zip((r for r, _ in by_level), np.split(positions, bounds))) if by_level else ()
     return request[order], segment[order], levels

@@ -45,7 +45,7 @@ def fixed_ttls(
     gaps_s = segments.gaps_s
     start_s = max(since_s, segments.start_s)
     next_s = np.minimum(times_s + gaps_s, segments.end_s)
-    tokens = int(segments.tokens[segments.use_segment[times_s >= start_s]].sum())
+    measured_tokens = int(segments.tokens[segments.use_segment[times_s >= start_s]].sum())
     outcomes = []
     for ttl_s in ttls_s:
         is_hit = np.isfinite(gaps_s) & (gaps_s <= ttl_s) & (times_s + gaps_s >= start_s)
@@ -53,7 +53,7 @@ def fixed_ttls(
         kept_s = np.maximum(end_s - np.maximum(times_s, start_s), 0.0)
         outcomes.append(
             TTLOutcome(
-                tokens,
+                measured_tokens,
                 int(tokens_used[is_hit].sum()),
                 float((kept_s * tokens_used).sum() / max(segments.end_s - start_s, 1e-9)),
             )
@@ -61,8 +61,8 @@ def fixed_ttls(
     return outcomes
 
 
-def simulate_ttl(log: Paths, schedule: TableSchedule, since_s: float = -np.inf) -> TTLOutcome:
-    """Simulate ``schedule`` on ``log``; requests before ``since_s`` only fill the disk.
+def simulate_ttl(paths: Paths, schedule: TableSchedule, since_s: float = -np.inf) -> TTLOutcome:
+    """Simulate ``schedule`` on ``paths``; requests before ``since_s`` only fill the disk.
 
     Raises ``CanopyError`` for a schedule that is empty or not in order of time.
     """
@@ -70,7 +70,7 @@ def simulate_ttl(log: Paths, schedule: TableSchedule, since_s: float = -np.inf) 
     if not starts or sorted(starts) != starts:
         raise CanopyError(f"a schedule of TTL tables must be in order of time, got {starts}")
     roots = {group.root for _, table in schedule for group in table.groups}
-    segments = segments_of(log, roots)
+    segments = segments_of(paths, roots)
     tables = np.maximum(np.searchsorted(starts, segments.times_s, side="right") - 1, 0)
     return _outcome(segments, _stay_s(segments, schedule, tables), since_s)
 
@@ -78,19 +78,19 @@ def simulate_ttl(log: Paths, schedule: TableSchedule, since_s: float = -np.inf) 
 def _stay_s(segments: PathSegments, schedule: TableSchedule, tables: NDArray[np.int64]) -> NDArray:
     """Return one value per use: the largest TTL from each used page to the end of the request's path."""
     stay_s = np.zeros(len(segments.use_request))
-    horizon = segments.end_s - segments.start_s + 1.0
+    horizon_s = segments.end_s - segments.start_s + 1.0
     ttl_s = np.stack(
         [
-            np.minimum(_ttl_matrix(segments, table), horizon)
+            np.minimum(_ttl_matrix(segments, table), horizon_s)
             for _, table in schedule
         ]
     )  # fmt: skip
-    largest = np.zeros(len(segments.times_s))
+    largest_ttl_s = np.zeros(len(segments.times_s))
     category = segments.category
     for requests, uses in segments.levels:
         ttl = ttl_s[tables[requests], category[requests], segments.use_segment[uses]]
-        largest[requests] = np.maximum(largest[requests], ttl)
-        stay_s[uses] = largest[requests]
+        largest_ttl_s[requests] = np.maximum(largest_ttl_s[requests], ttl)
+        stay_s[uses] = largest_ttl_s[requests]
     return stay_s
 
 

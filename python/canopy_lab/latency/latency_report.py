@@ -85,30 +85,30 @@ def latency_report(
     """
     if not 0 <= warm_up_share < 1:
         raise CanopyError(f"the warm-up's share must be from 0 to below 1, got {warm_up_share!r}")
-    due, ttft, end = (np.asarray(v, dtype=float) for v in (due_s, ttft_s, end_s))
+    due_s, ttft_s, end_s = (np.asarray(v, dtype=float) for v in (due_s, ttft_s, end_s))
     prompt = np.asarray(prompt_tokens)
-    if not len(due):
+    if not len(due_s):
         raise CanopyError("no request was answered, so there is no latency to report")
-    order = np.argsort(due, kind="stable")
+    order = np.argsort(due_s, kind="stable")
     measured = order[int(len(order) * warm_up_share) :]
-    numbers: dict[Hashable, int] = {}
-    number = np.array([numbers.setdefault(name, len(numbers)) for name in sessions])
-    begin_s = np.full(len(numbers), np.inf)
-    np.minimum.at(begin_s, number, due)
-    finish_s = np.full(len(numbers), -np.inf)
-    np.maximum.at(finish_s, number, end)
-    waited_s = np.zeros(len(numbers))
-    np.add.at(waited_s, number, ttft)
-    is_measured = begin_s >= due[measured[0]]
+    known: dict[Hashable, int] = {}
+    session = np.array([known.setdefault(name, len(known)) for name in sessions])
+    begin_s = np.full(len(known), np.inf)
+    np.minimum.at(begin_s, session, due_s)
+    finish_s = np.full(len(known), -np.inf)
+    np.maximum.at(finish_s, session, end_s)
+    waited_s = np.zeros(len(known))
+    np.add.at(waited_s, session, ttft_s)
+    is_measured = begin_s >= due_s[measured[0]]
     session_s = (finish_s - begin_s)[is_measured if is_measured.any() else slice(None)]
-    span_s = max(float(end.max() - due.min()), 1e-9)
+    span_s = max(float(end_s.max() - due_s.min()), 1e-9)
     return LatencyReport(
         requests=len(measured),
-        requests_per_s=len(due) / span_s,
-        ttft_s=Spread.summarise(ttft[measured]),
-        deciles=_deciles(prompt[measured], ttft[measured]),
-        sessions=len(numbers),
-        sessions_per_hour=len(numbers) * 3600 / span_s,
+        requests_per_s=len(due_s) / span_s,
+        ttft_s=Spread.summarise(ttft_s[measured]),
+        deciles=_deciles(prompt[measured], ttft_s[measured]),
+        sessions=len(known),
+        sessions_per_hour=len(known) * 3600 / span_s,
         session_s=Spread.summarise(session_s),
         growth=growth(begin_s, waited_s),
         lag=lag(begin_s, finish_s, waited_s),
@@ -149,12 +149,12 @@ def lag(begin_s: np.ndarray, end_s: np.ndarray, waited_s: np.ndarray) -> float:
     return (ended_s - unhindered_s) / max(began_s - float(begin_s.min()), 1e-9)
 
 
-def _deciles(prompt: np.ndarray, ttft: np.ndarray) -> list[Decile]:
+def _deciles(prompt_tokens: np.ndarray, ttft_s: np.ndarray) -> list[Decile]:
     deciles = []
-    for part in np.array_split(np.argsort(prompt, kind="stable"), DECILES):
+    for part in np.array_split(np.argsort(prompt_tokens, kind="stable"), DECILES):
         if len(part):
-            lengths = prompt[part]
+            lengths = prompt_tokens[part]
             deciles.append(
-                Decile(int(lengths[0]), int(lengths[-1]), len(part), Spread.summarise(ttft[part]))
+                Decile(int(lengths[0]), int(lengths[-1]), len(part), Spread.summarise(ttft_s[part]))
             )
     return deciles

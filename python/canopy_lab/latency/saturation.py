@@ -3,7 +3,7 @@
 A load is sustained while throughput equals the arrival rate and the queue does not grow. In a trace
 of finite length both conditions are equivalent: if requests arrive ``a`` times as fast as they are
 served, a request at ``t`` waits ``(a - 1) t``. A rate is above saturation if the wait grows by more
-than ``TOLERANCE`` seconds per second over the run (``report.growth``). Bisection over the rate
+than ``TOLERANCE`` seconds per second over the run (``LatencyReport.growth``). Bisection over the rate
 finds the saturation.
 """
 

@@ -9,9 +9,9 @@ from canopy_lab.latency.latency_report import LatencyReport
 from sglang_canopy.errors import CanopyError
 
 STATISTICS = ("mean", "p50", "p95", "p99", "max")
-METRICS = {"ttft": "ttft_s", "session": "session_s"}
+METRIC_FIELDS = {"ttft": "ttft_s", "session": "session_s"}
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-_TERM = re.compile(r"([a-z0-9]+)_([a-z]+)\s*<=?\s*([0-9]*\.?[0-9]+)\s*([a-z]*)")
+_TARGET = re.compile(r"([a-z0-9]+)_([a-z]+)\s*<=?\s*([0-9]*\.?[0-9]+)\s*([a-z]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class LatencyTarget:
     limit_s: float
 
     def is_met(self, report: LatencyReport) -> bool:
-        """Whether a run met the target."""
-        spread = getattr(report, METRICS[self.metric])
+        """Return whether a run met the target."""
+        spread = getattr(report, METRIC_FIELDS[self.metric])
         return bool(getattr(spread, self.statistic) < self.limit_s)
 
 
@@ -36,7 +36,7 @@ class SLO:
     targets: tuple[LatencyTarget, ...]
 
     def is_met(self, report: LatencyReport) -> bool:
-        """Whether a run met every target."""
+        """Return whether a run met every target."""
         return all(target.is_met(report) for target in self.targets)
 
 
@@ -48,7 +48,7 @@ def parse_slo(text: str) -> SLO:
     """
     targets = []
     for term in text.split(","):
-        match = _TERM.fullmatch(term.strip().lower())
+        match = _TARGET.fullmatch(term.strip().lower())
         if match is None:
             raise CanopyError(
                 f"an SLO is written like p99_ttft<2s or p95_ttft<500ms,p99_session<10min; "
@@ -57,7 +57,7 @@ def parse_slo(text: str) -> SLO:
         statistic, metric, number, unit = match.groups()
         for field, value, allowed in (
             ("statistic", statistic, STATISTICS),
-            ("metric", metric, tuple(METRICS)),
+            ("metric", metric, tuple(METRIC_FIELDS)),
             ("unit", unit, tuple(_UNITS)),
         ):
             if value not in allowed:
@@ -65,8 +65,8 @@ def parse_slo(text: str) -> SLO:
                     f"SLO {term.strip()!r}: the {field} must be one of {', '.join(allowed)}, "
                     f"got {value!r}"
                 )
-        limit = float(number) * _UNITS[unit]
-        if not limit > 0:
+        limit_s = float(number) * _UNITS[unit]
+        if not limit_s > 0:
             raise CanopyError(f"SLO {term.strip()!r}: the time must be above 0")
-        targets.append(LatencyTarget(statistic, metric, limit))
+        targets.append(LatencyTarget(statistic, metric, limit_s))
     return SLO(text, tuple(targets))

@@ -52,34 +52,34 @@ def note(
     axes.annotate(text, xy, move, xycoords=frame, textcoords="offset points", color=colour, **style)
 
 
-def name_axes(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=8.5, color=INK)
-    axes.set_ylabel(y, fontsize=8.5, color=INK)
+def name_axes(axes: Axes, x_label: str, y_label: str) -> None:
+    axes.set_xlabel(x_label, fontsize=8.5, color=INK)
+    axes.set_ylabel(y_label, fontsize=8.5, color=INK)
 
 
 def percent_axis(axis: Axis) -> None:
     axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
 
 
-def time_axis(axes: Axes, longest: float, shortest: float = 0.1) -> None:
+def time_axis(axes: Axes, longest_s: float, shortest_s: float = 0.1) -> None:
     """Make the x axis logarithmic, with readable times as ticks."""
     axes.set_xscale("log")
-    ticks = [t for t in _TIME_TICKS_S if shortest <= t <= longest * 1.01]
+    ticks = [t for t in _TIME_TICKS_S if shortest_s <= t <= longest_s * 1.01]
     axes.set_xticks(ticks, [seconds(t) for t in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(shortest, longest)
+    axes.set_xlim(shortest_s, longest_s)
 
 
-def clock_axis(axes: Axes, start: float, end: float) -> None:
+def clock_axis(axes: Axes, start_s: float, end_s: float) -> None:
     """Make a linear x axis of the trace's own time, in minutes or hours."""
-    unit, name = (3600.0, "hours") if end - start > 3 * 3600 else (60.0, "minutes")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{(v - start) / unit:g}"))
+    unit_s, name = (3600.0, "hours") if end_s - start_s > 3 * 3600 else (60.0, "minutes")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{(v - start_s) / unit_s:g}"))
     step = next(
         s
         for s in (1, 2, 5, 10, 15, 20, 30, 60, 120, 240, 1440)
-        if (end - start) / unit / s <= 8 or s == 1440
+        if (end_s - start_s) / unit_s / s <= 8 or s == 1440
     )
-    axes.set_xticks(np.arange(start, end + 1e-9, step * unit))
+    axes.set_xticks(np.arange(start_s, end_s + 1e-9, step * unit_s))
     axes.set_xlabel(f"time in the trace ({name})", fontsize=8.5, color=INK)
 
 

@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-_WIDTH = 10_000
+_CONSOLE_WIDTH = 10_000
 """Width of the console for tables, so that they are never wrapped or truncated."""
 
 
@@ -26,7 +26,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     table.add_row(*(Rule(characters="-") for _ in header))
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+    console = Console(file=io.StringIO(), width=_CONSOLE_WIDTH, color_system=None)
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -17,7 +17,7 @@ def seconds(value: float) -> str:
     return f"{value / 86_400:.3g} days"
 
 
-def size(value: float) -> str:
+def bytes_text(value: float) -> str:
     """Format bytes: ``512 MiB``, ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -26,6 +26,6 @@ def size(value: float) -> str:
     return f"{value:.3g} TiB"
 
 
-def count(value: float) -> str:
+def count_text(value: float) -> str:
     """Format a number with thousands separators."""
     return f"{value:,.0f}"
