@@ -32,11 +32,7 @@ from canopy_lab.sim.stack import LRUCurve, lru_curve
 from canopy_lab.sim.system.engine_profile import EngineProfile
 
 LOST_POINTS = 5.0
-"""Loss of LRU, in points of the prompt tokens, that sets the default capacity.
-
-The capacity is the largest at which LRU hits that much less than an unbounded cache, and at most
-half of the repeats.
-"""
+"""Points of the prompt tokens that LRU loses at the default capacity, at most half of the repeats."""
 CAPACITY_FACTORS = (0.25, 0.5, 2.0, 4.0)
 """Multiples of the capacity at which policies are also compared."""
 CURVE_POINTS = 200
@@ -234,8 +230,7 @@ class _Adviser:
         )
 
     def _memory_sentence(self, base: float) -> str:
-        """Return a sentence about the smallest tier with nearly the largest gain; empty if the gain
-        is below a point."""
+        """Return a sentence on the smallest tier with nearly the largest gain, if above a point."""
         tiers = sorted(self.lower_tiers, key=lambda tier: tier.gigabytes)
         gains = [
             100 * (hit_ratio(self.results[self.base, self._tier_blocks(tier)], self.tokens) - base)

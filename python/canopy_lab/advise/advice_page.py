@@ -96,9 +96,7 @@ def _percents(ratios: tuple[float, ...]) -> list[float]:
 
 
 def make_page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage:
-    """Return the page of the log ``name``.
-
-    ``breaks``: sentences about differences that break prefixes."""
+    """Return the page of the log ``name``. ``breaks``: sentences about broken prefixes."""
     labels = [row.gain.label for row in advice.rows]
     gain = advice.decision.gain
     marked = labels.index(gain.label) if gain and gain.label in labels else 0

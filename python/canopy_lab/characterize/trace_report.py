@@ -45,8 +45,7 @@ class Overview:
 
 @dataclass(slots=True)
 class TraceReport:
-    """All answers. An answer that the trace cannot give is ``None``, with a reason in
-    ``absent``."""
+    """All answers; ``None`` for one that the trace cannot give, with its reason in ``absent``."""
 
     overview: Overview
     hits: IdealHits | None = None

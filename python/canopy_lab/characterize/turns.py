@@ -53,10 +53,7 @@ class Turns:
 
 
 def measure_turns(observation: Observation, windows: int = 12) -> Turns | None:
-    """Compute turns; ``None`` if the trace has no turns.
-
-    Uses at most ``windows`` windows, limited by the requests of the largest category.
-    """
+    """Compute turns, in at most ``windows`` windows; ``None`` if the trace has no turns."""
     if not observation.has_turns:
         return None
     has_next = observation.next_request >= 0

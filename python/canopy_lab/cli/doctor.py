@@ -21,10 +21,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Return 0 if nothing prevents a start, else 1.
-
-    Raises ``CanopyError`` for flags that SGLang does not have.
-    """
+    """Return 0 if nothing prevents a start, else 1. Raises ``CanopyError`` for unknown flags."""
     from sglang_canopy.doctor.examine import examine
 
     report = examine(list(args.server))

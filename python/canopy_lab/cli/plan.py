@@ -72,10 +72,7 @@ def plan_trace(
 
 
 def read_requests(command: PlanCommand) -> tuple[CompactTrace, str]:
-    """Return the requests to plan for, and the origin of their block ids.
-
-    Raises ``CanopyError``, also for an empty trace.
-    """
+    """Return the requests, and the origin of their block ids. Raises ``CanopyError`` if empty."""
     args, id_hash = command.reading, TRACE_HASH
     source: Iterable[TraceRequest]
     if command.format == "sglang" and find_spec("xxhash") and logs_tokens(args.trace):

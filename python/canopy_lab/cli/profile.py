@@ -128,8 +128,7 @@ def measure(args: Options) -> EngineProfile:
 
 
 def _kv_bytes_and_layers(args: Options, server: ProfiledServer) -> tuple[int, int]:
-    """Return the KV bytes per token, as given, of the server's pools or of the model's config, and the
-    number of layers."""
+    """Return the KV bytes per token (given, of the pools or of the config), and the layers."""
     facts, kv_bytes = server.facts, args.kv_bytes_per_token or server.kv_bytes_per_token()
     try:
         shape = load_model_shape(str(facts["model_path"]))

@@ -37,10 +37,7 @@ class SearchTarget:
 
 
 def busiest_window(trace: CompactTrace, requests: int) -> CompactTrace:
-    """Return the ``requests`` consecutive requests with most prompt tokens per second.
-
-    Times start from 0.
-    """
+    """Return the ``requests`` consecutive requests with most prompt tokens per s, from time 0."""
     if len(trace) <= requests:
         return trace
     times_s = np.array([r.time_s for r in trace])

@@ -131,10 +131,7 @@ class _Search:
         self._evaluate_new("coarse", grid)
 
     def expand(self) -> int:
-        """Evaluate the next DRAM sizes of each series while the last step gained (step 2).
-
-        Returns the number of evaluations.
-        """
+        """Evaluate the next DRAM size of series whose last step gained (step 2); return how many."""
         dram_sizes, expanded, evaluations = self.space.dram_gib, self._expanded_series, 0
         while not self.result.is_out_of_budget:
             scale, configurations = self._scale(), []

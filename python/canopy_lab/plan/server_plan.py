@@ -32,10 +32,7 @@ ServerFlags = Mapping[str, Any]
 
 
 def write_config(path: Path, config: ServerFlags, origin: Mapping[str, Any]) -> None:
-    """Write ``config`` atomically, readable by its owner only, below ``origin`` as comments.
-
-    Raises ``CanopyError``.
-    """
+    """Write ``config`` atomically below ``origin`` as comments, mode 0600. Raises ``CanopyError``."""
     notes = [f"# {name}: {' '.join(str(value).split())}" for name, value in origin.items()]
     text = "\n".join([*notes, yaml.safe_dump(dict(config), sort_keys=False, width=100)])
     try:

@@ -124,10 +124,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Initial search space: a few sizes per tier, all values of every choice.
-
-    A search begins with the first value of each choice.
-    """
+    """Initial search space: a few sizes per tier, and choices of which the first is the start."""
 
     dram_gib: tuple[float, ...]
     """Ascending, from 0."""

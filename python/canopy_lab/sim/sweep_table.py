@@ -16,10 +16,7 @@ BASELINE_POLICIES, BOUND_POLICY = (SGLANGS_LRU, CANOPYS_LRU), "belady"
 
 
 def group_by_cell(rows: Sequence[SweepRow]) -> dict[tuple[str, int], list[SweepRow]]:
-    """Group rows that differ in the seed only, by policy label and index of the capacity.
-
-    The label of a placebo ends in ``(placebo)``.
-    """
+    """Group rows that differ in the seed only, by label (with ``(placebo)``) and capacity's index."""
     cells: dict[tuple[str, int], list[SweepRow]] = {}
     capacity_counts: dict[tuple[str, int], int] = {}
     for row in rows:

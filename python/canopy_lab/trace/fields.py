@@ -74,10 +74,7 @@ def decode(value: Any) -> Any:
 
 
 def parse_time_s(value: Any) -> float:
-    """Convert a date, or a number of s, ms, us or ns (by its size), to seconds since 1970.
-
-    Raises ``BadLine``.
-    """
+    """Convert a date, or a number of s, ms, us or ns, to s since 1970. Raises ``BadLine``."""
     if isinstance(value, str):
         try:
             value = float(value)

@@ -66,10 +66,7 @@ class Tolerance:
         self.understood = Understood()
 
     def count_bad(self, line: int, reason: BadLine | str, name: str = "") -> None:
-        """Count one broken line. Raises ``CanopyError`` if no more are allowed.
-
-        A truncated last line is ignored with a warning.
-        """
+        """Count one broken line. Raises ``CanopyError`` beyond the limit; a cut last line only warns."""
         if isinstance(reason, CutOff):
             log.warning("%s, line %d: %s", self.path, line, reason)
             self.understood.left_out["cut off"] += 1

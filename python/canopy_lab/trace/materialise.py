@@ -28,8 +28,7 @@ _MAX_BRANCHES = 8
 """Maximum requests of a conversation that a later request can continue (parallel branches)."""
 
 BlockKey = tuple[int, int, int]
-"""Source of a block's tokens: (0, block id, 0), or (1, request's ordinal, block index) if the trace
-has no id."""
+"""(0, block id, 0), or (1, request's ordinal, block index) for a block without an id."""
 
 
 def usable_token_ids(tokenizer: Any) -> np.ndarray:
@@ -130,8 +129,7 @@ class Materialiser:
         return PlannedJob(request, ordinal, prompt, max(1, total - prompt), None)
 
     def _link_turns(self) -> None:
-        """Link each request to the one it continues. The shorter prompt takes the longer prompt's
-        tokens."""
+        """Link each request to the one it continues, whose output is then part of its prompt."""
         latest: dict[str, int] = {}
         branches: dict[str, deque[PlannedJob]] = defaultdict(lambda: deque(maxlen=_MAX_BRANCHES))
         for planned in self.planned:
@@ -189,8 +187,7 @@ class Materialiser:
 
 
 def _is_continued_by(earlier: TraceRequest, later: TraceRequest) -> bool:
-    """Return whether ``later`` is a longer prompt that begins with all full blocks of
-    ``earlier``."""
+    """Return whether ``later`` begins with all full blocks of ``earlier``, and is longer."""
     full_blocks = min(earlier.input_tokens // earlier.block_tokens, len(earlier.blocks))
     return (
         later.input_tokens > earlier.input_tokens

@@ -83,9 +83,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 
 
 def parse(entry: JsonObject, line: int = 0, notes: Understood | None = None) -> list[LoggedPrompt]:
-    """Return the prompts of one entry; an empty list for a call that no server computed.
-
-    Raises ``BadLine``."""
+    """Return an entry's prompts; none for a call that no server computed. Raises ``BadLine``."""
     notes = Understood() if notes is None else notes
     objects = fields.objects_in(entry)
     reason = calls.skip_reason(entry, objects)

@@ -45,8 +45,7 @@ _MAX_SPANS = 100_000
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
-    """Yield the prompts of ``path``. Failed calls, repeated calls and spans of other kinds are ignored
-    and counted."""
+    """Yield the prompts; count failed and repeated calls and spans of other kinds."""
     notes, repeats = tolerance.understood, _RepeatedSpans()
     models_without_cached = _models_without_cached(path)
     for line, entry in read_entries(path, tolerance, _entry_time):

@@ -60,8 +60,7 @@ class LoggedPrompt:
 
 
 class Cutter:
-    """Converts prompts to ids of chained blocks of ``BLOCK_TOKENS`` and numbers of tokens, cut by
-    ``tokenizer`` or by bytes."""
+    """Cuts prompts into chained blocks, by ``tokenizer`` or by bytes: (block ids, tokens)."""
 
     def __init__(self, tokenizer: str | Path | None = None) -> None:
         self._tokenizer = None if tokenizer is None else _load_tokenizer(Path(tokenizer))
@@ -164,8 +163,7 @@ _FIELDS = tuple(TraceRequest.__slots__)
 def to_trace(
     prompts: Iterable[LoggedPrompt], tolerance: Tolerance, cutter: Cutter
 ) -> Iterator[TraceRequest]:
-    """Yield trace records of ``prompts``, by time, starting at 0. A prompt out of order beyond the
-    window is a broken line."""
+    """Yield trace records by time, from 0. A prompt later than the window is a broken line."""
     conversations = ConversationIndex()
     for request in shift_to_zero((to_record(prompt, cutter) for prompt in prompts), tolerance):
         yield with_conversation(request, conversations)

@@ -34,10 +34,7 @@ class ServedRequest:
 
 
 def read_served(path: Path | str) -> dict[int, ServedRequest]:
-    """Return the finished requests of a log by line number.
-
-    Raises ``CanopyError`` if no request has the time of its first token.
-    """
+    """Return the finished requests by line. Raises ``CanopyError`` without a first token's time."""
     source = lines.readable_path(path)
     served: dict[int, ServedRequest] = {}
     for number, text in lines.read_lines(source):

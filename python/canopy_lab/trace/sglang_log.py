@@ -53,8 +53,7 @@ _FLUSH_MARK = b"Cache flushed successfully!"
 _COMPARED_LINES = 16
 """Number of recent lines that a new line is compared with, to find copies."""
 _MIN_SET_BACK_S = 60.0
-"""A clock that falls by more was set back; if it falls by less, the lines of several processes are
-mixed."""
+"""A clock that falls by less belongs to mixed lines of several processes."""
 
 
 @dataclass(slots=True)

@@ -50,8 +50,7 @@ def is_event(text: bytes) -> bool:
 
 
 def event_of(text: bytes, names: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the event of a line (``request.finished``, ...) if it is one of ``names``. Raises
-    ``BadLine``."""
+    """Return a line's event if its name is in ``names``, else ``None``. Raises ``BadLine``."""
     name = _EVENT_NAME.search(text)
     if name is None and _NESTED_EVENT.search(text):
         raise _unknown_wrapping(lines.parse_object(text))
@@ -156,8 +155,7 @@ def has_server_ids(logged: Mapping[str, Any]) -> bool:
 
 
 def media_ids(logged: Mapping[str, Any]) -> list[str]:
-    """Return a name of 16 characters for each image, video and sound of a request; equal names mean
-    equal content."""
+    """Return a digest of each image, video and sound of a request."""
     contents: list[Any] = []
     for field in _MEDIA_FIELDS:
         value = logged.get(field)
@@ -187,8 +185,7 @@ def _mark_images(text: str, image_names: list[str]) -> str:
 
 
 def _salt(logged: Mapping[str, Any], image_names: list[str] | None = None) -> bytes:
-    """Return a salt that differs for prompts that share no KV; empty without tenant, adapter and
-    image."""
+    """Return a salt for prompts that share no KV; empty without tenant, adapter and image."""
     salts = [logged.get(name) or "" for name in ("extra_key", "cache_salt")]
     return salt_of(_adapter(logged) or "", *salts, *(image_names or ()))
 

@@ -81,8 +81,7 @@ class Understood:
         return warnings
 
     def details(self) -> list[str]:
-        """Return sentences about models, roles and units, and about ignored entries if they are
-        few."""
+        """Return sentences about models, roles and units, and about few ignored entries."""
         sentences = [*self.remarks]
         if self.models:
             names = [name or "unnamed" for name, _ in self.models.most_common(_MAX_SHOWN)]

@@ -31,8 +31,7 @@ def answer_of(entry: JsonObject) -> Mapping[str, Any]:
 
 
 def token_counts(entry: JsonObject, objects: list[JsonObject]) -> tuple[int | None, int]:
-    """Return the prompt tokens, including cached ones, and the output tokens; ``None`` and 0 if not
-    logged."""
+    """Return prompt tokens, cached ones included, and output tokens; ``None`` and 0 if unlogged."""
     answer = answer_of(entry)
     counts: list[JsonObject] = []
     for source in (answer, *objects):

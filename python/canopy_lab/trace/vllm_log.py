@@ -122,8 +122,7 @@ class _LongestTexts:
     def __init__(self) -> None:
         self.longest = self.count = 0
         self.hashes: set[int] = set()
-        """Hashes of up to ``_MIN_CUT`` different texts: a single text that repeats is not
-        truncated."""
+        """Hashes of up to ``_MIN_CUT`` different texts; one text that repeats is not truncated."""
 
     @property
     def is_limit(self) -> bool:

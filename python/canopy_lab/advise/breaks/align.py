@@ -150,10 +150,7 @@ def _align_messages(
 def _align_pairs(
     before: list[Segment], after: list[Segment], prompt: list[Segment], index: int
 ) -> Iterator[TextRun]:
-    """Compare segments pairwise; surplus segments of ``after`` are new.
-
-    ``after`` begins at ``index`` of the later ``prompt``.
-    """
+    """Compare segments pairwise; surplus ones are new. ``after`` begins at ``prompt[index]``."""
     for number, (a, b) in enumerate(zip(before, after)):
         place = _place(prompt, index + number)
         if a.kind == b.kind and a.role == b.role:

@@ -86,10 +86,7 @@ class ProfiledServer:
         return round(gib * 2**30 / tokens * ranks) if gib >= MIN_EXACT_GIB and tokens else None
 
     def flush(self) -> None:
-        """Empty device and host; the disk keeps its content.
-
-        A server that is still writing to its disk would refuse, so the request lets it wait.
-        """
+        """Empty device and host, not the disk; wait for a server that still writes to its disk."""
         self._ask("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT_S:g}")
 
     def metric(self, name: str) -> float | None:

@@ -39,10 +39,7 @@ _SERVER_FACTS = (
 
 
 class Replay:
-    """A replay with the options of one command line. ``upstream`` is the benchmark's module.
-
-    ``rate`` is one of ``--rates``.
-    """
+    """A replay of one command line, at one of its ``--rates``. ``upstream``: the benchmark."""
 
     def __init__(self, upstream: Any, args: argparse.Namespace, rate: float | None = None) -> None:
         options.check(args)

@@ -32,9 +32,6 @@ def hindsight_class(name: str) -> type[HindsightPolicy]:
 
 
 def make_hindsight(name: str, future: Future, config: Mapping[str, Any] | None = None) -> Policy:
-    """Build a hindsight policy for the trace of ``future``.
-
-    Raises ``CanopyError`` for an unknown name or option.
-    """
+    """Build a policy for the trace of ``future``. Raises ``CanopyError`` for an unknown name."""
     policy = hindsight_class(name)
     return policy(parse_config(name, policy.Config, config or {}), future)

@@ -42,8 +42,7 @@ class OpenGate:
         return math.inf
 
     def seniority(self, number: int) -> int | None:
-        """Return an admitted turn's rank, lowest first, which precedes the queue's order;
-        ``None`` for no preference."""
+        """Return a rank, lowest first, that precedes the queue's order; ``None``: no preference."""
         return None
 
 

@@ -187,8 +187,7 @@ class Instance:
         return True
 
     def _copy_demoted(self, now: float) -> bool:
-        """Copy nodes evicted under ``write_back``. Returns whether the step must wait for the copy,
-        which frees the memory."""
+        """Copy nodes evicted under ``write_back``; return whether the step must wait for it."""
         if not self.tree.demoted:
             return False
         copied_s = self.placement.write_demoted(now)

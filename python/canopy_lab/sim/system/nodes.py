@@ -202,8 +202,7 @@ class TierNodes:
         self._protect(node, tenant)
 
     def replace_protection(self, protected: Sequence[tuple[TierNode, str | None]]) -> None:
-        """Protect exactly these (node, tenant) pairs, in order of precedence (as
-        ``protect_queue`` in ``radix/core.py``)."""
+        """Protect exactly these (node, tenant) pairs, the first with precedence."""
         for leaf in self.awaited:
             assert isinstance(leaf, TierNode)
             if leaf.ranking_tier:

@@ -35,8 +35,7 @@ class KnownPrefixes:
     def __init__(self, max_blocks: int = MAX_KNOWN_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._sent_to: dict[int, int] = {}
-        """Block -> instance. Ids are chained and whole paths are recorded, so the known part of a
-        path is a prefix."""
+        """Block -> instance. Ids are chained, so the known part of a path is a prefix."""
         self._previous: dict[int, int] = {}
         """The previous generation of ``_sent_to``."""
 
@@ -44,8 +43,7 @@ class KnownPrefixes:
         return len(self._sent_to) + len(self._previous)
 
     def longest_prefix(self, path: Sequence[int]) -> tuple[int, int]:
-        """Return the number of known leading blocks of ``path``, and the instance of the last
-        (-1 if there is none)."""
+        """Return the known leading blocks of ``path``, and the instance of the last (-1: none)."""
         low, high = 0, len(path)
         while low < high:
             middle = (low + high + 1) // 2

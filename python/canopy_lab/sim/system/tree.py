@@ -107,10 +107,7 @@ class TieredTree(TierNodes):
         return node, added_tokens
 
     def load(self, node: TierNode) -> int:
-        """Load the path to ``node`` from the host; return the tokens loaded.
-
-        The caller has made room and locked the path.
-        """
+        """Load the path to ``node``, locked and with room, from the host; return the tokens."""
         loaded_tokens = 0
         while not node.on_device:
             node.on_device = True

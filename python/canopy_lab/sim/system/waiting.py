@@ -33,8 +33,7 @@ class WaitingPrefixes:
         """Record that ``job`` was matched up to ``node`` and remains queued."""
 
     def before_step(self, waiting: Sequence[SimulatedRequest], was_matched: bool) -> None:
-        """Handle the planning of a step that may admit jobs. ``was_matched``: whether the order matched
-        the queue."""
+        """Prepare a step that may admit jobs. ``was_matched``: the order matched the queue."""
 
     def record_use(self, leaf: TierNode, request: Request) -> None:
         """Record that ``request`` marked the path to ``leaf``, which is locked."""
