@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from canopy_lab.plan.objective import Objectives, Scale
-from canopy_lab.plan.search import PROBES, SearchOptions, SearchResult, search
+from canopy_lab.plan.search import PROBE_COUNT, SearchOptions, SearchResult, search
 from canopy_lab.plan.sizes import halved_sizes
 from canopy_lab.plan.space import Space
 
@@ -144,7 +144,7 @@ def test_useful_group_ttls_are_found_and_useless_ones_dropped_early():
     useless = share_of_grid(CacheModel(2000.0, group_gain=0.0)).outcome
     # Tried on points of the front and two corners of each class, and left.
     group_rows = sum(configuration.ttl == "group" for configuration in useless.rows)
-    assert 0 < group_rows <= PROBES + 2 * 2
+    assert 0 < group_rows <= PROBE_COUNT + 2 * 2
     assert sum(configuration.ttl == "group" for configuration in useful.rows) > group_rows
 
 

@@ -63,7 +63,7 @@ def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) 
     simulated = _SystemRun(arrivals, config, profile(), OpenLoop(arrivals))
     simulated.serve()
     queued_writes = simulated.disks[0].channel._queues[1]
-    simulated_waiting_tokens = sum(write.size for write in queued_writes) / KV_BYTES
+    simulated_waiting_tokens = sum(write.payload_bytes for write in queued_writes) / KV_BYTES
     assert waiting_tokens > host_tokens / 2
     assert list(simulated.result(0.0).cached_tokens) == pytest.approx(hit_tokens)
     assert simulated_waiting_tokens == waiting_tokens
