@@ -91,10 +91,7 @@ class DiskClass:
     """One store for all instances (Mooncake); else one disk per instance."""
 
     def bought_gib(self, gib: float) -> float:
-        """Return the size to buy for ``gib``: at least the smallest, in whole steps.
-
-        Raises ``CanopyError`` above the largest size.
-        """
+        """Return the size to buy for ``gib``. Raises ``CanopyError`` above the largest size."""
         size = max(gib, self.smallest_gib)
         if self.step_gib:
             size = math.ceil(size / self.step_gib - 1e-9) * self.step_gib

@@ -64,16 +64,16 @@ def server_plan(
     Group TTLs are written only if their roots are ids that a server makes, which needs the server's
     own log. Otherwise the table keeps its categories and its residual TTL, and a note says so.
     """
-    c = row.configuration
+    point = row.configuration
     configs = inputs.policy_configs
     notes = {key: value for key, value in origin.items() if isinstance(value, (str, int, float))}
-    notes["instances"] = c.instances
+    notes["instances"] = point.instances
     notes["routing"] = inputs.engine.routing
     if not inputs.engine.is_pool_known:
         notes["device_tokens"] = (
             f"{inputs.engine.device_tokens} assumed, and not set: what the server finds may differ"
         )
-    ttl_table = _ttl_table(c, inputs)
+    ttl_table = _ttl_table(point, inputs)
     if ttl_table is not None and ttl_table.groups and ttl_table.hash == TRACE_HASH:
         notes["group_ttls"] = (
             f"{len(ttl_table.groups)} groups of this trace left out: only a plan from the server's "
@@ -82,67 +82,69 @@ def server_plan(
         ttl_table = replace(ttl_table, groups=())
     if ttl_table is not None:
         ttl_table = replace(ttl_table, hash=SERVER_HASH)
-    is_shared = c.disk is not None and inputs.prices.disk(c.disk).shared
-    if c.disk is not None:
-        notes["disk_class"] = c.disk
+    is_shared = point.disk is not None and inputs.prices.disk(point.disk).shared
+    if point.disk is not None:
+        notes["disk_class"] = point.disk
         notes["disk"] = "one store for all" if is_shared else "a disk of each server"
-        if c.disk_mib_s:
-            notes["disk_mib_s"] = c.disk_mib_s
-    has_host = c.dram_gib > 0
-    has_private_disk = c.disk is not None and not is_shared
-    policy, options = live_name(c.policy), dict(configs.get(c.policy, {}))
+        if point.disk_mib_s:
+            notes["disk_mib_s"] = point.disk_mib_s
+    has_host = point.dram_gib > 0
+    has_private_disk = point.disk is not None and not is_shared
+    policy, options = live_name(point.policy), dict(configs.get(point.policy, {}))
     policy_setting = {"policy": policy, **options} if options else policy
-    settings = _settings_of(c, inputs, is_shared)
+    settings = _settings_of(point, inputs, is_shared)
     storage_config = settings.extra_config()
     if has_private_disk:
-        storage_config["capacity_bytes"] = _disk_bytes(c, row, inputs)
+        storage_config["capacity_bytes"] = _disk_bytes(point, row, inputs)
         storage_config |= {"path": disk_path} if disk_path else {}
-    elif c.disk is not None:
-        storage_config["global_segment_size"] = _disk_bytes(c, row, inputs)
+    elif point.disk is not None:
+        storage_config["global_segment_size"] = _disk_bytes(point, row, inputs)
     config = {
         "radix-eviction": AUTO if inputs.engine.is_auto else policy,
         "radix-eviction-policy-config": options,
         **settings.flags(),
-        "canopy-host-gb": round(c.dram_gib * GIB) / 1e9 if has_host else None,
+        "canopy-host-gb": round(point.dram_gib * GIB) / 1e9 if has_host else None,
         "canopy-host-eviction": policy_setting if has_host else None,
         # A shared store does its own eviction.
         "canopy-disk-eviction": policy_setting if has_private_disk else None,
         "canopy-ttl": None if ttl_table is None else ttl_table.to_json(),
-        "hicache-storage-backend-extra-config": storage_config if c.disk is not None else None,
+        "hicache-storage-backend-extra-config": storage_config if point.disk is not None else None,
     }
     return {name: value for name, value in config.items() if value not in (None, {})}, notes
 
 
-def _ttl_table(c: Configuration, inputs: PlanInputs) -> TTLTable | None:
+def _ttl_table(point: Configuration, inputs: PlanInputs) -> TTLTable | None:
     """Return the TTLs of the configuration's disk; ``None`` without a disk or an expiry."""
-    if c.disk is None or c.ttl is None:
+    if point.disk is None or point.ttl is None:
         return None
-    return inputs.table_of(c) if c.ttl == GROUP else TTLTable(residual_ttl_s=float(c.ttl))
+    if point.ttl == GROUP:
+        return inputs.table_of(point)
+    return TTLTable(residual_ttl_s=float(point.ttl))
 
 
-def _disk_bytes(c: Configuration, row: PlanRow, inputs: PlanInputs) -> int:
+def _disk_bytes(point: Configuration, row: PlanRow, inputs: PlanInputs) -> int:
     """Return the bytes of one server: its disk, or its share of the common store."""
-    assert c.disk is not None
-    disk_class = inputs.prices.disk(c.disk)
-    size_bytes = c.disk_gib * GIB
-    if disk_class.billing == "used" and c.ttl == GROUP:
+    assert point.disk is not None
+    disk_class = inputs.prices.disk(point.disk)
+    size_bytes = point.disk_gib * GIB
+    if disk_class.billing == "used" and point.ttl == GROUP:
         peak_bytes = row["peak_bytes_by_tier"].get("disk", 0.0)
-        disk_count = inputs.prices.disk_count(c.disk, c.instances)
+        disk_count = inputs.prices.disk_count(point.disk, point.instances)
         size_bytes = max(size_bytes, _PEAK_MARGIN * peak_bytes / disk_count)
-    return round(math.ceil(size_bytes / c.instances) if disk_class.shared else size_bytes)
+    return round(math.ceil(size_bytes / point.instances) if disk_class.shared else size_bytes)
 
 
-def _settings_of(c: Configuration, inputs: PlanInputs, is_shared: bool) -> ServerSettings:
+def _settings_of(point: Configuration, inputs: PlanInputs, is_shared: bool) -> ServerSettings:
     """Return the settings, without settings of absent tiers."""
-    settings = inputs.engine.settings_of(c)
-    if c.dram_gib <= 0:
+    settings = inputs.engine.settings_of(point)
+    if point.dram_gib <= 0:
         return replace(
             settings, hicache_write_policy=None, hicache_storage_prefetch_policy=None,
             prefetch_threshold=None, prefetch_timeout_base=None,
             prefetch_timeout_per_ki_token=None,
         )  # fmt: skip
     settings = replace(settings, enable_hierarchical_cache=True)
-    if c.disk is None:
+    if point.disk is None:
         return replace(
             settings, hicache_storage_prefetch_policy=None, prefetch_threshold=None,
             prefetch_timeout_base=None, prefetch_timeout_per_ki_token=None,

@@ -42,10 +42,10 @@ def settle(
 
 
 def _may_win(
-    c: Configuration, choice: ChosenConfiguration, minimise: PlanMetric, evaluate: Evaluator
+    point: Configuration, choice: ChosenConfiguration, minimise: PlanMetric, evaluate: Evaluator
 ) -> bool:
     """Return whether a neighbouring size could be better, given the lower bound of its cost."""
-    if not evaluate.is_sold(c):
+    if not evaluate.is_sold(point):
         return False
-    min_cost = evaluate.bounds_of(c, [choice.row]).get(minimise.key)
+    min_cost = evaluate.bounds_of(point, [choice.row]).get(minimise.key)
     return not choice.is_feasible or min_cost is None or min_cost < choice.row[minimise.key]

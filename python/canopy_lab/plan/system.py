@@ -47,19 +47,19 @@ class Engine:
     is_auto: bool = False
     """Whether the servers run ``--radix-eviction auto``, which also orders the queue."""
 
-    def settings_of(self, c: Configuration) -> ServerSettings:
+    def settings_of(self, point: Configuration) -> ServerSettings:
         """Return all SGLang settings of a server with this configuration.
 
         Raises ``CanopyError`` if the chunk size is no multiple of the page size, which SGLang
         requires.
         """
-        if c.chunked_prefill_size % c.page_size:
+        if point.chunked_prefill_size % point.page_size:
             raise CanopyError(
-                f"chunked_prefill_size {c.chunked_prefill_size} must be a multiple of page_size "
-                f"{c.page_size}, as SGLang asks; give another --server chunked_prefill_size=N"
+                f"chunked_prefill_size {point.chunked_prefill_size} must be a multiple of page_size "
+                f"{point.page_size}, as SGLang asks; give another --server chunked_prefill_size=N"
             )
         pool = self.device_tokens if self.is_pool_known else None
-        knobs = {knob.setting: getattr(c, knob.name) for knob in KNOBS if knob.setting}
+        knobs = {knob.setting: getattr(point, knob.name) for knob in KNOBS if knob.setting}
         knob_settings = ServerSettings(max_total_tokens=pool, **knobs)
         return knob_settings.fill_from(self.settings).fill_from(SGLANG_DEFAULTS)
 
@@ -72,42 +72,42 @@ def system_of(
     group_table: TTLTable | None = None,
 ) -> SystemConfig:
     """Return the simulator's configuration. ``group_table`` is for ``ttl="group"``."""
-    c, profile = configuration, engine.profile
-    page_bytes = float(c.page_size * profile.kv_bytes_per_token)
+    point, profile = configuration, engine.profile
+    page_bytes = float(point.page_size * profile.kv_bytes_per_token)
     host_bandwidth = profile.host
     host = disk = None
-    if c.dram_gib > 0:
+    if point.dram_gib > 0:
         host = TierSpec(
-            c.dram_gib * GIB,
+            point.dram_gib * GIB,
             host_bandwidth.read_bytes_per_s if host_bandwidth else HOST_BYTES_PER_S,
             host_bandwidth.write_bytes_per_s if host_bandwidth else HOST_BYTES_PER_S,
-            policy=c.policy,
-            policy_config=policy_configs.get(c.policy, {}),
+            policy=point.policy,
+            policy_config=policy_configs.get(point.policy, {}),
             latency_s=host_bandwidth.latency_s if host_bandwidth else 0.0,
         )
-    if c.disk is not None:
-        disk_class = prices.disk(c.disk)
+    if point.disk is not None:
+        disk_class = prices.disk(point.disk)
         disk = TierSpec(
-            _capacity_gib(c, prices) * GIB,
-            disk_class.read_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
-            disk_class.write_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
+            _capacity_gib(point, prices) * GIB,
+            disk_class.read_bytes_per_s(point.disk_gib, point.disk_mib_s, page_bytes),
+            disk_class.write_bytes_per_s(point.disk_gib, point.disk_mib_s, page_bytes),
             shared_channel=disk_class.shared_channel,
-            policy=c.policy,
-            policy_config=policy_configs.get(c.policy, {}),
-            ttl=group_table if c.ttl == GROUP else c.ttl,
+            policy=point.policy,
+            policy_config=policy_configs.get(point.policy, {}),
+            ttl=group_table if point.ttl == GROUP else point.ttl,
             latency_s=disk_class.latency_s,
         )
     return SystemConfig(
         device_tokens=engine.device_tokens,
-        instances=c.instances,
+        instances=point.instances,
         routing=engine.routing,
-        device_policy=c.policy,
-        device_policy_config=policy_configs.get(c.policy, {}),
+        device_policy=point.policy,
+        device_policy_config=policy_configs.get(point.policy, {}),
         host=host,
         disk=disk,
         # A store locks its folder: a disk of several instances must be sold as one store.
-        disk_per_instance=c.disk is not None and not prices.disk(c.disk).shared,
-        **scheduling_fields(engine.settings_of(c), engine.is_auto),
+        disk_per_instance=point.disk is not None and not prices.disk(point.disk).shared,
+        **scheduling_fields(engine.settings_of(point), engine.is_auto),
     )
 
 
@@ -136,14 +136,15 @@ def scheduling_fields(settings: ServerSettings, is_auto: bool) -> dict[str, Any]
     }
 
 
-def _capacity_gib(c: Configuration, prices: Prices) -> float:
+def _capacity_gib(point: Configuration, prices: Prices) -> float:
     """Return the capacity of one disk. If use is billed and TTLs bound the content, ``disk_gib`` is
     the mean content, and the capacity has room for peaks."""
-    assert c.disk is not None
-    disk_class = prices.disk(c.disk)
-    if disk_class.billing == "used" and c.ttl == GROUP:
-        return min(disk_class.largest_gib, max(c.disk_gib * PEAK_FACTOR, disk_class.smallest_gib))
-    return c.disk_gib
+    assert point.disk is not None
+    disk_class = prices.disk(point.disk)
+    if disk_class.billing == "used" and point.ttl == GROUP:
+        peak_gib = max(point.disk_gib * PEAK_FACTOR, disk_class.smallest_gib)
+        return min(disk_class.largest_gib, peak_gib)
+    return point.disk_gib
 
 
 def metrics_of(result: SystemResult) -> dict[str, Any]:
@@ -162,16 +163,16 @@ def row_of(
 
     Operations are bought for pages of ``kv_bytes_per_token`` (infinite: operations are no limit).
     """
-    c = configuration
+    point = configuration
     used_gib = metrics["mean_bytes_by_tier"].get("disk", 0.0) / GIB
     hours = metrics["makespan_s"] / 3600
-    cost = _price_per_hour(c, prices, kv_bytes_per_token, used_gib) * hours
-    if c.disk is not None:
-        cost += prices.disk(c.disk).transfer_price(
+    cost = _price_per_hour(point, prices, kv_bytes_per_token, used_gib) * hours
+    if point.disk is not None:
+        cost += prices.disk(point.disk).transfer_price(
             metrics["disk_read_bytes"], metrics["disk_written_bytes"]
         )
     costs = {"cost_per_hour": cost / max(hours, 1e-12), "cost": cost}
-    return PlanRow(c, {**metrics, **costs})
+    return PlanRow(point, {**metrics, **costs})
 
 
 def cost_bounds(
@@ -189,13 +190,15 @@ def cost_bounds(
     }
 
 
-def _price_per_hour(c: Configuration, prices: Prices, kv_bytes: float, used_gib: float) -> float:
+def _price_per_hour(
+    point: Configuration, prices: Prices, kv_bytes_per_token: float, used_gib: float
+) -> float:
     return prices.price_per_hour(
-        instances=c.instances,
-        dram_gib=c.dram_gib,
-        disk=c.disk,
-        disk_gib=c.disk_gib,
+        instances=point.instances,
+        dram_gib=point.dram_gib,
+        disk=point.disk,
+        disk_gib=point.disk_gib,
         used_gib=used_gib,
-        mib_s=c.disk_mib_s,
-        page_bytes=c.page_size * kv_bytes,
+        mib_s=point.disk_mib_s,
+        page_bytes=point.page_size * kv_bytes_per_token,
     )

@@ -68,10 +68,11 @@ class PlanInputs:
             self._tables[key] = learn(paths, disk_tokens, learning, self.hash).table
         return self._tables[key]
 
-    def table_of(self, c: Configuration, load: float = 1.0) -> TTLTable | None:
-        if c.ttl != GROUP or c.disk is None:
+    def table_of(self, point: Configuration, load: float = 1.0) -> TTLTable | None:
+        if point.ttl != GROUP or point.disk is None:
             return None
-        return self.group_table(c.disk_gib * self.prices.disk_count(c.disk, c.instances), load)
+        disk_count = self.prices.disk_count(point.disk, point.instances)
+        return self.group_table(point.disk_gib * disk_count, load)
 
     def learning_requests(self, load: float = 1.0) -> int:
         """Return the number of requests used to learn group TTLs."""
@@ -86,9 +87,9 @@ class PlanInputs:
 
 def simulate_one(inputs: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
     """Run one simulation. Returns its result and its group TTLs."""
-    c = task.configuration
-    table = inputs.table_of(c, task.load)
-    config = system_of(c, inputs.engine, inputs.prices, inputs.policy_configs, table)
+    point = task.configuration
+    table = inputs.table_of(point, task.load)
+    config = system_of(point, inputs.engine, inputs.prices, inputs.policy_configs, table)
     workload, profile = inputs.loaded_workload(task.load), inputs.engine.profile
     return simulate_system(workload, config, profile), table
 

@@ -1,4 +1,4 @@
-"""One request on its way through an instance."""
+"""Requests of the simulation, as an instance keeps them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class SimulatedRequest:
 
     index: int
     arrival_s: float
-    """Arrival time in seconds."""
     request: Request
     path: tuple[int, ...]
     prompt_tokens: int

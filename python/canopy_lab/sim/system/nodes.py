@@ -154,10 +154,7 @@ class TierNodes:
         return Match(device, device.offset + device.length, node, depth, node.offset + node.length)
 
     def lock(self, node: TierNode, locked_ancestor: TierNode | None = None) -> None:
-        """Lock ``node`` and its ancestors until ``unlock``. Nests.
-
-        With ``locked_ancestor``, extend the lock of that ancestor to ``node``.
-        """
+        """Lock ``node`` up to the root, or to ``locked_ancestor``, until ``unlock``. Nests."""
         stop = self.root if locked_ancestor is None else locked_ancestor
         while node is not stop:
             node.locks += 1

@@ -28,8 +28,8 @@ class PrefillStep(NamedTuple):
 class _StepRoom:
     """The jobs of a step, with their new tokens, and the tokens left for further jobs."""
 
-    input_left: int
-    chunk_left: int
+    input_tokens_left: int
+    chunk_tokens_left: int
     reserved_tokens: float
     """Output that this step's and the running jobs may still allocate."""
     padding_tokens: int = 0
@@ -42,8 +42,8 @@ class _StepRoom:
     def add(self, job: SimulatedRequest, new_tokens: int, page: int) -> None:
         """Add a job. Its new tokens are allocated; the rest of its page and one more are kept free."""
         self.batch.append((job, new_tokens))
-        self.chunk_left -= new_tokens
-        self.input_left -= new_tokens
+        self.chunk_tokens_left -= new_tokens
+        self.input_tokens_left -= new_tokens
         self.padding_tokens += -new_tokens % page + page
 
 
@@ -98,8 +98,9 @@ class PrefillBatch:
         """Add the next part of the chunked prefill to the step."""
         page = self._config.page_tokens
         remaining = job.target_tokens - job.kv_tokens
-        limit_tokens = self._queue.share_step(remaining, page, room.chunk_left)
-        new_tokens = min(remaining, room.chunk_left if limit_tokens is None else limit_tokens)
+        step_tokens = room.chunk_tokens_left
+        limit_tokens = self._queue.share_step(remaining, page, step_tokens)
+        new_tokens = min(remaining, step_tokens if limit_tokens is None else limit_tokens)
         self._claim(job, new_tokens)
         room.add(job, new_tokens, page)
         if new_tokens == remaining:
@@ -112,7 +113,7 @@ class PrefillBatch:
         admitted: list[SimulatedRequest] = []
         load_tokens, running_count = 0, len(self._running)
         for job in self._queue.jobs:
-            if room.input_left <= 0 or room.chunk_left <= 0:
+            if room.input_tokens_left <= 0 or room.chunk_tokens_left <= 0:
                 break
             if running_count + len(room.batch) >= self._config.max_running:
                 self.is_full = True
@@ -121,9 +122,9 @@ class PrefillBatch:
                 continue
             if job.fetch is not None and not self._prefetcher.settle(job, now):  # type: ignore[union-attr]
                 continue
-            if self._chunked is not None and self._uncached_tokens(job) > room.chunk_left:
+            if self._chunked is not None and self._uncached_tokens(job) > room.chunk_tokens_left:
                 break
-            admission = self._admit(job, room.unavailable_tokens, room.chunk_left)
+            admission = self._admit(job, room.unavailable_tokens, room.chunk_tokens_left)
             if admission is None:
                 if self._chunked is not None:
                     break  # there may be room once the chunked prefill is done
@@ -149,7 +150,7 @@ class PrefillBatch:
         return load_tokens
 
     def _admit(
-        self, job: SimulatedRequest, reserved_tokens: float, chunk_left: int
+        self, job: SimulatedRequest, reserved_tokens: float, chunk_tokens_left: int
     ) -> tuple[int, int] | None:
         """Admit ``job``; return (new tokens, tokens loaded from the host), or ``None`` if full."""
         tree, page = self._tree, self._config.page_tokens
@@ -179,7 +180,7 @@ class PrefillBatch:
                 tree.lock(anchor)
                 tree.unlock(match.node)
         job.leaf = anchor
-        new_tokens = min(job.target_tokens - hit, chunk_left)
+        new_tokens = min(job.target_tokens - hit, chunk_tokens_left)
         if hit + new_tokens < job.target_tokens:
             new_tokens = max((hit + new_tokens) // page * page - hit, min(page, new_tokens))
         if job.target_tokens == job.prompt_tokens:
