@@ -47,7 +47,7 @@ def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
             if sampler.selects(conversation_key(row)):
                 sampler.add(conversation_key(row), row)
         assert sampler.one_in in (8, 16, 32)
-        samples.append(sampler.rows())
+        samples.append(sampler.requests())
     sample, shuffled_sample = samples
     assert sample == shuffled_sample
     assert 50 <= len(sample) <= 100
@@ -61,7 +61,7 @@ def test_blocks_are_merged_before_conversations_are_dropped():
     for row in rows:
         sampler.add(conversation_key(row), row)
     assert sampler.merged == 4
-    assert {request.block_tokens for request in sampler.rows()} == {64}
+    assert {request.block_tokens for request in sampler.requests()} == {64}
     assert sampler.one_in == 1
 
 

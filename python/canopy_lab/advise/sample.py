@@ -100,6 +100,7 @@ class RequestSampler:
         self.one_in = self.merged = 1
         self._threshold = _HASH_RANGE
         self._sampled: dict[int, list[tuple[int, TraceRequest]]] = {}
+        """Hash of a conversation -> its requests, each with its ordinal."""
         self._ordinals = count()
         self._request_count = self._accesses = self._tokens = 0
 
@@ -126,10 +127,10 @@ class RequestSampler:
         ) and len(self._sampled) > 1:
             self._halve_threshold()
 
-    def rows(self) -> list[TraceRequest]:
+    def requests(self) -> list[TraceRequest]:
         """Return the sampled rows, sorted by time and, for equal times, by the order of ``add``."""
-        ordered = sorted((r.time_s, n, r) for rows in self._sampled.values() for n, r in rows)
-        return [row for _, _, row in ordered]
+        ordered = sorted((r.time_s, n, r) for pairs in self._sampled.values() for n, r in pairs)
+        return [request for _, _, request in ordered]
 
     def _count_request(self, request: TraceRequest, sign: int) -> None:
         self._request_count += sign
@@ -143,16 +144,16 @@ class RequestSampler:
 
     def _merge_blocks(self) -> None:
         self.merged *= 2
-        for key, rows in self._sampled.items():
-            self._sampled[key] = [(number, with_long_blocks(row, 2)) for number, row in rows]
-        self._accesses = sum(len(r.blocks) for rows in self._sampled.values() for _, r in rows)
+        for key, pairs in self._sampled.items():
+            self._sampled[key] = [(n, with_long_blocks(request, 2)) for n, request in pairs]
+        self._accesses = sum(len(r.blocks) for pairs in self._sampled.values() for _, r in pairs)
 
     def _halve_threshold(self) -> None:
         self._threshold //= 2
         self.one_in *= 2
         for key in [k for k in self._sampled if k >= self._threshold]:
-            for _, row in self._sampled.pop(key):
-                self._count_request(row, -1)
+            for _, request in self._sampled.pop(key):
+                self._count_request(request, -1)
 
 
 def with_long_blocks(request: TraceRequest, factor: int) -> TraceRequest:
@@ -272,31 +273,31 @@ def _cut_texts(
             scale.add(prompt, request.input_tokens)
             yield request
 
-    index = ConversationIndex()
+    conversations = ConversationIndex()
     for request in shift_to_zero(convert(), tolerance):
-        yield with_conversation(request, index)
+        yield with_conversation(request, conversations)
     sample.span_s = max(end_s - start_s, 0.0)
 
 
 def _finish(sample: LogSample, sampler: RequestSampler) -> None:
     """Shift times to start at 0, and count distinct and shared blocks."""
-    rows = sampler.rows()
-    if not rows:
+    requests = sampler.requests()
+    if not requests:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
-    start_s = rows[0].time_s
+    start_s = requests[0].time_s
     interned: dict[int, int] = {}
-    for index, r in enumerate(rows):
+    for index, request in enumerate(requests):
         # Intern the ids: most repeat, and equal ints would be separate objects.
-        blocks = tuple([interned.setdefault(block, block) for block in r.blocks])
-        rows[index] = copy_with(r, time_s=r.time_s - start_s, blocks=blocks)
-    sample.requests, sample.merged, sample.one_in = rows, sampler.merged, sampler.one_in
+        blocks = tuple([interned.setdefault(block, block) for block in request.blocks])
+        requests[index] = copy_with(request, time_s=request.time_s - start_s, blocks=blocks)
+    sample.requests, sample.merged, sample.one_in = requests, sampler.merged, sampler.one_in
     sample.conversations = sampler.conversations
-    sample.block_tokens = rows[0].block_tokens
+    sample.block_tokens = requests[0].block_tokens
     owners: dict[int, str | int | None] = {}
     shared: set[int] = set()
-    for number, r in enumerate(sample.requests):
-        owner_name = number if r.conversation is None else r.conversation
-        for block in r.blocks:
+    for number, request in enumerate(sample.requests):
+        owner_name = number if request.conversation is None else request.conversation
+        for block in request.blocks:
             if owners.setdefault(block, owner_name) != owner_name:
                 shared.add(block)
     sample.distinct_blocks = len(owners)

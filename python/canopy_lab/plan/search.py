@@ -33,8 +33,6 @@ _BATCH_SIZE = 8
 """Midpoints per round. Fixed: results must not depend on the processes."""
 _CHOICES_TOLERANCES = 4.0
 """Remaining gain, in tolerances, at which choices are tried."""
-
-
 MARGINAL_GAIN = 0.01
 """Minimum gain of a DRAM step, as a share of the range."""
 PROBE_COUNT = 3

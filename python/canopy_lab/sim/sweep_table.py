@@ -34,10 +34,10 @@ def mean(rows: Sequence[SweepRow], key: str) -> float:
 def sweep_table(rows: Sequence[SweepRow]) -> str:
     """Return a sweep's rows as text, with the gap to hindsight if it was simulated."""
     cells = group_by_cell(rows)
-    base = _baseline({label for label, _ in cells})
-    with_gap = base is not None and (BOUND_POLICY, 0) in cells
+    baseline = _baseline({label for label, _ in cells})
+    with_gap = baseline is not None and (BOUND_POLICY, 0) in cells
     header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]
-    header += ["prefill s", f"against {base}"] if base else ["prefill s"]
+    header += ["prefill s", f"against {baseline}"] if baseline else ["prefill s"]
     header += ["uncached p50", "p90", "p95", "p99", "TEL", "over", "s"]
     table = []
     for (label, index), group in cells.items():
@@ -49,13 +49,14 @@ def sweep_table(rows: Sequence[SweepRow]) -> str:
             f"{mean(group, 'capacity_blocks'):.0f}",
             f"{np.mean(hits):.2f}" + (f" ±{spread:.2f}" if spread else ""),
         ]
-        if with_gap and base:
-            texts.append(_gap(cells, index, float(np.mean(hits)), base))
+        if with_gap and baseline:
+            texts.append(_gap(cells, index, float(np.mean(hits)), baseline))
         texts.append(f"{100 * mean(group, 'token_hit_ratio'):.2f}")
         seconds = mean(group, "prefill_s")
         texts.append(f"{seconds:.0f}")
-        if base:
-            texts.append(f"{100 * (seconds / mean(cells[base, index], 'prefill_s') - 1):+.1f} %")
+        if baseline:
+            baseline_s = mean(cells[baseline, index], "prefill_s")
+            texts.append(f"{100 * (seconds / baseline_s - 1):+.1f} %")
         texts += [short_number(mean(group, f"uncached_tokens_p{p}")) for p in (50, 90, 95, 99)]
         texts += [short_number(mean(group, "tel_tokens")), f"{mean(group, 'slo_violations'):.0f}"]
         table.append([*texts, f"{mean(group, 'seconds'):.2f}"])
@@ -75,8 +76,8 @@ def sweep_notes(rows: Sequence[SweepRow]) -> list[str]:
     if seeds > 1:
         notes.append(f"means over {seeds} seeds, ± half the range")
     policies = {row["policy"] for row in rows}
-    if BOUND_POLICY in policies and (base := _baseline(policies)):
-        notes.append(f"gap: share of the way from {base} to the hindsight bound {BOUND_POLICY}")
+    if BOUND_POLICY in policies and (baseline := _baseline(policies)):
+        notes.append(f"gap: share of the way from {baseline} to the hindsight bound {BOUND_POLICY}")
     notes.append(
         f"prefill s: seconds of all requests, each alone, under the profile {first_row['prefill_profile']}"
     )

@@ -37,14 +37,14 @@ _SERVER_MARKS = (
     b"Received request",
     b" details: prompt",
 )
-_ENTRY_FIELDS = (
+_ENTRY_KEYS = (
     *("event", "messages", "prompt", "prompt_token_ids", "input_ids", "contents", "input"),
     *("hash_ids", "body", "request", "request_body", "requestBody", "proxy_server_request"),
     *("kwargs", "attributes"),
     *("standard_logging_object", "resourceSpans", "requests", "schema"),
 )
 """Fields of entries that are read as they are."""
-_TIMES = ("time", "timestamp", "startTime", "start_time", "created_at", "event")
+_TIME_KEYS = ("time", "timestamp", "startTime", "start_time", "created_at", "event")
 
 FieldPath = tuple[str, ...]
 """Fields from a collector's object to the line in it."""
@@ -109,7 +109,7 @@ def _unwrap_collector(
 def is_foreign(line: bytes) -> bool:
     """Return whether a line is a JSON object that is no entry of a known log."""
     entry = _parse_object(line)
-    return entry is not None and not any(name in entry for name in _ENTRY_FIELDS)
+    return entry is not None and not any(name in entry for name in _ENTRY_KEYS)
 
 
 def _find_collector_field(line: bytes) -> list[FieldPath]:
@@ -135,7 +135,7 @@ def _find_field(entry: dict[str, Any], depth: int) -> FieldPath | None:
 
 
 def _is_request(entry: dict[str, Any]) -> bool:
-    return any(name in entry for name in _ENTRY_FIELDS) and any(name in entry for name in _TIMES)
+    return any(name in entry for name in _ENTRY_KEYS) and any(name in entry for name in _TIME_KEYS)
 
 
 def _inner_line(line: bytes, paths: dict[FieldPath, None]) -> bytes:

@@ -38,8 +38,6 @@ _TIME = re.compile(
 _IDENTIFIER = re.compile(
     r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-|[0-9a-fA-F]{7,}|(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{6,}"
 )
-
-
 _NUMBER = re.compile(r"[+-]?[0-9][0-9,_]*(\.[0-9]+)?%?")
 
 
