@@ -195,7 +195,7 @@ def _adapter(logged: Mapping[str, Any]) -> Any:
 
 
 def _server_blocks(logged: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:
-    """Return the server's block hashes (``radix/live_request.py``, ``live_request`` and ``_extend``)."""
+    """Return the server's block hashes (``radix/live_request.py``, ``extend_path``)."""
     try:
         import xxhash
     except ImportError:

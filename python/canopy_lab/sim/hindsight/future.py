@@ -95,7 +95,7 @@ class HindsightPolicy(Policy):
         self._heap = LazyHeap()
 
     def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
-        """Return ``(rank, keep)``: evict the least rank first, down to ``keep`` blocks of path."""
+        """Return (rank, kept blocks of the path); the leaf of least rank is evicted first."""
         raise NotImplementedError
 
     def admit(self, leaf: Leaf, now: float) -> None:

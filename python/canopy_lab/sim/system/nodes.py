@@ -3,7 +3,7 @@
 A node is on the device, on the host, or on both. The parent of a device node is on the device too. A
 node without children on the device can be evicted from it; a node only on the host without children
 can be evicted from the host. Each tier's policy ranks exactly these leaves, as in a live server
-(``radix/core.py``).
+(``radix/evictable.py``).
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class TierNodes:
             self._update_rank(node)
 
     def protect(self, node: TierNode, tenant: str | None) -> None:
-        """Protect the path to ``node`` for a waiting request (as in ``radix/core.py``)."""
+        """Protect the path to ``node`` for a waiting request (as in ``radix/protected.py``)."""
         now = self.now
         if node is self.root or node.last_access >= now or self.awaited.is_fresh(node, now):
             return

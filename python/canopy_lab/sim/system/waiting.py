@@ -1,6 +1,6 @@
 """Protect the cached prefixes of waiting requests from eviction.
 
-``ProtectedPrefixes`` is Canopy's live tree (``radix/core.py``, ``protect_awaited``): a request that
+``ProtectedPrefixes`` is Canopy's live tree (``radix/protected.py``): a request that
 is matched but not admitted protects the deepest node of its path for a minute, within a budget.
 Arrivals are matched, and the budget is spent from the head of the queue.
 
