@@ -150,7 +150,7 @@ def test_a_group_present_from_the_beginning_gets_its_own_ttl_in_the_traces_ids()
 
 def test_auto_is_planned_as_it_is_served():
     inputs = plan_inputs()
-    inputs.engine = replace(inputs.engine, auto=True)
+    inputs.engine = replace(inputs.engine, is_auto=True)
     configuration = Configuration(policy="wa")
     plan, _ = server_plan(plan_row(configuration), inputs, {})
     assert plan["radix-eviction"] == "auto"

@@ -53,7 +53,7 @@ def test_an_order_equals_sglangs(name, jobs):
         hit_tokens[index] = min(cached_tokens, prompt_tokens - 1)
         path = tuple(1000 * group + i for i in range(pages))
         canopy_jobs.append(
-            Job(index=index, target=prompt_tokens, tokens_before=tokens_before, path=path,
+            Job(index=index, target_tokens=prompt_tokens, tokens_before=tokens_before, path=path,
                             arrival_s=float(index), request=SimpleNamespace(block_tokens=10))
         )  # fmt: skip
         reqs.append(
