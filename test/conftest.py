@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from support.chip import environment, has_cuda
-from support.ranks import Runner, two_ranks
+from support.chip import has_cuda, kernel_environment
+from support.ranks import RankRun, two_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -18,7 +18,7 @@ settings.register_profile("canopy", deadline=None, derandomize=True, max_example
 settings.register_profile("explore", deadline=None, print_blob=True)
 
 # Set before sglang or triton is imported.
-for name, value in environment(has_cuda()).items():
+for name, value in kernel_environment(has_cuda()).items():
     os.environ.setdefault(name, value)
 # Else the checkouts of a machine build SGLang's page hash again whenever another one has.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(ROOT / ".canopy" / "torch_extensions"))
@@ -29,7 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "support.models")
 
 # Files of over twenty seconds; at the end of a run one of them would delay a single worker.
-EARLY_FILES = {"test_ranks", "test_fuzz", "test_scenarios", "test_plan_command", "test_real_traces"}
+LONG_FILES = {"test_ranks", "test_fuzz", "test_scenarios", "test_plan_command", "test_real_traces"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,8 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run servers first, then ranks and long files; the others go to the first idle worker. A file
     stays with one worker. Files marked with the same `xdist_group` do, one after the other."""
-    sort_keys = {item: (_start_class(item), *_group(item)) for item in items}
-    items.sort(key=sort_keys.__getitem__)
+    items.sort(key={item: (_start_class(item), *_group_key(item)) for item in items}.__getitem__)
     if not config.getoption("--all"):
         skip = pytest.mark.skip(reason="long: ./scripts/test.sh --all runs it")
         for item in items:
@@ -56,14 +55,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _start_class(item: pytest.Item) -> int:
-    """Return 0 for servers, 1 for ranks and the files of `EARLY_FILES`, 2 for others."""
+    """Return 0 for servers, 1 for ranks and the files of `LONG_FILES`, 2 for others."""
     if "served" in item.path.parts:
         return 0
-    return 1 if item.path.stem in EARLY_FILES or item.get_closest_marker("xdist_group") else 2
+    return 1 if item.path.stem in LONG_FILES or item.get_closest_marker("xdist_group") else 2
 
 
-def _group(item: pytest.Item) -> tuple[bool, str]:
-    """Return the position of the item's group; without one, its file becomes its group."""
+def _group_key(item: pytest.Item) -> tuple[bool, str]:
+    """Return the item's position among groups. An item without a group gets its file as its group."""
     marker = item.get_closest_marker("xdist_group")
     if marker is None:
         item.add_marker(pytest.mark.xdist_group(item.location[0]))
@@ -83,7 +82,7 @@ def restore_canopy_variables() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankRun]:
     """The pair of ranks of the group `ranks`."""
     with two_ranks(tmp_path_factory.mktemp("ranks")) as runner:
         yield runner

@@ -22,7 +22,7 @@ sys.path += [str(ROOT / "scripts"), str(ROOT / "test")]
 
 from launch_server import ServerProcess, free_port, serving, with_plugin  # noqa: E402
 from support import forked  # noqa: E402
-from support.chip import environment  # noqa: E402
+from support.chip import kernel_environment  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
 
 TOKENIZER = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
@@ -36,7 +36,7 @@ def prepare(folder: Path) -> None:
 
     Call it before the first server: the process that forks them copies this environment.
     """
-    os.environ |= environment(cuda=False)
+    os.environ |= kernel_environment(is_compiled=False)
     os.environ |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1"}
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[-2:])
     os.environ |= with_plugin(folder, PLAIN, "canopy_cpu:install")

@@ -45,7 +45,7 @@ class TimedTree:
         self.name = name
         self.is_canopy = core is None
         policy = name if self.is_canopy else "lru"
-        self.tree = LiveTree(tokens, policy, page_size=page_size, core=core)
+        self.tree = LiveTree(tokens, policy, page_size=page_size, sglang_core=core)
         self.now_s = 0.0
 
     def time_conversation(self, tokens: array, turn_tokens: int) -> dict[int, dict[str, float]]:

@@ -53,7 +53,7 @@ def median_us(call, repeats: int) -> float:
 def measure(name: str, leaves: int, singles: int) -> dict[str, float]:
     core = name if name in ("python", "rust") else None
     policy, config = ("lru", None) if core else (name, {"quantum_tokens": 1})
-    tree = LiveTree(leaves * LEAF_TOKENS + 64, policy, config, core=core)
+    tree = LiveTree(leaves * LEAF_TOKENS + 64, policy, config, sglang_core=core)
     gc.collect()
     gc.disable()
     to_insert = iter(range(leaves))

@@ -11,7 +11,7 @@ from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 
 MAX_SESSIONS, SESSION_TOKENS, WAITING_PER_TENANT = 20, 50, 3
-STEPS, WARM_UP_STEPS = 900, 200
+STEP_COUNT, WARM_UP_STEPS = 900, 200
 
 
 class Owner(NamedTuple):
@@ -20,11 +20,11 @@ class Owner(NamedTuple):
 
 
 def admission_shares(owners: dict[str, Owner]) -> dict[str, float]:
-    """Share of admissions by the name of the tenants' owner. Every tenant always has
-    ``WAITING_PER_TENANT`` new sessions at the gate; the oldest active session ends each second."""
+    """Return the share of the admissions by owner's name. Every tenant always has ``WAITING_PER_TENANT`` new
+    sessions at the gate, and the oldest active session ends each second."""
     settings = GateSettings(always=True, age_s=1e9, overrun_interval_s=1e9)
     gate = SessionGate(settings, MAX_SESSIONS * SESSION_TOKENS)
-    numbers, admitted = itertools.count(1), Counter[str]()
+    numbers, admissions = itertools.count(1), Counter[str]()
 
     def arrive(tenant: str, now: float) -> bool:
         """Let a session arrive; return whether it waits."""
@@ -37,19 +37,20 @@ def admission_shares(owners: dict[str, Owner]) -> dict[str, float]:
         gate.arrive(number, request)
         return gate.holds(number)
 
-    for now in range(STEPS):
+    for now in range(STEP_COUNT):
         waiting = Counter(session.tenant for session in gate.waiting.sessions.values())
         for tenant in owners:
             while waiting[tenant] < WAITING_PER_TENANT:
                 waiting[tenant] += arrive(tenant, float(now))
         oldest = next(iter(gate.places.active_sessions.values()))
-        ticket, request = next((t, r) for t, (s, r) in gate.by_ticket.items() if s is oldest)
+        ticket = {session: ticket for ticket, (session, _) in gate.by_ticket.items()}[oldest]
+        _, request = gate.by_ticket[ticket]
         request.over = True
         gate.finish(ticket, request)
         if now > WARM_UP_STEPS:
-            admitted[owners[request.tenant].name] += 1
+            admissions[owners[request.tenant].name] += 1
         gate.advance(float(now))
-    return {owner: count / admitted.total() for owner, count in admitted.items()}
+    return {owner: count / admissions.total() for owner, count in admissions.items()}
 
 
 @pytest.mark.parametrize("name_count", [1, 60])
@@ -61,20 +62,19 @@ def test_names_that_no_gateway_vouches_for_have_one_share(name_count: int) -> No
 
 def test_vouched_tenants_get_equal_shares() -> None:
     vouched = {name: Owner(name, GATEWAY) for name in ("a", "b", "c")}
-    unvouched = {f"x{i}": Owner("client", CLIENT) for i in range(60)}
-    shares = admission_shares({**vouched, **unvouched})
+    shares = admission_shares({**vouched, **{f"x{i}": Owner("client", CLIENT) for i in range(60)}})
     assert list(shares.values()) == pytest.approx([0.25] * 4, abs=0.02)
 
 
 def test_a_vouched_tenants_name_has_no_effect_without_the_gateways_secret() -> None:
     gate = SessionGate(GateSettings(always=True), 1000)
-    charged = [
+    charged_tenants = [
         gate.arrive(
             number, Request(time=1.0, path=(), prompt_tokens=10, tenant="vouched", source=source)
         ).charged_to
         for number, source in enumerate((GATEWAY, CLIENT))
     ]
-    assert charged[0] != charged[1]
+    assert charged_tenants[0] != charged_tenants[1]
 
 
 def test_without_a_gateway_each_tenant_is_charged_by_its_name() -> None:

@@ -13,28 +13,29 @@ from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.records import Request
 
 BLOCK_TOKENS = 10
-_blocks = itertools.count(1)
+_new_blocks = itertools.count(1)
 
 
 class Agent:
-    """A session that grows by ``growth`` tokens a turn and shares its first ``shared`` blocks."""
+    """A session that grows by ``growth_tokens`` a turn and begins with ``shared_blocks``."""
 
     def __init__(
         self,
         name: str | None,
         tokens: int,
-        growth: int = 0,
+        growth_tokens: int = 0,
         tenant: str | None = None,
-        shared: tuple[int, ...] = (),
+        shared_blocks: tuple[int, ...] = (),
     ) -> None:
-        self.name, self.tokens, self.growth, self.tenant = name, tokens, growth, tenant
-        self.path = list(shared)
+        self.name, self.tokens, self.tenant = name, tokens, tenant
+        self.growth_tokens = growth_tokens
+        self.path = list(shared_blocks)
         self.turns = 0
         self._extend()
 
     def _extend(self) -> None:
         missing_blocks = self.tokens // BLOCK_TOKENS - len(self.path)
-        self.path += itertools.islice(_blocks, max(0, missing_blocks))
+        self.path += itertools.islice(_new_blocks, max(0, missing_blocks))
 
     def request(self, time: float) -> Request:
         self.turns += 1
@@ -50,12 +51,12 @@ class Agent:
         )
 
     def grow(self) -> None:
-        self.tokens += self.growth
+        self.tokens += self.growth_tokens
         self._extend()
 
 
-def gate_of(capacity: int, **options: float) -> SessionGate:
-    return SessionGate(GateSettings(always=True, **options), capacity)  # type: ignore[arg-type]
+def gate_of(capacity_tokens: int, **options: float) -> SessionGate:
+    return SessionGate(GateSettings(always=True, **options), capacity_tokens)  # type: ignore[arg-type]
 
 
 def arrive(gate: SessionGate, agent: Agent, time: float) -> tuple[str, Request]:
@@ -94,9 +95,9 @@ def test_new_sessions_wait_while_thinking_sessions_fill_the_memory(gate) -> None
 
 
 def test_the_pause_after_an_overtaken_request_is_learnt(gate) -> None:
-    agent = Agent("a", 50, growth=10)
+    agent = Agent("a", 50, growth_tokens=10)
     ticket, request = arrive(gate, agent, 0.0)
-    request.time = 3.0  # it counts as arriving with its overtakers
+    request.time = 3.0  # its arrival counts as that of the requests that overtook it
     gate.advance(5.0)
     gate.finish(ticket, request)
     agent.grow()
@@ -105,14 +106,14 @@ def test_the_pause_after_an_overtaken_request_is_learnt(gate) -> None:
 
 
 def test_a_turn_of_an_admitted_session_never_waits(gate) -> None:
-    agent = Agent("a", 60, growth=60)
+    agent = Agent("a", 60, growth_tokens=60)
     for time in range(5):
         assert serve_turn(gate, agent, float(time))
     assert gate.stats()["footprint_tokens"] > 100
 
 
 def test_a_session_without_a_name_is_recognised_by_its_prompt(gate) -> None:
-    agent = Agent(None, 60, growth=20)
+    agent = Agent(None, 60, growth_tokens=20)
     assert serve_turn(gate, agent, 0.0)
     ticket, _ = arrive(gate, Agent(None, 60), 1.0)
     assert gate.holds(ticket)
@@ -120,30 +121,28 @@ def test_a_session_without_a_name_is_recognised_by_its_prompt(gate) -> None:
 
 
 def test_prompts_with_a_common_beginning_are_separate_sessions(gate) -> None:
-    system = tuple(itertools.islice(_blocks, 2))
-    first, second = Agent(None, 60, shared=system), Agent(None, 80, shared=system)
+    system = tuple(itertools.islice(_new_blocks, 2))
+    first, second = Agent(None, 60, shared_blocks=system), Agent(None, 80, shared_blocks=system)
     assert serve_turn(gate, first, 0.0)
     ticket, _ = arrive(gate, second, 1.0)
     assert gate.holds(ticket)
 
 
 def test_a_shared_prefix_counts_once() -> None:
-    system = tuple(itertools.islice(_blocks, 5))
+    system = tuple(itertools.islice(_new_blocks, 5))
     gate = gate_of(100)
     for name in "abcde":
-        assert serve_turn(gate, Agent(name, 60, shared=system), 0.0), name
+        assert serve_turn(gate, Agent(name, 60, shared_blocks=system), 0.0), name
     assert gate.stats()["footprint_tokens"] == 50 + 5 * 10
-    assert not serve_turn(gate, Agent("f", 60, shared=system), 0.0)
+    assert not serve_turn(gate, Agent("f", 60, shared_blocks=system), 0.0)
 
 
 def test_parallel_requests_of_one_conversation_are_sessions_of_their_own(gate) -> None:
-    """A client that gives all requests one name takes no more memory than others."""
+    """A client that names all its requests alike gets no more memory than others."""
     arrive(gate, Agent("same", 40), 0.0)
     for i in range(3):
-        request = Agent("same", 40).request(1.0)
-        gate.arrive(f"parallel {i}", request)
-    delayed = [gate.holds(f"parallel {i}") for i in range(3)]
-    assert delayed == [False, True, True]
+        gate.arrive(f"parallel {i}", Agent("same", 40).request(1.0))
+    assert [gate.holds(f"parallel {i}") for i in range(3)] == [False, True, True]
 
 
 def test_a_session_that_never_returns_loses_its_place(gate) -> None:
@@ -161,11 +160,11 @@ def test_a_session_that_never_returns_loses_its_place(gate) -> None:
 def test_learnt_curves_decide_how_long_a_silent_session_counts() -> None:
     """After turns within two seconds of each other, ten seconds of silence end a session."""
     gate = gate_of(1000)
-    for n in range(60):
-        agent = Agent(f"fast {n}", 10)
+    for number in range(60):
+        agent = Agent(f"fast {number}", 10)
         for i in range(4):
-            assert serve_turn(gate, agent, 10.0 * n + i)
-        gate.hint_over(None, f"fast {n}")
+            assert serve_turn(gate, agent, 10.0 * number + i)
+        gate.hint_over(None, f"fast {number}")
     assert serve_turn(gate, Agent("silent", 900), 700.0)
     ticket, _ = arrive(gate, Agent("new", 900), 700.5)
     assert gate.holds(ticket)
@@ -174,7 +173,7 @@ def test_learnt_curves_decide_how_long_a_silent_session_counts() -> None:
 
 
 def test_a_thinking_session_is_charged_before_any_session_has_returned() -> None:
-    """Until eight of them have been silent for the horizon: no one-shot request is charged for long."""
+    """Once eight sessions have been silent for the horizon, requests of one turn are not charged for long."""
     gate = gate_of(1000)
     for number in range(9):
         assert serve_turn(gate, Agent(f"first {number}", 100), 0.5 * number)
@@ -190,7 +189,7 @@ def test_a_thinking_session_is_charged_before_any_session_has_returned() -> None
 
 
 def test_a_paused_session_that_returns_waits_and_is_paused_no_more(gate) -> None:
-    """Else a bound on paused sessions could forget it, and nothing would admit its request."""
+    """If it stayed among the paused, their bound could drop it, and nothing would admit its request."""
     agent = Agent("a", 60)
     assert serve_turn(gate, agent, 0.0)
     (session,) = gate.places.active_sessions.values()
@@ -205,19 +204,19 @@ def test_an_aged_session_is_admitted_before_smaller_new_ones() -> None:
     gate = gate_of(100, age_s=30.0)
     for name in "ab":
         arrive(gate, Agent(name, 45), 0.0)
-    large, _ = arrive(gate, Agent("large", 80), 1.0)
-    small, _ = arrive(gate, Agent("small", 10), 2.0)
-    assert gate.holds(large)
-    assert not gate.holds(small), "it has room that the large one cannot use"
-    later, _ = arrive(gate, Agent("later", 10), 40.0)
+    large_ticket, _ = arrive(gate, Agent("large", 80), 1.0)
+    small_ticket, _ = arrive(gate, Agent("small", 10), 2.0)
+    assert gate.holds(large_ticket)
+    assert not gate.holds(small_ticket), "it uses room that the large session cannot use"
+    later_ticket, _ = arrive(gate, Agent("later", 10), 40.0)
     gate.leave("None/a/1")
     gate.advance(41.0)
-    assert gate.holds(large)
-    assert gate.holds(later), "what is free is kept for the aged one"
+    assert gate.holds(large_ticket)
+    assert gate.holds(later_ticket), "free room is kept for the aged session"
     gate.leave("None/b/1")
-    gate.leave(small)
+    gate.leave(small_ticket)
     gate.advance(42.0)
-    assert not gate.holds(large)
+    assert not gate.holds(large_ticket)
 
 
 def test_one_session_at_a_time_starts_without_room_the_oldest_first() -> None:
@@ -227,8 +226,8 @@ def test_one_session_at_a_time_starts_without_room_the_oldest_first() -> None:
     admitted_counts = []
     for time in range(2, 1 + 50 * 5 + 1):
         gate.advance(float(time))
-        admitted_counts.append([gate.holds(t) for t in tickets].count(False))
-    assert not any(gate.holds(t) for t in tickets), "the n-th after n intervals"
+        admitted_counts.append([*map(gate.holds, tickets)].count(False))
+    assert not any(map(gate.holds, tickets)), "session n is admitted after n intervals"
     assert admitted_counts == [(time - 1) // 50 for time in range(2, 252)]
 
 
@@ -238,13 +237,13 @@ def test_a_session_larger_than_the_memory_is_admitted_alone(gate) -> None:
 
 
 def admissions_in_order(gate: SessionGate, tickets: list[str]) -> Iterator[str]:
-    """End one session after the other; yield each that gets in."""
-    active = [t for t in tickets if not gate.holds(t)]
-    waiting = [t for t in tickets if gate.holds(t)]
+    """End one session after the other; yield the ticket of each that is admitted."""
+    active = [ticket for ticket in tickets if not gate.holds(ticket)]
+    waiting = [ticket for ticket in tickets if gate.holds(ticket)]
     while waiting:
         gate.leave(active.pop(0))
         gate.advance(gate.now)
-        for ticket in [t for t in waiting if not gate.holds(t)]:
+        for ticket in [ticket for ticket in waiting if not gate.holds(ticket)]:
             waiting.remove(ticket)
             active.append(ticket)
             yield ticket
@@ -254,8 +253,7 @@ def test_many_sessions_of_a_tenant_delay_that_tenant(gate) -> None:
     first_ticket, _ = arrive(gate, Agent("first", 25, tenant="steady"), 0.0)
     busy_tickets = [arrive(gate, Agent(f"f{i}", 25, tenant="busy"), 0.1)[0] for i in range(50)]
     second_ticket, _ = arrive(gate, Agent("second", 25, tenant="steady"), 0.2)
-    order = list(admissions_in_order(gate, [*busy_tickets, second_ticket]))
-    assert order.index(second_ticket) <= 1
+    assert list(admissions_in_order(gate, [*busy_tickets, second_ticket])).index(second_ticket) <= 1
     assert not gate.holds(first_ticket)
 
 
@@ -263,8 +261,8 @@ def test_invented_tenants_have_one_share_together(gate) -> None:
     arrive(gate, Agent("first", 25, tenant="steady"), 0.0)
     invented_tickets = [arrive(gate, Agent("x", 25, tenant=f"t{i}"), 0.1)[0] for i in range(50)]
     steady_tickets = [arrive(gate, Agent(f"m{i}", 25, tenant="steady"), 0.2)[0] for i in range(5)]
-    order = list(admissions_in_order(gate, [*invented_tickets, *steady_tickets]))
-    assert max(order.index(ticket) for ticket in steady_tickets) <= 2 * len(steady_tickets)
+    in_order = list(admissions_in_order(gate, [*invented_tickets, *steady_tickets]))
+    assert max(in_order.index(ticket) for ticket in steady_tickets) <= 2 * len(steady_tickets)
 
 
 def test_a_tenant_above_its_share_makes_room_for_an_aged_session_of_another() -> None:
@@ -329,7 +327,7 @@ EVENTS = st.lists(
 
 
 class RandomClients:
-    """Clients and a server: the gate's events, and an independent count."""
+    """Clients and a server that cause the gate's events, and an independent recount of its sums."""
 
     def __init__(self, always: bool = True) -> None:
         settings = GateSettings(always=always, age_s=20, overrun_interval_s=200, max_sessions=1000)
@@ -341,19 +339,19 @@ class RandomClients:
 
     def run_events(self, events: list) -> None:
         for event in events:
-            old_counts = self.gate.counts.admitted_sessions, self.gate._last_overrun_s
-            self.step(*event)
+            counts_before = self.gate.counts.admitted_sessions, self.gate._last_overrun_s
+            self.act(*event)
             self.gate.advance(self.time)
-            self.log += [(t, self.gate.holds(t)) for t in self.open_requests]
-            self.check(*old_counts)
+            self.log += [(ticket, self.gate.holds(ticket)) for ticket in self.open_requests]
+            self.check(*counts_before)
 
-    def step(self, event: str, choice: int, tokens: int, tenant: str | None, gap_s: float) -> None:
-        self.time += gap_s
+    def act(self, event: str, choice: int, tokens: int, tenant: str | None, pause_s: float) -> None:
+        self.time += pause_s
         tickets = list(self.open_requests)
-        busy = {id(agent) for agent, _ in self.open_requests.values()}
-        idle = [a for a in self.agents if id(a) not in busy]
+        busy_ids = {id(agent) for agent, _ in self.open_requests.values()}
+        idle = [agent for agent in self.agents if id(agent) not in busy_ids]
         if event == "new" or (event == "return" and not idle):
-            agent = Agent(f"s{len(self.agents)}", tokens, growth=tokens // 4, tenant=tenant)
+            agent = Agent(f"s{len(self.agents)}", tokens, growth_tokens=tokens // 4, tenant=tenant)
             self.agents.append(agent)
             self.send(agent)
         elif event == "return":
@@ -385,26 +383,28 @@ class RandomClients:
     def check(self, admitted_before: int, overrun_before_s: float) -> None:
         gate = self.gate
         active = list(gate.places.active_sessions.values())
-        charged = sum(s.charge_tokens for s in active)
-        assert gate.footprints.charged_tokens == pytest.approx(charged, abs=1e-6)
-        uses = Counter(block for s in active for block in s.blocks)
-        assert uses == Counter({block: n for block, (n, _) in gate.footprints._uses.items()})
+        charged_tokens = sum(session.charge_tokens for session in active)
+        assert gate.footprints.charged_tokens == pytest.approx(charged_tokens, abs=1e-6)
+        uses = Counter(block for session in active for block in session.blocks)
+        counted_uses = {block: count for block, (count, _) in gate.footprints._uses.items()}
+        assert uses == Counter(counted_uses)
         charge_by_tenant = Counter[str | None]()
         for session in active:
             charge_by_tenant[session.tenant] += session.charge_tokens  # type: ignore[assignment]
-        charges = {t: tokens for t, tokens in charge_by_tenant.items() if tokens > 1e-6}
+        charges = {tenant: tokens for tenant, tokens in charge_by_tenant.items() if tokens > 1e-6}
         assert {
             t: n for t, n in gate.footprints.charge_by_tenant.items() if n > 1e-6
         } == pytest.approx(charges)
-        assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
-        assert gate.places.count_by_tenant == Counter(s.tenant for s in active)
+        assert gate.footprints.shared_blocks == sum(count > 1 for count in uses.values())
+        assert gate.places.count_by_tenant == Counter(session.tenant for session in active)
         assert set(gate.by_ticket) == set(self.open_requests)
         paused = gate.places.paused_sessions
-        assert not {s.number for s in active} & {*gate.waiting.sessions, *paused}
+        assert not {session.number for session in active} & {*gate.waiting.sessions, *paused}
         assert not set(gate.waiting.sessions) & set(paused)
-        assert all(not s.under_way and s.answered and not s.blocks for s in paused.values())
+        assert all(s.answered and not s.under_way and not s.blocks for s in paused.values())
         known_sessions = {*gate.waiting.sessions.values(), *active, *paused.values()}
-        assert {s for s in known_sessions if s.under_way} == {s for s, _ in gate.by_ticket.values()}
+        under_way = {session for session in known_sessions if session.under_way}
+        assert under_way == {session for session, _ in gate.by_ticket.values()}
         assert {*gate.session_index.by_conversation.values()} <= known_sessions
         if not gate.activation.active:
             assert not gate.waiting
@@ -414,23 +414,23 @@ class RandomClients:
 
 
 @given(EVENTS, st.booleans())
-def test_sums_agree_with_a_recount_and_admissions_fit(events: list, always: bool) -> None:
+def test_sums_equal_a_recount_and_admitted_sessions_fit(events: list, always: bool) -> None:
     RandomClients(always).run_events(events)
 
 
 @given(EVENTS, st.booleans())
 def test_no_session_is_delayed_longer_than_its_position_times_the_limit(events, always):
-    """Even if no request ever ends."""
+    """This holds even if no request ever ends."""
     clients = RandomClients(always)
     clients.run_events(events)
     limit_s = clients.gate.settings.overrun_interval_s
-    delayed_count = sum(clients.gate.holds(t) for t in clients.open_requests)
-    began_s = clients.time
+    delayed_count = sum(clients.gate.holds(ticket) for ticket in clients.open_requests)
+    start_s = clients.time
     step_s = 5.0
-    while clients.time < began_s + (limit_s + 2 * step_s) * (delayed_count + 1):
+    while clients.time < start_s + (limit_s + 2 * step_s) * (delayed_count + 1):
         clients.time += step_s
         clients.gate.advance(clients.time)
-    assert not any(clients.gate.holds(t) for t in clients.open_requests)
+    assert not any(clients.gate.holds(ticket) for ticket in clients.open_requests)
 
 
 @settings(max_examples=20)

@@ -16,59 +16,59 @@ TENANTS = (None, "a", "b", "c")
 
 def defined_order(share_of: dict[int, Hashable], last_served: dict[Hashable, int]) -> list[int]:
     """Return the sessions' numbers, one of each share in turn, the oldest first. A session's share is its tenant
-    if that had an active session as the wait began, else that of all newcomers."""
-    shares: dict[Hashable, list[int]] = {}
+    if that had an active session when the wait began; otherwise it is the share of all newcomers."""
+    numbers: dict[Hashable, list[int]] = {}
     for number in sorted(share_of):
-        shares.setdefault(share_of[number], []).append(number)
-    order = sorted(shares, key=lambda share: (last_served.get(share, 0), shares[share][0]))
-    max_sessions = max(map(len, shares.values()), default=0)
+        numbers.setdefault(share_of[number], []).append(number)
+    order = sorted(numbers, key=lambda share: (last_served.get(share, 0), numbers[share][0]))
+    max_sessions = max(map(len, numbers.values()), default=0)
     return [
-        shares[share][position]
+        numbers[share][position]
         for position in range(max_sessions)
         for share in order
-        if position < len(shares[share])
+        if position < len(numbers[share])
     ]
 
 
 @settings(max_examples=80)
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
-def test_any_sequence_of_calls_gives_the_defined_order(steps: int, rng) -> None:
-    active = Counter[Hashable]()
-    waiting_sessions = WaitingSessions(active)
+def test_any_sequence_of_calls_gives_the_defined_order(call_count: int, rng) -> None:
+    active_counts = Counter[Hashable]()
+    waiting_sessions = WaitingSessions(active_counts)
     sessions = [
-        Session(n, tenant := rng.choice(TENANTS), None, 0.0, None, tenant)  # type: ignore[arg-type]
-        for n in range(40)
+        Session(number, tenant := rng.choice(TENANTS), None, 0.0, None, tenant)  # type: ignore[arg-type]
+        for number in range(40)
     ]
     rng.shuffle(sessions)
     waiting: list[Session] = []
-    shares: dict[int, Hashable] = {}
-    for _ in range(steps):
-        action = rng.randrange(4)
-        if action < 2 and sessions:
+    share_by_number: dict[int, Hashable] = {}
+    for _ in range(call_count):
+        call_number = rng.randrange(4)
+        if call_number < 2 and sessions:
             waiting.append(sessions.pop())
             waiting_sessions.add(waiting[-1])
             tenant = waiting[-1].tenant
-            shares[waiting[-1].number] = tenant if active[tenant] else _NEWCOMERS
-        elif action == 2 and waiting:
+            share_by_number[waiting[-1].number] = tenant if active_counts[tenant] else _NEWCOMERS
+        elif call_number == 2 and waiting:
             admitted = waiting.pop(rng.randrange(len(waiting)))
-            del shares[admitted.number]
+            del share_by_number[admitted.number]
             waiting_sessions.admit(admitted)
-            active[admitted.tenant] += 1
+            active_counts[admitted.tenant] += 1
         else:
             tenant = rng.choice(TENANTS)
-            if active[tenant]:
-                active[tenant] -= 1
-                if not active[tenant]:
-                    del active[tenant]
+            if active_counts[tenant]:
+                active_counts[tenant] -= 1
+                if not active_counts[tenant]:
+                    del active_counts[tenant]
         order = [session.number for session in waiting_sessions.in_turn()]
-        assert order == defined_order(shares, waiting_sessions._last_served)
+        assert order == defined_order(share_by_number, waiting_sessions._last_served)
 
 
 def test_a_tenant_with_active_sessions_is_not_overtaken_by_short_sessions_of_others() -> None:
-    """A tenant without an active session keeps its turn: were it forgotten, it would be first again."""
+    """A tenant without an active session keeps its turn; otherwise it would be first again each time."""
     steady, short_tenants = Vouched("steady"), [Vouched(f"v{number}") for number in range(40)]
     waiting_sessions = WaitingSessions(Counter({steady: 1}))
-    numbers, admitted = itertools.count(), Counter[Hashable]()
+    numbers, admissions = itertools.count(), Counter[Hashable]()
 
     def add_session(tenant: Hashable) -> None:
         waiting_sessions.add(Session(next(numbers), None, None, 0.0, None, tenant))  # type: ignore[arg-type]
@@ -78,13 +78,13 @@ def test_a_tenant_with_active_sessions_is_not_overtaken_by_short_sessions_of_oth
     for _ in range(100 * 41):
         session = next(waiting_sessions.in_turn())
         waiting_sessions.admit(session)
-        admitted[session.charged_to] += 1
+        admissions[session.charged_to] += 1
         add_session(session.charged_to)
-    assert set(admitted.values()) == {100}
+    assert set(admissions.values()) == {100}
 
 
 def test_new_tenants_do_not_starve_a_tenant_that_waits_repeatedly() -> None:
-    steady, numbers, admitted = Vouched("steady"), itertools.count(), Counter[bool]()
+    steady, numbers, admissions = Vouched("steady"), itertools.count(), Counter[bool]()
     waiting_sessions = WaitingSessions(Counter({steady: 1}))
 
     def add_session(tenant: Hashable) -> None:
@@ -96,7 +96,7 @@ def test_new_tenants_do_not_starve_a_tenant_that_waits_repeatedly() -> None:
         add_session(Vouched(f"v{number}"))
         session = next(waiting_sessions.in_turn())
         waiting_sessions.admit(session)
-        admitted[session.charged_to == steady] += 1
+        admissions[session.charged_to == steady] += 1
         if session.charged_to == steady:
             add_session(steady)
-    assert admitted[True] >= 2
+    assert admissions[True] >= 2

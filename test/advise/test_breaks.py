@@ -55,10 +55,11 @@ def test_a_log_that_only_grows_has_no_findings(clean_log, has_names):
 
 @pytest.mark.parametrize("name", seeded.BREAKS)
 def test_a_seeded_break_is_reported_with_its_place_and_kind(clean_log, name):
-    breakage = seeded.BREAKS[name]
+    seeded_break = seeded.BREAKS[name]
+    part, kinds = seeded_break.part, seeded_break.expected_names
     rate = 1.0 if name == "moving reminder" else 0.5
     report = find_breaks(seeded.with_break(clean_log, name, rate))
-    matching = [f for f in report.findings if f.place == breakage.part and f.kind in breakage.names]
+    matching = [f for f in report.findings if f.place == part and f.kind in kinds]
     assert matching, [(f.place, f.kind, f.tokens) for f in report.findings]
     assert report.findings[0] in matching
 
@@ -153,8 +154,7 @@ def server_log(tmp_path, *, has_ids=False):
 
 
 def test_a_live_servers_request_log_is_read(tmp_path):
-    report = read_breaks(server_log(tmp_path), "sglang")
-    (finding,) = report.findings
+    (finding,) = read_breaks(server_log(tmp_path), "sglang").findings
     assert (finding.kind, finding.place, finding.per) == ("time", "system", "request")
     assert finding.requests == 39
 
@@ -238,5 +238,4 @@ def test_claude_codes_billing_line_has_the_clients_own_switch_as_its_cure(tmp_pa
             system = [{"type": "text", "text": nonce}, {"type": "text", "text": "Be brief. " * 300}]
             body = {"system": system, "messages": [{"role": "user", "content": f"turn {i}"}]}
             out.write(json.dumps({"time": 1.7e9 + i, "body": body}) + "\n")
-    report = read_breaks(path, "openai")
-    assert "set CLAUDE_CODE_ATTRIBUTION_HEADER=0" in sentences(report)[1]
+    assert "set CLAUDE_CODE_ATTRIBUTION_HEADER=0" in sentences(read_breaks(path, "openai"))[1]

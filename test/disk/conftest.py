@@ -11,8 +11,7 @@ def small_disk(tmp_path):
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    mount = subprocess.run(command, capture_output=True)
-    if mount.returncode:
+    if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)

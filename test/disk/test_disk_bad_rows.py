@@ -1,4 +1,4 @@
-"""State on disk with any rows and of other versions."""
+"""A store starts and works with any rows in its index, and with a folder of another version."""
 
 import math
 import shutil
@@ -19,12 +19,12 @@ from support.disk_recount import recount
 
 MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
 EDGE_VALUES = [
-    sign * (1 << bits) + near
+    sign * (1 << bits) + difference
     for bits in (0, 7, 8, 31, 32, 40, 53, 62)
     for sign in (-1, 1)
-    for near in (-1, 0, 1)
+    for difference in (-1, 0, 1)
 ]
-cells = st.one_of(
+CELL_VALUES = st.one_of(
     st.none(),
     st.sampled_from([*EDGE_VALUES, MIN_INT, MAX_INT, 0]),
     st.integers(-16, 16),
@@ -53,15 +53,16 @@ def damage(folder: Path, row: int, field: str, value: Any) -> None:
         cell = "?"
         if isinstance(value, tuple):
             value, cell = value[1], "CAST(? AS TEXT)"
-        ids = [r[0] for r in index.execute("SELECT id FROM pages ORDER BY id")]
+        ids = [row_id for (row_id,) in index.execute("SELECT id FROM pages ORDER BY id")]
         try:
             index.execute(f'UPDATE pages SET "{field}"={cell} WHERE id=?', (value, ids[row]))
         except sqlite3.Error:  # not even SQLite takes it as a row's id
             index.rollback()
 
 
-changed_rows = st.lists(st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), cells), max_size=4)
-"""(row, field, its new value), up to four of them."""
+ROW_CHANGE = st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), CELL_VALUES)
+ROW_CHANGES = st.lists(ROW_CHANGE, max_size=4)
+"""Up to four of (row, field, the field's new value)."""
 
 
 def check_start_and_use(stored_folder: Path, changes: list) -> None:
@@ -72,8 +73,7 @@ def check_start_and_use(stored_folder: Path, changes: list) -> None:
             damage(folder, *change)
         store = store_at(folder, pages=16)
         assert store.unavailable is None
-        kept_pages = len(store)
-        assert kept_pages + store.counters.dropped_rows == 9
+        assert len(store) + store.counters.dropped_rows == 9
         for name in "abc":
             get(store, chain(name, 3))  # asserts that the pages served are correct
         put(store, chain("new", 3))
@@ -90,7 +90,7 @@ def check_start_and_use(stored_folder: Path, changes: list) -> None:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(changes=changed_rows)
+@given(changes=ROW_CHANGES)
 @example([(0, "unit", 255)])
 @example([(1, "length", 1 << 32)])
 @example([(1, "turn", 1 << 41)])
@@ -103,7 +103,7 @@ def test_a_store_with_any_rows_starts_and_works(stored_folder, changes) -> None:
 
 @pytest.mark.long
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-@given(changes=changed_rows)
+@given(changes=ROW_CHANGES)
 def test_a_store_with_any_rows_starts_and_works_many_times(stored_folder, changes) -> None:
     check_start_and_use(stored_folder, changes)
 
@@ -118,16 +118,16 @@ def test_a_row_with_a_number_out_of_range_is_dropped(stored_folder, tmp_path, fi
     assert store.counters.faults["index"] == 1
 
 
-STATE = Path(__file__).parents[1] / "fixtures" / "state"
+STATE_FIXTURES = Path(__file__).parents[1] / "fixtures" / "state"
 
 
 def test_a_store_of_an_older_version_is_logged_once_and_deleted_for_space(tmp_path, caplog) -> None:
     folder = tmp_path / "disk"
-    shutil.copytree(STATE / "v3" / "disk", folder)
+    shutil.copytree(STATE_FIXTURES / "v3" / "disk", folder)
     with caplog.at_level("INFO"):
         store = store_at(folder)
     assert (store.unavailable, len(store)) == (None, 0)
-    assert [r.getMessage().split(" ")[1] for r in caplog.records] == ["holds"]
+    assert [record.getMessage().split(" ")[1] for record in caplog.records] == ["holds"]
     assert put(store, chain("a", 3)) == [True] * 3
     assert [path.name for path in folder.glob("*/")] == [store.path.name]
 

@@ -1,4 +1,4 @@
-"""Clearing the store: at once, permanently, under readers and writers; and no thread waits forever."""
+"""Clearing the store: at once, permanently, under readers and writers; and no thread waits for a commit."""
 
 import dataclasses
 import errno
@@ -22,23 +22,24 @@ WAIT_S = 5.0
 def test_a_running_reader_and_writer_see_an_empty_store(tmp_path) -> None:
     store = store_at(tmp_path, pages=8)
     put(store, chain("a", 4))
-    read, write = store.state.segments.read, store.state.segments.write
+    segments = store.state.segments
+    original_read, original_write = segments.read, segments.write
 
     def clear_before(method: Callable) -> Callable:
         def clear_and_call(pieces):
-            store.state.segments.read, store.state.segments.write = read, write
+            segments.read, segments.write = original_read, original_write
             store.clear()
             assert all(put(store, chain("b", 3)))
             return method(pieces)
 
         return clear_and_call
 
-    store.state.segments.read = clear_before(read)
-    get(store, chain("a", 4))  # asserts that the pages served are correct
+    segments.read = clear_before(original_read)
+    get(store, chain("a", 4))  # asserts that the bytes are correct
     assert count_bad_pages(store) == 0
     put(store, chain("c", 3))
-    write = store.state.segments.write
-    store.state.segments.write = clear_before(write)
+    original_write = store.state.segments.write
+    store.state.segments.write = clear_before(original_write)
     assert not any(put(store, chain("c", 5)[3:], parent=chain("c", 3)[-1]))
     assert [store.count_leading(chain(name, 5)) for name in "abc"] == [0, 3, 0]
     assert count_bad_pages(store) == 0
@@ -68,11 +69,11 @@ def test_the_store_is_not_locked_while_its_index_file_is_busy(tmp_path, method_n
     with lock.lock:
         thread.start()
         assert lock.is_awaited.wait(WAIT_S)
-        was_free = store.state.lock.acquire(timeout=WAIT_S)
-        if was_free:
+        is_lockable = store.state.lock.acquire(timeout=WAIT_S)
+        if is_lockable:
             store.state.lock.release()
     thread.join()
-    assert was_free, f"{method_name} and a commit would wait for each other"
+    assert is_lockable, f"{method_name} and a commit would wait for each other"
 
 
 class RecordingPolicy(LRU):
@@ -107,7 +108,7 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
     for owner in (LRU, type(store.state.evictable_pages), type(store.state.index), UnitAllocator):
         for name in ("drop", "refund_tenant", "withdraw", "remove", "free"):
             if hasattr(owner, name):
-                monkeypatch.setattr(owner, name, lambda *a, **k: visits.append(a))
+                monkeypatch.setattr(owner, name, lambda *arguments, **_: visits.append(arguments))
     store.clear()
     assert not visits
     assert len(store) == store.state.units.used_units == 0
@@ -120,7 +121,7 @@ def test_clearing_waits_for_no_commit(tmp_path) -> None:
     store = store_at(tmp_path)
     put(store, chain("a", 2))
     thread = threading.Thread(target=store.clear)
-    with store.state.journal.lock:  # held by a commit
+    with store.state.journal.lock:  # as a commit holds it
         thread.start()
         thread.join(WAIT_S)
         assert not thread.is_alive()

@@ -11,18 +11,18 @@ def kill_and_check(folder: Path, kills: int) -> None:
     counts = CrashCounts()
     for seed in range(kills):
         kill_once(folder, 1000 * seed, counts)
-    assert counts.wrong == 0, counts.problems
+    assert counts.wrong_pages == 0, counts.problems
     assert counts.start_failures == 0, counts.problems
     assert counts.kills == kills
     assert counts.stored_pages > 60 * kills
     # An acknowledged page may since have been evicted, by the other writer; few can have been.
-    assert counts.survived >= 0.8 * counts.acknowledged > 0, counts
+    assert counts.surviving_pages >= 0.8 * counts.acknowledged_pages > 0, counts
 
 
-def test_nothing_wrong_after_four_kills(tmp_path):
+def test_no_page_is_wrong_after_four_kills(tmp_path):
     kill_and_check(tmp_path / "store", 4)
 
 
 @pytest.mark.long
-def test_nothing_wrong_after_thirty_kills(tmp_path):
+def test_no_page_is_wrong_after_thirty_kills(tmp_path):
     kill_and_check(tmp_path / "store", 30)

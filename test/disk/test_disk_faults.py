@@ -22,8 +22,8 @@ def segment_of(store) -> Path:
     return next(store.path.rglob("segment-*.kv"))
 
 
-def raising(error: Exception):
-    """Return a system call that fails: nothing but the kernel makes a mounted disk fail on purpose."""
+def failing_call(error: Exception):
+    """Return a substitute of a system call that fails, since a test cannot make a mounted disk fail."""
 
     def fail(*_):
         raise error
@@ -32,19 +32,18 @@ def raising(error: Exception):
 
 
 def warning_messages(caplog) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
+def test_a_full_disk_keeps_its_pages_and_reuses_units(small_disk, caplog):
     store = store_at(small_disk / "store", pages=1000)
-    results = [put(store, chain(i, 10)) for i in range(60)]
-    stored_pages = sum(map(sum, results))
-    assert 0 < stored_pages < 600
+    stored = [put(store, chain(i, 10)) for i in range(60)]
+    assert 0 < sum(map(sum, stored)) < 600
     assert store.counters.faults["full"] >= 1
-    assert len([m for m in warning_messages(caplog) if "full" in m]) == 1
+    assert len([text for text in warning_messages(caplog) if "full" in text]) == 1
     # Every accepted page that is still stored is right.
-    leading = [store.count_leading(chain(i, 10)) for i in range(60)]
-    readable = [i for i, count in enumerate(leading) if all(get(store, chain(i, count)))]
+    leading_pages = [store.count_leading(chain(i, 10)) for i in range(60)]
+    readable = [i for i, count in enumerate(leading_pages) if all(get(store, chain(i, count)))]
     assert len(readable) == 60
     # The disk is still full, and newer pages take the place of older ones. (They are not
     # acknowledged, since the index had no room for their records.)
@@ -90,10 +89,10 @@ print(json.dumps({"stored": stored, "full": full, "bad": count_bad_pages(store)}
 
 def test_regained_disk_space_is_used(small_disk):
     """A disk that was full is tried again after a while."""
-    clock_s = [0.0]
+    now_s = 0.0
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(150 << 10))
-    store = store_at(small_disk / "store", pages=400, monotonic=lambda: clock_s[0])
+    store = store_at(small_disk / "store", pages=400, monotonic=lambda: now_s)
     for i in range(30):
         put(store, chain(i, 10))
     pages_before = len(store)
@@ -101,7 +100,7 @@ def test_regained_disk_space_is_used(small_disk):
     ballast.unlink()
     put(store, chain("x", 10))
     assert len(store) <= pages_before
-    clock_s[0] = 31.0
+    now_s = 31.0
     for i in range(30):
         put(store, chain(("y", i), 10))
     assert len(store) > pages_before
@@ -112,7 +111,8 @@ def test_an_unexpected_error_leaves_no_lock_unit_or_charge(tmp_path, monkeypatch
     store = store_at(tmp_path, pages=2)
     assert put(store, chain("a", 1), tenant="t") == [True]
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", raising(MemoryError()))  # any error that is not the disk's
+        # Any error that is not the disk's.
+        patch.setattr(os, "pwritev", failing_call(MemoryError()))
         with pytest.raises(MemoryError):
             put(store, [chain("a", 2)[1]], parent=chain("a", 1)[0], tenant="t")
     assert count_bad_pages(store) == 0
@@ -138,8 +138,7 @@ def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
 def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatch, caplog):
     store = store_at(tmp_path)
     put(store, chain("a", 2))
-    refusal = OSError(errno.EROFS, "Read-only file system")
-    monkeypatch.setattr(os, "pwritev", raising(refusal))
+    monkeypatch.setattr(os, "pwritev", failing_call(OSError(errno.EROFS, "Read-only file system")))
     for i in range(3):
         assert put(store, chain(i, 2)) == [False, False]
     assert get(store, chain("a", 2)) == [True, True]
@@ -151,7 +150,7 @@ def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatc
 def test_a_disk_that_cannot_be_read_loses_the_page_and_its_suffix(tmp_path, monkeypatch, caplog):
     store = store_at(tmp_path)
     put(store, chain("a", 3))
-    monkeypatch.setattr(os, "preadv", raising(OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(os, "preadv", failing_call(OSError(errno.EIO, "Input/output error")))
     assert get(store, chain("a", 3)) == [False] * 3
     assert store.counters.faults == {"io": 1}
     assert len(store) == 0
@@ -200,11 +199,11 @@ def test_a_broken_index_serves_no_wrong_page(tmp_path, damage, caplog):
         put(store, chain(i, 10))
     store.close()
     index = store.state.journal.folder / INDEX_FILE
-    size = index.stat().st_size
+    index_bytes = index.stat().st_size
     if damage == "garbage":
-        index.write_bytes(os.urandom(size))
+        index.write_bytes(os.urandom(index_bytes))
     elif damage == "cut":
-        os.truncate(index, size // 2)
+        os.truncate(index, index_bytes // 2)
     elif damage == "empty":
         os.truncate(index, 0)
     elif damage == "missing":
@@ -217,8 +216,8 @@ def test_a_broken_index_serves_no_wrong_page(tmp_path, damage, caplog):
     assert reopened.unavailable is None
     for i in range(30):
         keys = chain(i, 10)
-        leading = reopened.count_leading(keys)
-        assert get(reopened, keys[:leading]) == [True] * leading
+        leading_pages = reopened.count_leading(keys)
+        assert get(reopened, keys[:leading_pages]) == [True] * leading_pages
     if damage in ("garbage", "foreign"):
         assert len(reopened) == 0
         assert reopened.counters.faults["index"] == 1
@@ -248,18 +247,18 @@ def test_a_wrong_index_serves_no_wrong_page(tmp_path):
         put(store, chain(name, 3))
     store.close()
     with sqlite3.connect(store.state.journal.folder / INDEX_FILE) as index:
-        ids = [r[0] for r in index.execute("SELECT id FROM pages ORDER BY id")]
+        ids = [row_id for (row_id,) in index.execute("SELECT id FROM pages ORDER BY id")]
         first_unit = index.execute("SELECT unit FROM pages WHERE id=?", (ids[0],)).fetchone()[0]
         index.execute("UPDATE pages SET unit=? WHERE id=?", (first_unit, ids[1]))
         select = "SELECT unit FROM pages WHERE id=?"
-        units = [index.execute(select, (i,)).fetchone()[0] for i in ids[3:5]]
+        units = [index.execute(select, (row_id,)).fetchone()[0] for row_id in ids[3:5]]
         index.execute("UPDATE pages SET unit=? WHERE id=?", (units[1], ids[3]))
         index.execute("UPDATE pages SET unit=? WHERE id=?", (units[0], ids[4]))
         index.execute("UPDATE pages SET parent=999 WHERE id=?", (ids[7],))
         index.execute("UPDATE pages SET hits='many' WHERE id=?", (ids[8],))
     reopened = store_at(tmp_path, pages=16)
     for name in "abc":
-        get(reopened, chain(name, 3))  # asserts that the pages served are correct
+        get(reopened, chain(name, 3))  # asserts that the bytes are correct
     assert reopened.count_leading(chain("c", 3)) == 1
     assert reopened.counters.dropped_rows >= 3
     assert reopened.counters.faults["corrupt"] == 1
@@ -290,8 +289,8 @@ def test_data_without_a_record_is_swept_at_start(tmp_path):
     assert segment_of(reopened).stat().st_size == 2 * PAGE_BYTES
 
 
-def test_a_page_whose_slot_was_overwritten_before_a_crash_is_absent(tmp_path):
-    """New bytes in a slot whose old row is still on record: absent, never wrong."""
+def test_a_page_whose_unit_was_overwritten_before_a_crash_is_absent(tmp_path):
+    """The index still has the row of the page that was there before."""
     store = store_at(tmp_path)
     keys = chain("a", 3)
     put(store, keys)

@@ -1,8 +1,7 @@
-"""Random uses of the store against a slow reference over a plain dict.
+"""Random operations on the store, compared with a slow reference store.
 
-With LRU and a clock that moves before every step no two leaves were used at the same time, so the
-reference determines the victim exactly.
-"""
+The policy is LRU and the clock advances before every operation, so that no two leaves have the same
+time and only one victim is right."""
 
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from sglang_canopy.ttl.table import TTLTable
 from support.disk_pages import PAGE_BYTES, PAGE_TOKENS, Clock, content, get, key_of, store_at
 from support.disk_recount import count_bad_pages
 
-PAGES = 7
+CAPACITY_PAGES = 7
 QUOTA_PAGES = 3
 TTL_S = 40.0
 
@@ -35,13 +34,13 @@ class Page:
 
 
 class ReferenceStore:
-    """The store as a dict."""
+    """A simple disk store: pages by path, as tuples of numbers from the root."""
 
     def __init__(self) -> None:
         self.pages: dict[tuple, Page] = {}
 
     def leaf_paths(self, protected: set[tuple]) -> list[tuple]:
-        parents = {p.parent for p in self.pages.values()}
+        parents = {page.parent for page in self.pages.values()}
         return [path for path in self.pages if path not in parents and path not in protected]
 
     def expiry_s(self, path: tuple) -> float:
@@ -57,15 +56,16 @@ class ReferenceStore:
         return expired_count
 
     def evict(self, protected: set[tuple], now: float, tenant: str | None = None) -> bool:
-        leaves = [p for p in self.leaf_paths(protected) if tenant in (None, self.pages[p].tenant)]
+        leaves = self.leaf_paths(protected)
+        leaves = [path for path in leaves if tenant in (None, self.pages[path].tenant)]
         if not leaves:
             return False
-        del self.pages[min(leaves, key=lambda p: self.pages[p].last_access)]
+        del self.pages[min(leaves, key=lambda path: self.pages[path].last_access)]
         return True
 
     def is_over_quota(self, tenant: str | None, new_pages: list[tuple]) -> bool:
-        """Return whether ``new_pages`` and one more would exceed the quota."""
-        pages = sum(p.tenant == tenant for p in self.pages.values()) + len(new_pages)
+        """Return whether ``new_pages`` and one more page would exceed the quota."""
+        pages = sum(page.tenant == tenant for page in self.pages.values()) + len(new_pages)
         return tenant is not None and pages + 1 > QUOTA_PAGES
 
     def write(self, path: tuple, now: float, ttl_s: float, tenant: str | None) -> list[bool]:
@@ -88,10 +88,10 @@ class ReferenceStore:
             has_space = True
             while has_space and self.is_over_quota(tenant, new_pages):
                 has_space = self.evict(protected, now, tenant)
-            if has_space and len(self.pages) + len(new_pages) >= PAGES and not has_expired:
+            if has_space and len(self.pages) + len(new_pages) >= CAPACITY_PAGES and not has_expired:
                 self.expire(now, protected)
                 has_expired = True
-            while has_space and len(self.pages) + len(new_pages) >= PAGES:
+            while has_space and len(self.pages) + len(new_pages) >= CAPACITY_PAGES:
                 has_space = self.evict(protected, now)
             if has_space:
                 new_pages.append(prefix)
@@ -102,12 +102,12 @@ class ReferenceStore:
 
     def leading_pages(self, path: tuple) -> list[tuple]:
         """Return the leading pages of ``path`` that are stored."""
-        prefix = []
+        leading = []
         for depth in range(1, len(path) + 1):
             if path[:depth] not in self.pages:
                 break
-            prefix.append(path[:depth])
-        return prefix
+            leading.append(path[:depth])
+        return leading
 
 
 def keys_of(path: tuple) -> list[str]:
@@ -116,7 +116,7 @@ def keys_of(path: tuple) -> list[str]:
 
 class DiskMachine(RuleBasedStateMachine):
     @initialize()
-    def begin(self) -> None:
+    def start(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.clock = Clock()
         self.reference = ReferenceStore()
@@ -125,19 +125,19 @@ class DiskMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.store = store_at(
             self.folder,
-            pages=PAGES,
+            pages=CAPACITY_PAGES,
             clock=self.clock,
             ttl=TTLTable(residual_ttl_s=TTL_S),
             quotas={"t": QUOTA_PAGES * PAGE_BYTES},
         )
 
-    def step(self) -> float:
+    def advance_clock(self) -> float:
         self.clock.now += 1.5
         return self.clock.now
 
     @rule(path=PATHS, ttl_s=st.sampled_from([None, 5.0, 500.0]))
     def write(self, path, ttl_s):
-        now, tenant = self.step(), "t" if path[0] else None
+        now, tenant = self.advance_clock(), "t" if path[0] else None
         keys = keys_of(path)
         metadata = [
             PageMeta(
@@ -145,13 +145,14 @@ class DiskMachine(RuleBasedStateMachine):
             )
             for i in range(len(keys))
         ]
-        accepted = self.store.write(keys, [content(k) for k in keys], metadata, [None, *keys[:-1]])
+        contents = [content(key) for key in keys]
+        accepted = self.store.write(keys, contents, metadata, [None, *keys[:-1]])
         expected = self.reference.write(path, now, TTL_S if ttl_s is None else ttl_s, tenant)
         assert accepted == expected
 
     @rule(path=PATHS)
     def read(self, path):
-        now = self.step()
+        now = self.advance_clock()
         leading = self.reference.leading_pages(path)
         assert get(self.store, keys_of(path)) == [i < len(leading) for i in range(len(path))]
         for prefix in leading:
@@ -159,24 +160,23 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(path=PATHS)
     def look_up(self, path):
-        now = self.step()
+        now = self.advance_clock()
         leading = self.reference.leading_pages(path)
-        unexpired = [len(p) for p in leading if self.reference.expiry_s(p) > now]
+        unexpired = [len(prefix) for prefix in leading if self.reference.expiry_s(prefix) > now]
         assert self.store.count_leading(keys_of(path)) == max(unexpired, default=0)
 
     @rule(path=PATHS)
     def touch(self, path):
-        now = self.step()
+        now = self.advance_clock()
         leading = self.reference.leading_pages(path)
-        use = PageMeta(last_access=now)
-        assert self.store.touch(keys_of(path), use) == len(leading)
+        assert self.store.touch(keys_of(path), PageMeta(last_access=now)) == len(leading)
         for prefix in leading:
             page = self.reference.pages[prefix]
             page.last_access, page.ttl_s = now, TTL_S
 
     @rule()
     def sweep(self):
-        now = self.step()
+        now = self.advance_clock()
         assert self.store.sweep() == self.reference.expire(now, set())
 
     @rule(pause_s=st.sampled_from([10.0, 100.0]))
@@ -185,7 +185,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self):
-        self.step()
+        self.advance_clock()
         self.store.clear()
         self.reference.pages.clear()
 

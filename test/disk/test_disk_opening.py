@@ -34,7 +34,7 @@ def test_a_busy_folder_is_used_with_its_pages_once_it_is_free(tmp_path, caplog) 
     assert put(second, chain("b", 2)) == [True] * 2
     assert count_bad_pages(second) == 0
     assert second.counters.faults == {"locked": 1}
-    assert len([r for r in caplog.records if "another server" in r.getMessage()]) == 1
+    assert caplog.text.count("another server") == 1
     second.close()
     assert len(store_at(tmp_path)) == 5
 
@@ -44,7 +44,7 @@ START_FAULTS = {
     "io": (segments.SegmentFiles, "trim", OSError(5, "Input/output error")),
     "busy": (Journal, "open", sqlite3.OperationalError("database is locked")),
 }
-"""Failures of a start: owner and name of the function, and its error."""
+"""Failures of a start: the function's owner and name, and the error that it raises."""
 
 
 @pytest.mark.parametrize("fault", START_FAULTS)
@@ -52,13 +52,13 @@ def test_a_store_opens_with_its_pages_after_a_failed_start(tmp_path, monkeypatch
     store = store_at(tmp_path)
     put(store, chain("a", 4), tenant="t")
     store.close()
-    owner, name, error = START_FAULTS[fault]
+    owner, function_name, error = START_FAULTS[fault]
 
     def fail(*_):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fail)
+        patch.setattr(owner, function_name, fail)
         reopened = store_at(tmp_path, quotas={"t": 8 * PAGE_BYTES})
         assert error.args[-1] in reopened.unavailable
         assert len(reopened) == len(reopened.state.evictable_pages.tenant_bytes) == 0
@@ -91,7 +91,7 @@ def test_a_temporary_store_leaves_no_folder(tmp_path) -> None:
 
 
 def test_a_mark_that_was_never_written_is_written(tmp_path) -> None:
-    """A crash or a full disk leaves such a folder, next to a partial write."""
+    """A crash or a full disk leaves an empty mark, next to a partial copy."""
     (tmp_path / MARK_FILE).touch()
     (tmp_path / f".{MARK_FILE}.k3v1").touch()
     store = store_at(tmp_path)
@@ -154,10 +154,10 @@ def test_a_second_server_in_the_new_folder_keeps_its_pages(tmp_path, method):
 
 
 def test_files_are_closed_only_when_no_transfer_uses_them(tmp_path, monkeypatch):
-    """Another file could get the number of a closed one, and a page would be written into it."""
+    """Another file could get the descriptor of a closed one, and a page would be written into it."""
     files = segments.SegmentFiles(os.open(tmp_path, os.O_RDONLY), PAGE_BYTES)
     has_begun, may_continue, closed = threading.Event(), threading.Event(), []
-    original_write, original_close = segments.os.pwritev, segments.os.close
+    original_write, close = segments.os.pwritev, segments.os.close
 
     def write_slowly(*args):
         has_begun.set()
@@ -170,7 +170,7 @@ def test_files_are_closed_only_when_no_transfer_uses_them(tmp_path, monkeypatch)
     writer = threading.Thread(target=lambda: errors.extend(files.write([(0, page)])))
     writer.start()
     assert has_begun.wait(30)
-    monkeypatch.setattr(segments.os, "close", lambda fd: (closed.append(fd), original_close(fd)))
+    monkeypatch.setattr(segments.os, "close", lambda file: (closed.append(file), close(file)))
     files.close()
     assert not closed
     may_continue.set()

@@ -22,19 +22,19 @@ def test_a_sweep_does_bounded_work_and_resumes(tmp_path):
     assert [store.sweep(max_pages=4) for _ in range(3)] == [4, 4, 2]
 
 
-def test_groups_have_their_own_ttl_and_keep_it_under_another_table(tmp_path):
+def test_pages_expire_by_their_groups_ttl_and_find_their_group_in_another_table(tmp_path):
     table = TTLTable(groups=(Group(7, 1000.0), Group(9, 10.0)), residual_ttl_s=100.0)
     store = store_at(tmp_path, pages=16, ttl=table)
-    long, short, ungrouped = chain("a", 2), chain("b", 2), chain("c", 2)
-    put(store, long, group=0)
-    put(store, short, group=1)
+    long_lived, short_lived, ungrouped = chain("a", 2), chain("b", 2), chain("c", 2)
+    put(store, long_lived, group=0)
+    put(store, short_lived, group=1)
     put(store, ungrouped)
     store.clock.now += 200
-    assert [store.count_leading(k) for k in (long, short, ungrouped)] == [2, 0, 0]
+    assert [store.count_leading(k) for k in (long_lived, short_lived, ungrouped)] == [2, 0, 0]
     store.close()
     table = TTLTable((Group(3, 1.0), Group(9, 500.0)))
     reopened = store_at(tmp_path, pages=16, clock=Clock(1200.0), ttl=table)
-    assert reopened.meta(short)[0].group == 1
+    assert reopened.meta(short_lived)[0].group == 1
 
 
 @pytest.mark.parametrize("quota_name", ["small", tenant_digest("small")])
@@ -117,11 +117,11 @@ def test_a_smaller_capacity_keeps_the_pages_that_fit(tmp_path):
     reopened = store_at(tmp_path, pages=6, clock=Clock(1002.0))
     assert reopened.count_leading(chain("b", 8)) == 6
     assert get(reopened, chain("b", 6)) == [True] * 6
-    assert sum(f.stat().st_size for f in reopened.path.rglob("segment-*")) <= 6 * PAGE_BYTES
+    assert sum(file.stat().st_size for file in reopened.path.rglob("segment-*")) <= 6 * PAGE_BYTES
     assert count_bad_pages(reopened) == 0
 
 
-def test_impossible_sizes_are_a_users_mistake(tmp_path):
+def test_impossible_sizes_are_refused(tmp_path):
     with pytest.raises(CanopyError, match="holds no page"):
         store_at(tmp_path, capacity_bytes=10)
     with pytest.raises(CanopyError, match="quota"):
@@ -129,7 +129,7 @@ def test_impossible_sizes_are_a_users_mistake(tmp_path):
 
 
 def test_a_crash_loses_no_use_that_a_sweep_recorded(tmp_path):
-    """Only the end of a used path is recorded at once; the pages above follow from it."""
+    """A sweep records the use of a path at its last page; an opening store applies it to the pages above."""
     store = store_at(tmp_path / "a", pages=400)
     keys = chain("a", 300)
     put(store, keys)
@@ -138,4 +138,4 @@ def test_a_crash_loses_no_use_that_a_sweep_recorded(tmp_path):
     store.sweep()
     shutil.copytree(tmp_path / "a", tmp_path / "b")  # as after a kill
     reopened = store_at(tmp_path / "b", pages=400, clock=Clock(1060.0))
-    assert {m.last_access for m in reopened.meta(keys)} == {1050.0}
+    assert {meta.last_access for meta in reopened.meta(keys)} == {1050.0}

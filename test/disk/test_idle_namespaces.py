@@ -11,26 +11,27 @@ from support.disk_pages import Clock, chain, content, page_metas, store_at
 
 PAGE_BYTES = 64 << 10
 OVERHEAD_BYTES = 128 << 10
-"""Bytes of an index and of the small files."""
+"""Bytes of a namespace's index and small files."""
 
 
-def open_store(folder: Path, namespace: str, pages: int = 16, **options) -> DiskStore:
-    sizes = {"page_bytes": PAGE_BYTES, "capacity_bytes": pages * PAGE_BYTES + OVERHEAD_BYTES}
+def open_store(folder: Path, namespace: str, capacity_pages: int = 16, **options) -> DiskStore:
+    capacity_bytes = capacity_pages * PAGE_BYTES + OVERHEAD_BYTES
+    sizes = {"page_bytes": PAGE_BYTES, "capacity_bytes": capacity_bytes}
     return store_at(folder, namespace=namespace, **{**sizes, **options})
 
 
-def put(store: DiskStore, name: str, pages: int) -> int:
-    """Write a path; return its pages that are on disk."""
-    keys = chain(name, pages)
+def put(store: DiskStore, name: str, page_count: int) -> int:
+    """Write a path of ``page_count`` pages; return how many of them are on disk."""
+    keys = chain(name, page_count)
     parents = [None, *keys[:-1]]
     contents = [content(key, PAGE_BYTES) for key in keys]
-    return sum(store.write(keys, contents, page_metas(pages, 1e3), parents))
+    return sum(store.write(keys, contents, page_metas(page_count, 1e3), parents))
 
 
-def add_idle_namespace(folder: Path, namespace: str, pages: int, end_s: float) -> Path:
-    """Return the folder of a namespace whose server wrote ``pages`` pages and ended at ``end_s``."""
+def add_idle_namespace(folder: Path, namespace: str, page_count: int, end_s: float) -> Path:
+    """Return the folder of a namespace whose server wrote ``page_count`` pages and ended at ``end_s``."""
     closed_store = open_store(folder, namespace)
-    assert put(closed_store, namespace, pages) == pages
+    assert put(closed_store, namespace, page_count) == page_count
     closed_store.close()
     for file in closed_store.path.rglob("*"):
         os.utime(file, (end_s, end_s))
@@ -38,13 +39,13 @@ def add_idle_namespace(folder: Path, namespace: str, pages: int, end_s: float) -
 
 
 def test_ten_changes_of_model_stay_within_the_capacity(tmp_path) -> None:
-    for start in range(10):
-        running = open_store(tmp_path, f"model {start}")
+    for number in range(10):
+        running = open_store(tmp_path, f"model {number}")
         assert put(running, "a", 16) == 16
         assert running.counters.evicted_pages == {}
         running.close()
-        size = sum(file.stat().st_size for file in tmp_path.rglob("*"))
-        assert size <= 16 * PAGE_BYTES + 2 * OVERHEAD_BYTES
+        stored_bytes = sum(file.stat().st_size for file in tmp_path.rglob("*"))
+        assert stored_bytes <= 16 * PAGE_BYTES + 2 * OVERHEAD_BYTES
 
 
 def test_the_oldest_namespace_is_deleted_first_and_none_of_a_running_server(tmp_path) -> None:
@@ -67,26 +68,27 @@ def test_the_oldest_namespace_is_deleted_first_and_none_of_a_running_server(tmp_
     assert rank_0.count_leading(chain("z", 12)) == 12
 
 
-@pytest.mark.parametrize("volume_is_full", ["at start", "later"])
-def test_a_volume_full_of_an_old_namespace_is_used_at_once(small_disk, volume_is_full) -> None:
+@pytest.mark.parametrize("when_full", ["at start", "later"])
+def test_a_volume_full_of_an_old_namespace_is_used_at_once(small_disk, when_full) -> None:
     store_folder = small_disk / "store"
     sizes = {"page_bytes": 4096, "capacity_bytes": 1 << 30}
-    pages = 100 if volume_is_full == "at start" else 30
-    old = store_at(store_folder, namespace="old", **sizes)
-    old.write(
+    pages = 100 if when_full == "at start" else 30
+    old_store = store_at(store_folder, namespace="old", **sizes)
+    old_store.write(
         chain("old", pages),
-        [content(k, 4096) for k in chain("old", pages)],
+        [content(key, 4096) for key in chain("old", pages)],
         page_metas(pages, 1e3),
         [None, *chain("old", pages)[:-1]],
     )
-    old.close()
-    new = store_at(store_folder, namespace="new", **sizes)
-    assert new.unavailable is None
+    old_store.close()
+    new_store = store_at(store_folder, namespace="new", **sizes)
+    assert new_store.unavailable is None
     for i in range(3):  # the first may fail for lack of space
         keys = chain(i, 10)
-        new.write(keys, [content(k, 4096) for k in keys], page_metas(10, 1e3), [None, *keys[:-1]])
-    assert new.count_leading(chain(2, 10)) == 10
-    assert not old.path.exists()
+        contents = [content(key, 4096) for key in keys]
+        new_store.write(keys, contents, page_metas(10, 1e3), [None, *keys[:-1]])
+    assert new_store.count_leading(chain(2, 10)) == 10
+    assert not old_store.path.exists()
 
 
 def test_a_killed_servers_temporary_folder_is_deleted_at_the_next_start(tmp_path) -> None:
@@ -115,8 +117,8 @@ def test_a_namespace_whose_server_ends_later_is_deleted_without_a_restart(tmp_pa
 
 
 def test_the_ranks_of_a_server_share_the_capacity_that_idle_namespaces_occupy(tmp_path) -> None:
-    old = f"old{RANK_SEPARATOR}"
-    paths = [add_idle_namespace(tmp_path, old + str(i), 8, 100.0 + i) for i in range(2)]
+    names = [f"old{RANK_SEPARATOR}{rank}" for rank in range(2)]
+    paths = [add_idle_namespace(tmp_path, name, 8, 100.0 + i) for i, name in enumerate(names)]
     ranks = [open_store(tmp_path, f"new{RANK_SEPARATOR}{rank}") for rank in range(2)]
     for rank in ranks:
         assert put(rank, "a", 7) == 7

@@ -9,7 +9,7 @@ import pytest
 from sglang_canopy.wire.hints import hint_of
 from sglang_canopy.wire.stamp import client_fields
 from support.chat_endpoint import assistant_calls, chat_endpoint
-from support.example_files import load
+from support.example_files import load_example
 
 openai = pytest.importorskip("openai")
 
@@ -20,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "Which leaf goes first?"}]
 def example(monkeypatch) -> Any:
     for name in ("CANOPY_API_KEY", "CANOPY_GATEWAY_SECRET"):
         monkeypatch.delenv(name, raising=False)
-    return load("canopy_session")
+    return load_example("canopy_session")
 
 
 def new_client(example: Any, url: str, key: str = "none") -> Any:
@@ -43,8 +43,8 @@ def test_requests_of_a_session_name_it_and_its_end_is_announced(example) -> None
             send(new_client(example, url), extra_body={"custom_params": own_params})
         session.last_hint.result()
         send(new_client(example, url))
-    assert [client_fields(p) for p in received.params[:1]] == [({"conversation": "s-1"}, {})]
-    assert received.params[1:] == [own_params, {}]
+    assert [client_fields(p) for p in received.custom_params[:1]] == [({"conversation": "s-1"}, {})]
+    assert received.custom_params[1:] == [own_params, {}]
     assert received.hints == [{"cache_salt": "ann", "conversation": "s-1", "over": True}]
 
 

@@ -9,23 +9,23 @@ from support.tree_recount import recount
 
 
 def serve(tree, path, time, output_tokens=0, **fields):
-    """Serve one request of one-token blocks; returns its uncached tokens."""
+    """Serve one request of one-token blocks; return its uncached tokens."""
     tokens = {"prompt_tokens": len(path), "output_tokens": output_tokens}
-    request = Request(time=time, path=tuple(path), **tokens, **fields)
-    return len(path) - tree.access(request)
+    return len(path) - tree.access(Request(time=time, path=tuple(path), **tokens, **fields))
 
 
-def conversation(name, length):
-    return [name * 1000 + i for i in range(length)]
+def conversation(number, length):
+    return [number * 1000 + i for i in range(length)]
 
 
-def worst_next_turn(name, options):
-    """Figure 1 of arXiv 2510.15152: A and B of 100 blocks each, whose next turns add 100."""
+def worst_next_turn(policy_name, options):
+    """Return the most uncached tokens of a next turn in figure 1 of arXiv 2510.15152."""
     uncached_tokens = []
-    for returning in (1, 2):
-        policy = make_policy(name, options)
+    for returning_number in (1, 2):
+        policy = make_policy(policy_name, options)
         tree = RadixTree(policy, 100, 1)
-        if name == "canopy-tlru":  # another conversation has shown that a turn adds 100 tokens
+        # Another conversation shows that a turn adds 100 tokens.
+        if policy_name == "canopy-tlru":
             teacher = RadixTree(policy, 10_000, 1)
             serve(teacher, conversation(9, 100), 0.0)
             serve(teacher, conversation(9, 200), 1.0)
@@ -34,29 +34,28 @@ def worst_next_turn(name, options):
                 policy.drop(leaf)
         serve(tree, conversation(1, 100), 2.0)
         serve(tree, conversation(2, 100), 3.0)
-        uncached_tokens.append(serve(tree, conversation(returning, 200), 4.0))
+        uncached_tokens.append(serve(tree, conversation(returning_number, 200), 4.0))
         recount(tree)
     return max(uncached_tokens)
 
 
-def test_figure_1_of_the_paper_worst_case_150_instead_of_200():
+def test_the_worst_case_of_the_papers_figure_1_is_150_instead_of_200():
     assert worst_next_turn("lru", {}) == 200
-    options = {"threshold_tokens": 150, "caching": "optional"}
-    assert worst_next_turn("canopy-tlru", options) == 150
+    assert worst_next_turn("canopy-tlru", {"threshold_tokens": 150, "caching": "optional"}) == 150
 
 
 def test_forced_caching_cannot_reach_the_bound():
     assert worst_next_turn("canopy-tlru", {"threshold_tokens": 150}) == 200
 
 
-def test_figure_1_with_eviction_after_the_request_as_in_algorithm_1():
+def test_evicting_after_the_request_as_in_algorithm_1_gives_150_for_both():
     uncached_tokens = []
-    for returning in (1, 2):
+    for returning_number in (1, 2):
         options = {"threshold_tokens": 150, "next_prompt_tokens": 100}
         tree = RadixTree(make_policy("canopy-tlru", options), 100, 1, optional_caching=True)
         serve(tree, conversation(1, 100), 2.0)
         serve(tree, conversation(2, 100), 3.0)
-        uncached_tokens.append(serve(tree, conversation(returning, 200), 4.0))
+        uncached_tokens.append(serve(tree, conversation(returning_number, 200), 4.0))
         recount(tree)
     assert uncached_tokens == [150, 150]
 
@@ -69,7 +68,7 @@ def leaf_of(policy, history, length, offset=0, time=0.0):
 
 
 @pytest.mark.parametrize(
-    ("threshold", "leaves", "victim", "keep_tokens"),
+    ("threshold_tokens", "leaves", "victim_number", "keep_tokens"),
     [
         # No prompt growth is known yet: 100 + 0 - 60 tokens are needed.
         (60, [(100, 100, 0)], 0, 40),
@@ -79,10 +78,10 @@ def leaf_of(policy, history, length, offset=0, time=0.0):
         (60, [(100, 50, 50)], 0, 0),  # a leaf beyond the budget is evicted whole
     ],
 )
-def test_trims_a_leaf_at_the_budget(threshold, leaves, victim, keep_tokens):
-    policy = make_policy("canopy-tlru", {"threshold_tokens": threshold})
+def test_a_leaf_is_trimmed_at_the_budget(threshold_tokens, leaves, victim_number, keep_tokens):
+    policy = make_policy("canopy-tlru", {"threshold_tokens": threshold_tokens})
     admitted = [leaf_of(policy, *leaf, time=float(i)) for i, leaf in enumerate(leaves)]
-    assert policy.victim(10.0) == (admitted[victim], keep_tokens)
+    assert policy.victim(10.0) == (admitted[victim_number], keep_tokens)
 
 
 def test_a_fixed_estimate_overrides_observed_growth():
@@ -99,14 +98,14 @@ def test_a_fixed_estimate_overrides_observed_growth():
 
 def test_the_target_in_milliseconds_becomes_tokens_through_the_ttft_model():
     policy = make_policy("canopy-tlru", {"ttft_ms": 110.0})
-    admitted = leaf_of(policy, history=100, length=100)
-    assert policy.victim(0.0) == (admitted, 0)  # no model yet: LRU
+    admitted_leaf = leaf_of(policy, history=100, length=100)
+    assert policy.victim(0.0) == (admitted_leaf, 0)  # no model yet: LRU
     request = Request(time=0.0, path=(1,), prompt_tokens=1, ttft_model=(0.001, 0.05))
     request.label = policy.arrive(request)
     policy.finish(request)
     assert policy.target.threshold == pytest.approx(60.0)
-    assert policy.victim(0.0) == (admitted, 40)
-    policy.drop(admitted)
+    assert policy.victim(0.0) == (admitted_leaf, 40)
+    policy.drop(admitted_leaf)
     leaf = leaf_of(policy, history=100, length=100)
     assert policy.victim(0.0) == (leaf, 40)
     policy.drop(leaf)
@@ -118,28 +117,28 @@ def test_the_target_in_milliseconds_becomes_tokens_through_the_ttft_model():
 
 def test_an_observed_percentile_sets_the_threshold():
     policy = make_policy("canopy-tlru", {"ttft_percentile": 50.0})
-    for tokens in (10, 20, 30, 40, 50):
-        request = Request(time=0.0, path=(tokens,), prompt_tokens=tokens, cached_tokens=0)
+    for length in (10, 20, 30, 40, 50):
+        request = Request(time=0.0, path=(length,), prompt_tokens=length, cached_tokens=0)
         request.label = policy.arrive(request)
         policy.finish(request)
     assert policy.target.threshold == 30.0
 
 
-def test_plans_for_the_growth_of_the_leafs_own_category():
+def test_planned_growth_is_that_of_the_leafs_own_category():
     policy = make_policy("canopy-tlru", {"threshold_tokens": 50})
     tree = RadixTree(policy, 100_000, 1)
-    for n in range(1, 41):
-        category, added_tokens = ("long", 90) if n % 2 else ("short", 10)
-        serve(tree, conversation(n, 100), 10.0 * n, category=category)
-        serve(tree, conversation(n, 100 + added_tokens), 10.0 * n + 1, category=category)
+    for number in range(1, 41):
+        category, added_tokens = ("long", 90) if number % 2 else ("short", 10)
+        serve(tree, conversation(number, 100), 10.0 * number, category=category)
+        serve(tree, conversation(number, 100 + added_tokens), 10.0 * number + 1, category=category)
     policy.model.fit(500.0)
-    long, short = (f"{category}|-|turn1|out<64" for category in ("long", "short"))
-    assert policy.next_tokens(long) == 90
-    assert policy.next_tokens(short) == 10
+    long_label, short_label = (f"{category}|-|turn1|out<64" for category in ("long", "short"))
+    assert policy.next_tokens(long_label) == 90
+    assert policy.next_tokens(short_label) == 10
 
 
 def serve_turns(policy, time, turns):
-    """One conversation whose prompt grows by 10 tokens a turn."""
+    """Let the policy learn from one conversation whose prompt grows by 10 tokens a turn."""
     for turn in range(turns):
         path = [f"{time}-{i}" for i in range(10 * (turn + 1))]
         request = Request(time=time + turn, path=path, prompt_tokens=len(path))

@@ -23,8 +23,8 @@ def make_category(label, first_ranks):
 def scan_ends(admitted, now):
     """Return (rank, last access, -offset, number, leaf) of both ends of each category's queue."""
     ends = []
-    for category in {id(c): c for c, _ in admitted}.values():
-        leaves = [leaf for c, leaf in admitted if c is category]
+    for category in {id(category): category for category, _ in admitted}.values():
+        leaves = [leaf for owner, leaf in admitted if owner is category]
         for sign in (1, -1):  # the oldest, the youngest
             end = min(leaves, key=lambda leaf: (sign * leaf.last_access, -leaf.offset, leaf.number))
             rank = category.rank[age_bin(now - end.last_access)]
@@ -32,7 +32,7 @@ def scan_ends(admitted, now):
     return ends
 
 
-STEPS = st.lists(
+OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.integers(0, 2), st.integers(0, 20), st.integers(0, 3)),
         st.tuples(st.just("remove"), st.integers(0, 50)),
@@ -43,26 +43,26 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS)
-def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
+@given(OPERATIONS)
+def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(operations):
     ranks = {"a": [3, 1, 2], "b": [1, 1, 4, 0], "c": []}
-    categories = [make_category(label, rank) for label, rank in ranks.items()]
+    categories = [make_category(label, first_ranks) for label, first_ranks in ranks.items()]
     cells, admitted, now = Cells(), [], 20.0
-    for number, (operation, value, *others) in enumerate(steps):
+    for number, (operation, argument, *others) in enumerate(operations):
         if operation == "push":
             last_access, offset = others
             leaf = Leaf(offset, 1, number=number * 7 % 61)  # not in the order of pushes
             leaf.last_access = float(last_access)
-            category = categories[value]
+            category = categories[argument]
             cells.push(category.label, leaf, lambda category=category: (category, 1.0))
             admitted.append((category, leaf))
         elif operation == "remove" and admitted:
-            _, leaf = admitted.pop(value % len(admitted))
+            _, leaf = admitted.pop(argument % len(admitted))
             cells.remove(leaf)
         elif operation == "wait":
-            now += value
+            now += argument
         elif operation == "refit":
-            categories[value].rank = ranks_of(*others)
+            categories[argument].rank = ranks_of(*others)
             cells.reweigh()
         least = cells.least(now)
         if not admitted:
@@ -85,10 +85,10 @@ def test_weights_scale_a_cell():
 
 def test_removed_entries_do_not_accumulate():
     queue = EndQueue()
-    stays = Leaf(0, 1)
-    queue.push(stays, 0.0)
+    kept_leaf = Leaf(0, 1)
+    queue.push(kept_leaf, 0.0)
     for time in range(10_000):
         queue.remove(queue.push(Leaf(0, 1), float(time)))
     assert len(queue._low) < 100
     assert len(queue._high) < 100
-    assert queue.oldest()[LEAF] is stays
+    assert queue.oldest()[LEAF] is kept_leaf

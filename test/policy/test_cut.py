@@ -1,4 +1,4 @@
-"""The cut rule, on cases checked by hand."""
+"""The cut rule, on cases checked by hand; all numbers are tokens."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from sglang_canopy.policy.base import QUANTUM_TOKENS, tokens_kept
 
 
 @pytest.mark.parametrize(
-    ("length", "keep", "need", "page", "quantum", "kept"),
+    ("length", "keep", "need", "page", "quantum", "kept_tokens"),
     [
         (100, 0, 30, 1, 1, 70),  # only the needed tokens
         (100, 0, 30, 1, 64, 36),  # at least a quantum
@@ -19,9 +19,9 @@ from sglang_canopy.policy.base import QUANTUM_TOKENS, tokens_kept
         (40, 0, 100, 16, 64, 0),  # all of a short leaf
     ],
 )
-def test_evicts_only_the_needed_tail(length, keep, need, page, quantum, kept) -> None:
+def test_only_the_needed_tail_is_evicted(length, keep, need, page, quantum, kept_tokens) -> None:
     options = {"page_tokens": page, "quantum_tokens": quantum, "whole_nodes": False}
-    assert tokens_kept(length, keep, need, **options) == kept
+    assert tokens_kept(length, keep, need, **options) == kept_tokens
 
 
 def test_whole_nodes_are_evicted_but_for_the_kept_head() -> None:

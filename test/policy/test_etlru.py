@@ -14,12 +14,13 @@ from support.tree_recount import recount
 LABEL = "default|-|turn1|out<64"
 
 
-def policy_with(options, ranks=(1.0,), grows_to=0):
-    """A policy with one category: these ranks, and next prompts that add ``grows_to`` tokens."""
+def policy_with(options, ranks=(1.0,), added_tokens=0):
+    """Return a policy with one category: ``ranks`` by age bin, and next prompts that add ``added_tokens`` tokens."""
     policy = make_policy("etlru", options)
     category = policy.model.categories.refine(tuple(LABEL.split("|")))
     category.rank = [*ranks, *[ranks[-1]] * (BINS - len(ranks))]
-    category.growth_exceedance = [float(i <= token_bin(grows_to)) for i in range(TOKEN_BINS)]
+    last_bin = token_bin(added_tokens)
+    category.growth_exceedance = [float(i <= last_bin) for i in range(TOKEN_BINS)]
     return policy
 
 
@@ -31,7 +32,7 @@ def leaf_of(policy, history, length, *, offset=0, time=0.0):
 
 
 def test_spare_tokens_are_evicted_before_older_needed_ones():
-    policy = policy_with({"threshold_tokens": 1000.0}, grows_to=100)
+    policy = policy_with({"threshold_tokens": 1000.0}, added_tokens=100)
     leaf_of(policy, history=5000, length=1000, time=0.0)
     spare = leaf_of(policy, history=900, length=900, time=5.0)
     assert policy.victim(6.0).leaf is spare
@@ -39,8 +40,8 @@ def test_spare_tokens_are_evicted_before_older_needed_ones():
 
 def test_the_floor_decides_between_tail_and_hits():
     # Rank 1 with the tail against rank 2 without: floor 0.3 gives 1 > 0.6, floor 0.9 the reverse.
-    for floor, victim in ((0.3, "spare"), (0.9, "tail")):
-        policy = policy_with({"threshold_tokens": 1000.0, "floor": floor}, grows_to=100)
+    for floor, victim_name in ((0.3, "spare"), (0.9, "tail")):
+        policy = policy_with({"threshold_tokens": 1000.0, "floor": floor}, added_tokens=100)
         other_category = policy.model.categories.refine(("other",))
         other_category.rank = [2.0] * BINS
         other_category.growth_exceedance = [0.0] * TOKEN_BINS
@@ -49,18 +50,18 @@ def test_the_floor_decides_between_tail_and_hits():
         spare.history, spare.category, spare.hits = 900, "other", 1
         policy.admit(spare, 0.0)
         leaves["spare"] = spare
-        assert policy.victim(0.0).leaf is leaves[victim]
+        assert policy.victim(0.0).leaf is leaves[victim_name]
 
 
 def test_without_a_target_it_ranks_as_wa():
     policy = policy_with({}, ranks=(1.0,))
-    old = leaf_of(policy, history=100, length=100, time=0.0)
+    older = leaf_of(policy, history=100, length=100, time=0.0)
     leaf_of(policy, history=9000, length=100, time=1.0)
-    assert policy.victim(2.0) == (old, 0)
+    assert policy.victim(2.0) == (older, 0)
 
 
 def test_trims_to_the_next_change_of_the_tail_term():
-    policy = policy_with({"threshold_tokens": 1000.0}, grows_to=100)
+    policy = policy_with({"threshold_tokens": 1000.0}, added_tokens=100)
     leaf = leaf_of(policy, history=2000, length=2000)
     # The last token has 1000 to spare, the bucket that holds 1000 begins at 724.1.
     victim = policy.victim(0.0)
@@ -68,8 +69,8 @@ def test_trims_to_the_next_change_of_the_tail_term():
     assert 2000 - victim.keep_tokens == pytest.approx(1000 - 724.1, abs=1)
 
 
-def test_repeated_trims_end_when_the_whole_leaf_matters():
-    policy = policy_with({"threshold_tokens": 1000.0}, grows_to=100)
+def test_repeated_trims_end_when_the_rest_of_the_leaf_is_needed():
+    policy = policy_with({"threshold_tokens": 1000.0}, added_tokens=100)
     leaf = leaf_of(policy, history=2000, length=2000)
     for _ in range(100):
         keep_tokens = policy.victim(0.0).keep_tokens
@@ -82,10 +83,10 @@ def test_repeated_trims_end_when_the_whole_leaf_matters():
     assert 2000 - 1000 - 16 <= leaf.length <= 2000 - 1000 + 16
 
 
-PATHS = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=60)
+REQUESTS = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=60)
 
 
-@given(PATHS)
+@given(REQUESTS)
 def test_with_threshold_0_and_equal_rates_it_orders_like_lru(requests):
     def evicted_runs(name, options):
         cuts = []

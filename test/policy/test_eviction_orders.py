@@ -11,11 +11,11 @@ SHORT_THRESHOLD = {"threshold_tokens": 25}
 
 def paths_of(text):
     """Return the paths in ``text``: "12 3" is (1, 2) and (3,); "A" is 10, "B" 11."""
-    return [tuple(int(c, 16) for c in word) for word in text.split()]
+    return [tuple(int(digit, 16) for digit in word) for word in text.split()]
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "capacity", "requests", "evicted"),
+    ("policy", "options", "capacity_blocks", "requests", "evicted"),
     [
         # Least recent first; a parent is evicted after its children, at its own age; deepest blocks first.
         ("lru", {}, 3, "1 2 3 1 4", "2"),
@@ -40,8 +40,8 @@ def paths_of(text):
         ("wa", {"model": "exponential"}, 4, "12 9 13 5 6 7 8", "2 9 3 1"),
     ],
 )
-def test_evicts_in_order(policy, options, capacity, requests, evicted):
-    assert serve_paths(policy, capacity, paths_of(requests), **options) == paths_of(evicted)
+def test_blocks_are_evicted_in_order(policy, options, capacity_blocks, requests, evicted):
+    assert serve_paths(policy, capacity_blocks, paths_of(requests), **options) == paths_of(evicted)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,6 @@ def test_evicts_in_order(policy, options, capacity, requests, evicted):
         ("wa", {"windows": 3}, "windows"),
     ],
 )
-def test_refuses_bad_options_by_name(policy, options, message):
+def test_bad_options_are_refused_by_name(policy, options, message):
     with pytest.raises(CanopyError, match=message):
         make_policy(policy, options)

@@ -22,11 +22,12 @@ def leaf_of(policy, label, time, *, offset=0, hits=1, turn=1, now=None, **fields
 
 
 def policy_with(ranks, **options):
-    """A policy whose categories have these ranks: label -> ranks of the first age bins."""
+    """Return a policy whose categories have ``ranks``: label -> ranks of the first age bins."""
     policy = make_policy("wa", options)
-    for label, rank in ranks.items():
+    for label, first_ranks in ranks.items():
         category = policy.model.categories.refine(tuple(label.split("|")))
-        category.rank = [float(r) for r in rank] + [float(rank[-1])] * (BINS - len(rank))
+        later_ranks = [first_ranks[-1]] * (BINS - len(first_ranks))
+        category.rank = [*map(float, first_ranks), *map(float, later_ranks)]
     return policy
 
 
@@ -71,26 +72,26 @@ def test_by_default_a_conversations_own_gaps_refine_its_category():
         ({"k": [1]}, [("k", 5.0, {"keep_until": 50.0}), ("k", 0.0, {"keep_until": 90.0})], 10.0),
     ],
 )
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_expected_leaf_is_the_victim(ranks, leaves, now, reverse):
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_the_first_listed_leaf_is_the_victim(ranks, leaves, now, is_reversed):
     policy = policy_with(ranks)
-    order = sorted(enumerate(leaves), reverse=reverse)
+    order = sorted(enumerate(leaves), reverse=is_reversed)
     leaf_at = {i: leaf_of(policy, label, time, **fields) for i, (label, time, fields) in order}
     assert policy.victim(now) == (leaf_at[0], 0)
 
 
 @pytest.mark.parametrize("tenant", [None, "untrusted"])
-@pytest.mark.parametrize("hinted_first", [False, True])
-def test_over_is_ignored_after_too_many_wrong_hints_of_its_tenant(tenant, hinted_first):
+@pytest.mark.parametrize("is_hinted_first", [False, True])
+def test_over_is_ignored_after_too_many_wrong_hints_of_its_tenant(tenant, is_hinted_first):
     policy = policy_with({"k": [1]})
-    if hinted_first:
+    if is_hinted_first:
         leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
     record = policy.model.hints.record(tenant)
     record.overs, record.overs_wrong = 20, 10
-    old = leaf_of(policy, "k", 0.0)
-    if not hinted_first:
+    older = leaf_of(policy, "k", 0.0)
+    if not is_hinted_first:
         leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
-    assert policy.victim(10.0).leaf is old
+    assert policy.victim(10.0).leaf is older
 
 
 def test_a_known_return_competes_with_the_curves():
@@ -112,12 +113,12 @@ def test_a_leaf_to_keep_is_spared_until_its_time_and_no_longer():
 
 def test_a_hint_acts_on_a_leaf_that_is_admitted_again():
     policy = policy_with({"k": [1]})
-    old, young = leaf_of(policy, "k", 0.0), leaf_of(policy, "k", 5.0)
-    assert policy.victim(10.0).leaf is old
-    policy.drop(young)
-    young.over = True
-    policy.admit(young, 10.0)
-    assert policy.victim(10.0).leaf is young
+    older, younger = leaf_of(policy, "k", 0.0), leaf_of(policy, "k", 5.0)
+    assert policy.victim(10.0).leaf is older
+    policy.drop(younger)
+    younger.over = True
+    policy.admit(younger, 10.0)
+    assert policy.victim(10.0).leaf is younger
 
 
 def test_dropping_an_unknown_leaf_is_ignored():
@@ -137,31 +138,29 @@ def test_a_twin_ranks_by_the_same_curves_and_learns_nothing_itself():
     assert len(policy.model.shadow) == blocks_before
 
 
-def run(policy, requests, capacity=12):
-    evicted: list[TreeCut] = []
-    tree = RadixTree(policy, capacity, 1, on_evict=evicted.append)
-    for number, (time, conversation, length, hint) in enumerate(requests):
+def evict_with(policy, requests, capacity_blocks=12):
+    cuts: list[TreeCut] = []
+    tree = RadixTree(policy, capacity_blocks, 1, on_evict=cuts.append)
+    time = 0.0
+    for number, (pause_s, conversation, length, hint) in enumerate(requests):
+        time += pause_s
         path = tuple(conversation * 100 + i for i in range(length))
         category = f"c{conversation % 2}"
-        request = Request(time=float(time), path=path, prompt_tokens=length, category=category)
+        request = Request(time=time, path=path, prompt_tokens=length, category=category)
         request.over = hint == "over"
         request.return_in_s = 3.0 if hint == "return" else None
         request.keep_until = time + 5.0 if hint == "keep" else None
         tree.access(request)
         if number % 5 == 0:
             recount(tree)
-    return evicted
+    return cuts
 
 
+HINTS = st.sampled_from(["", "", "", "over", "return", "keep"])
 REQUESTS = st.lists(
-    st.tuples(
-        st.integers(0, 3),
-        st.integers(0, 6),
-        st.integers(1, 9),
-        st.sampled_from(["", "", "", "over", "return", "keep"]),
-    ),
-    max_size=60,
-).map(lambda steps: [(sum(s[0] for s in steps[: i + 1]), *s[1:]) for i, s in enumerate(steps)])
+    st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(1, 9), HINTS), max_size=60
+)
+"""(seconds since the request before, conversation, tokens, hint) of each request."""
 
 
 @given(
@@ -171,8 +170,8 @@ REQUESTS = st.lists(
 )
 def test_two_caches_with_equal_requests_evict_the_same_leaves(requests, model, categories):
     options = {"min_samples": 3, "model": model, "categories": categories}
-    first = run(make_policy("wa", options), requests)
-    assert run(make_policy("wa", options), requests) == first
+    cuts = evict_with(make_policy("wa", options), requests)
+    assert evict_with(make_policy("wa", options), requests) == cuts
 
 
 def test_returns_rank_by_the_accuracy_of_their_tenants_hints():
@@ -186,7 +185,7 @@ def test_returns_rank_by_the_accuracy_of_their_tenants_hints():
     assert policy.victim(1.0).leaf is inaccurate
 
 
-def test_leaves_of_a_forgotten_label_rank_by_the_coarser_one():
+def test_leaves_of_a_forgotten_label_rank_by_the_coarser_label():
     policy = policy_with({"k": [9], "k|x": [1], "z": [5]})
     refined_leaf = leaf_of(policy, "k|x", 0.0)
     coarse_leaf = leaf_of(policy, "z", 0.0)

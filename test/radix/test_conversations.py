@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.live_tree import LiveTree, check, fake_req
+from support.live_tree import LiveTree, check_tree, fake_req
 from support.tree_recount import recount_keeps
 
 
 def serve(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
-    """Serve a request as SGLang's hooks report it. The answer is two tokens."""
+    """Serve a request as SGLang's hooks report it, with an answer of two tokens."""
     answer = [prompt[-1] + 500_000, prompt[-1] + 500_001]
     req = fake_req(prompt, answer, {"time": time, **stamp}, cache_salt=salt)
     request = tree.core.requests.register(req)
@@ -16,12 +16,12 @@ def serve(tree: LiveTree, prompt: list[int], time: float, salt: str | None = Non
     tree.insert([*prompt, *answer], request, salt)
 
 
-def test_one_prompt_under_ever_new_names_grows_nothing() -> None:
+def test_one_prompt_under_ever_new_names_keeps_a_bounded_number_of_them() -> None:
     tree = LiveTree(256, "wa")
     for number in range(2000):
         serve(tree, [1, 2, 3, 4], float(number), conversation=f"made-up-{number}")
     assert len(tree.core.conversations) <= 2 * len(tree.core._node_arena) + 64
-    check(tree)
+    check_tree(tree)
 
 
 def ended_tokens(tree: LiveTree) -> set[int]:
@@ -30,15 +30,15 @@ def ended_tokens(tree: LiveTree) -> set[int]:
     return {token for node in nodes if node.canopy.over for token in node.key.raw_token_ids()}
 
 
-TURN_1 = list(range(200, 220))
+FIRST_TURN = list(range(200, 220))
 
 
 def test_a_request_that_ends_its_session_ends_the_conversations_kv() -> None:
     tree = LiveTree(512, "wa", {"quantum_tokens": 1, "block_tokens": 4})
-    serve(tree, TURN_1, 0.0, conversation="c", linear=True)
+    serve(tree, FIRST_TURN, 0.0, conversation="c", linear=True)
     assert not ended_tokens(tree)
     serve(tree, [7, 7, 7], 5.0, conversation="c", linear=True, over=True)
-    assert set(TURN_1) <= ended_tokens(tree)
+    assert set(FIRST_TURN) <= ended_tokens(tree)
 
 
 @given(
@@ -52,9 +52,9 @@ def test_a_request_that_ends_its_session_ends_the_conversations_kv() -> None:
         max_size=25,
     )
 )
-def test_any_hints_leave_the_tree_consistent_and_other_tenants_unchanged(steps: list) -> None:
+def test_any_hints_leave_the_tree_consistent_and_other_tenants_unchanged(requests: list) -> None:
     tree = LiveTree(128, "wa", {"quantum_tokens": 1, "block_tokens": 2})
-    for number, (salt, name, over, prompt) in enumerate(steps):
+    for number, (salt, name, over, prompt) in enumerate(requests):
         others_before = {
             id(node): (node.canopy.over, node.canopy.keep_until)
             for node in tree.core._node_arena.values()
@@ -66,4 +66,4 @@ def test_any_hints_leave_the_tree_consistent_and_other_tenants_unchanged(steps: 
                 assert others_before[id(node)] == (node.canopy.over, node.canopy.keep_until)
         nodes = tree.core._node_arena.values()
         recount_keeps(tree.core.protected.keeps, (node.canopy for node in nodes))
-        check(tree)
+        check_tree(tree)

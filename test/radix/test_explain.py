@@ -1,4 +1,4 @@
-"""The explanation of a conversation matches the tree and the decisions about it."""
+"""The explanation of a conversation matches the tree and the log about it."""
 
 import json
 import random
@@ -9,14 +9,14 @@ from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
 from sglang_canopy.radix.traffic import MAX_EVICTIONS, EvictionLog, TierEviction
 from sglang_canopy.reuse.survival import continuation_probability
-from support.live_tree import LiveTree, check
+from support.live_tree import LiveTree, check_tree
 
 
 def explain_conversation(tree, conversation, **body):
     return explain(tree.core, {"conversation": conversation, **body})
 
 
-def test_a_conversations_tokens_are_located():
+def test_the_tokens_and_tiers_of_a_conversation_are_explained():
     tree = LiveTree(64, "wa", {"quantum_tokens": 1}, host_tokens=128)
     tree.serve(list(range(10)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(16)), 5.0, conversation="a", category="chat")
@@ -84,37 +84,37 @@ def test_a_question_changes_no_eviction(seed, policy):
             on_device = [row for row in explanation["nodes"] if "device" in row["tiers"]]
             assert explanation["tokens"]["device"] == sum(row["tokens"] for row in on_device) > 0
             json.dumps(explanation)
-            check(trees[0])
-    sums = [tree.core.live.counters.victim_digest.count_and_digest for tree in trees]
-    assert sums[0] == sums[1]
+            check_tree(trees[0])
+    digests = [tree.core.live.counters.victim_digest.count_and_digest for tree in trees]
+    assert digests[0] == digests[1]
 
 
-def decision(**fields):
+def eviction(**fields):
     labels = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
     defaults = {"offset": 0, "tokens": 10, "reason": 0, "policy": "wa", "idle_s": 1.0}
     return TierEviction(**{**labels, **defaults, "demoted": False, **fields})
 
 
-def test_decisions_are_bounded_and_the_newest_come_first():
-    decisions = EvictionLog()
+def test_evictions_are_bounded_and_the_newest_come_first():
+    log = EvictionLog()
     for number in range(MAX_EVICTIONS + 10):
-        decisions.append(decision(time=float(number), tokens=number))
-    assert len(decisions) == MAX_EVICTIONS
-    assert [entry.tokens for entry in decisions.latest_of(None, "a", limit=2)] == [
+        log.append(eviction(time=float(number), tokens=number))
+    assert len(log) == MAX_EVICTIONS
+    assert [logged.tokens for logged in log.latest_of(None, "a", limit=2)] == [
         MAX_EVICTIONS + 9,
         MAX_EVICTIONS + 8,
     ]
-    assert decisions.latest_of("other tenant", "a") == []
+    assert log.latest_of("other tenant", "a") == []
 
 
 def test_the_rate_is_of_recent_evictions():
-    decisions = EvictionLog()
-    assert decisions.tokens_per_s(0, 1000.0) == 0.0
-    decisions.append(decision(time=100.0, tokens=10**6))
-    decisions.append(decision(time=900.0, tokens=300))
-    decisions.append(decision(time=950.0, tokens=300))
-    decisions.append(decision(time=960.0, tokens=999, tier=1))
-    assert decisions.tokens_per_s(0, 1000.0) == 6.0
+    log = EvictionLog()
+    assert log.tokens_per_s(0, 1000.0) == 0.0
+    log.append(eviction(time=100.0, tokens=10**6))
+    log.append(eviction(time=900.0, tokens=300))
+    log.append(eviction(time=950.0, tokens=300))
+    log.append(eviction(time=960.0, tokens=999, tier=1))
+    assert log.tokens_per_s(0, 1000.0) == 6.0
 
 
 def test_continuation_probability_follows_the_survival_curve():
@@ -129,27 +129,27 @@ def test_a_malformed_question_is_ignored(question):
 
 
 def test_a_bounded_number_of_leaves_is_examined(monkeypatch):
-    """One route for users, one thread for all requests: bounded by leaves, and for all tenants."""
+    """The bound holds for all tenants together, since one thread answers every question."""
     tree = LiveTree(2000, "wa", {"quantum_tokens": 1})
     for number in range(600):
         tree.serve([1000 * number, 1000 * number + 1], float(number), conversation=f"c{number}")
     for tenant in ("a", "b", "c"):
         tree.serve([7, 8, 9], 600.0, conversation="last", tenant=tenant)
-    policy, calls = tree.core.live.device_policy, []
-    original = policy.victim
-    monkeypatch.setattr(policy, "victim", lambda now: calls.append(now) or original(now))
+    policy, times = tree.core.live.device_policy, []
+    original_victim = policy.victim
+    monkeypatch.setattr(policy, "victim", lambda now: times.append(now) or original_victim(now))
     explanation = explain_conversation(tree, "last")
     assert len(explanation) == 3
-    assert len(calls) == LOOKED_AHEAD_LEAVES
+    assert len(times) == LOOKED_AHEAD_LEAVES
     assert explanation[0]["next_to_go"]["looked_at_tokens"] == 2 * LOOKED_AHEAD_LEAVES
-    check(tree)
+    check_tree(tree)
 
 
 def samples_of_one_prompt(policy):
-    """Twelve samples of one answer: leaves of equal stamp and depth, as with n = 12."""
+    """Return a tree with twelve answers to one prompt: leaves of equal time and depth, as with n = 12."""
     tree = LiveTree(2000, policy, {"quantum_tokens": 1})
     prompt = list(range(100, 140))
-    path = [hash(tuple(prompt[: n + 1])) for n in range(40)]
+    path = [hash(tuple(prompt[:end])) for end in range(1, 41)]
     for number in range(12):
         request = tree.request(
             1.0, conversation="c", block_tokens=1, prompt_tokens=40, path=list(path)
@@ -160,18 +160,18 @@ def samples_of_one_prompt(policy):
 
 def evict_all(tree):
     """Evict the device; return the first tokens of the nodes, in order."""
-    order = []
+    first_tokens = []
     while tree.core.evictable_device_leaves:
         node, _ = tree.core.evictable_device_leaves.next_victim(tree.core.clock.now)
-        order.append(node.key.token_ids[0])
+        first_tokens.append(node.key.token_ids[0])
         tree.evict(len(node.key))
-    return order
+    return first_tokens
 
 
 @pytest.mark.parametrize("leaves", [1, 5, LOOKED_AHEAD_LEAVES])
 @pytest.mark.parametrize("policy", live_names())
 def test_tied_leaves_are_evicted_in_the_same_order_after_a_question(policy, leaves, monkeypatch):
-    """For every look-ahead: a rank's own speed must not decide."""
+    """Ranks that look ahead differently must evict the same."""
     explained_tree, untouched_tree = samples_of_one_prompt(policy), samples_of_one_prompt(policy)
     monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_LEAVES", leaves)
     explain_conversation(explained_tree, "c", tenant=None)
@@ -179,11 +179,11 @@ def test_tied_leaves_are_evicted_in_the_same_order_after_a_question(policy, leav
 
 
 def test_a_look_ahead_reads_a_bounded_number_of_children(monkeypatch):
-    """One system prompt may have 50,000 continuations."""
+    """One system prompt can have 50,000 continuations."""
     monkeypatch.setattr("sglang_canopy.radix.evictable.MAX_CHILDREN_READ", 20)
     tree = LiveTree(600, "canopy-lru", {"quantum_tokens": 1})
     for number in range(100):
         tree.serve([1, 1000 + number], float(number), conversation=f"c{number}")
     (explanation,) = explain_conversation(tree, "c99", tenant=None)
     assert explanation["next_to_go"]["tokens_before"] == 99
-    check(tree)
+    check_tree(tree)

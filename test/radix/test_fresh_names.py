@@ -2,8 +2,7 @@
 
 Names are salts (tenants), conversations, parents and categories. The clock advances ten seconds per
 request, so containers with a time limit stay small, and only the number of names could fill the
-others.
-"""
+others."""
 
 import functools
 import itertools
@@ -30,7 +29,7 @@ KV_TOKENS = 512
 PROMPT_TOKENS = 80
 """More than a block of 64 tokens: the learner ignores shorter prompts."""
 SLACK_ENTRIES = 512
-"""The number of dead heap entries varies."""
+"""Allowed growth: the number of a heap's outdated entries varies."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +53,7 @@ class Server:
         self._numbers = itertools.count()
 
     def serve(self, **names: str | None) -> None:
-        """One request whose end is known at once."""
+        """Serve one request with these names, from its arrival to its end."""
         number = next(self._numbers)
         time = 10.0 * number
         tokens = [7 * number + i for i in range(PROMPT_TOKENS)]
@@ -80,13 +79,13 @@ class Server:
 
 
 def fresh_names(*keys: str) -> Callable[[int], dict[str, str | None]]:
-    """Names of the ``number``-th request: those of ``keys`` are new each time."""
+    """Return a function of a request's number: its names, of which those of ``keys`` are new each time."""
 
-    def names(number: int) -> dict[str, str | None]:
+    def names_of(number: int) -> dict[str, str | None]:
         stable_names: dict[str, str | None] = {"tenant": "t", "conversation": f"c{number % 7}"}
         return {**stable_names, "category": "chat"} | {key: f"{key}-{number}" for key in keys}
 
-    return names
+    return names_of
 
 
 def half_vouched(number: int) -> dict[str, str | None]:
@@ -99,11 +98,11 @@ NAMES_BY_CASE = {"vouched": half_vouched, "one tenant": fresh_names("conversatio
 NAMES_BY_CASE |= {"everything": all_fresh}
 
 
-def growth_of(case: str, first: int, last: int) -> dict[str, tuple[int, int]]:
+def growth_of(case: str, first_count: int, last_count: int) -> dict[str, tuple[int, int]]:
     server = Server("wa")
-    names = NAMES_BY_CASE[case]
-    serve = lambda number: server.serve(**names(number))  # noqa: E731
-    return grown_containers(server, serve, first, last, 0.1, SLACK_ENTRIES)
+    names_of = NAMES_BY_CASE[case]
+    serve = lambda number: server.serve(**names_of(number))  # noqa: E731
+    return grown_containers(server, serve, first_count, last_count, 0.1, SLACK_ENTRIES)
 
 
 @pytest.mark.parametrize(

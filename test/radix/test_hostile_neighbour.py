@@ -12,18 +12,19 @@ import pytest
 
 from support.live_tree import LiveTree
 
-POOL_TOKENS, CONVERSATIONS, SYSTEM_TOKENS, TURN_TOKENS, TURNS = 2048, 3, 96, 48, 6
+POOL_TOKENS, CONCURRENT_CONVERSATIONS, SYSTEM_TOKENS, TURN_TOKENS, TURNS = 2048, 3, 96, 48, 6
 STEP_S = 0.3
 WARM_UP_STEPS, STEPS = 150, 400
-"""Requests of the warm-up, in which hints turn out false and curves are learnt, and of the run."""
+"""Requests of the conversations: in the warm-up, false hints are detected and curves learnt; in all."""
 
 Hints = Callable[[int, float], dict[str, Any]]
 
 
-def prompt(step: int) -> tuple[str, int, list[int]]:
-    slot = step % CONVERSATIONS
-    rounds = step // CONVERSATIONS + slot
-    conversation, turn = 100 * (rounds // TURNS) + slot, rounds % TURNS + 1
+def turn_at(step: int) -> tuple[str, int, list[int]]:
+    """Return the conversation, the turn's number and its prompt; some conversations run at a time."""
+    lane = step % CONCURRENT_CONVERSATIONS
+    turns_before = step // CONCURRENT_CONVERSATIONS + lane
+    conversation, turn = 100 * (turns_before // TURNS) + lane, turns_before % TURNS + 1
     tokens = [10_000 + 1000 * conversation + i for i in range(TURN_TOKENS * turn)]
     return f"c{conversation}", turn, [*range(SYSTEM_TOKENS), *tokens]
 
@@ -32,19 +33,19 @@ def prompt(step: int) -> tuple[str, int, list[int]]:
 def hit_ratio(hints: Hints) -> float:
     """Return the hit ratio of the tenant with conversations, after the warm-up."""
     tree = LiveTree(POOL_TOKENS, "wa")
-    hits = total_tokens = 0
+    hit_tokens = prompt_tokens = 0
     for step in range(STEPS):
         now = 2 * step * STEP_S
-        name, turn, tokens = prompt(step)
+        name, turn, tokens = turn_at(step)
         # The tree's keys have no tenants here: the two share no token.
         fields = {"category": "chat", "turn": turn, "conversation": name, "tenant": "steady"}
         hit = tree.serve(tokens, now, path=block_hashes(tokens), block_tokens=16, **fields)
         if step >= WARM_UP_STEPS:
-            hits, total_tokens = hits + hit, total_tokens + len(tokens)
+            hit_tokens, prompt_tokens = hit_tokens + hit, prompt_tokens + len(tokens)
         filler = [10**7 + 1000 * step + i for i in range(len(tokens))]
         fields = {"category": "generate", "tenant": "neighbour", **hints(step, now + STEP_S)}
         tree.serve(filler, now + STEP_S, path=block_hashes(filler), block_tokens=16, **fields)
-    return hits / total_tokens
+    return hit_tokens / prompt_tokens
 
 
 def block_hashes(tokens: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ from sglang_canopy.policy.registry import live_names
 from support.kit_tree import FULL, HYBRIDS, MAMBA, SWA, KitTree
 from support.policy_rules import PolicyRules
 
-RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+NUMBERS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 
 
 class HeldLock(NamedTuple):
@@ -21,26 +21,27 @@ class HeldLock(NamedTuple):
 
 
 class HybridTreeMachine(PolicyRules):
-    """Serve, look up, lock with and without the state, release windows early, evict each kind."""
+    """Serve, look up, lock with and without the state, release windows early, evict KV, windows and states."""
 
     @initialize(
-        kind=st.sampled_from(list(HYBRIDS)),
+        hybrid=st.sampled_from(list(HYBRIDS)),
         policy=st.sampled_from(live_names()),
         write_policy=st.sampled_from([None, "write_through", "write_back"]),
         host_ratio=st.sampled_from([0.7, 2.0]),
     )
-    def start(self, kind, policy, write_policy, host_ratio) -> None:
-        self.tree = KitTree(kind, policy, write_policy, host_ratio)
+    def start(self, hybrid, policy, write_policy, host_ratio) -> None:
+        self.tree = KitTree(hybrid, policy, write_policy, host_ratio)
         self.time = 0.0
         self.locks: list[HeldLock] = []
 
     def _tokens(self, numbers: list[int]) -> list[int]:
         """Return two pages of tokens for each number (three tokens if a page has one)."""
-        tokens_per_number = 3 if self.tree.cfg.page_size == 1 else 2 * self.tree.cfg.page_size
+        page_tokens = self.tree.cache_config.page_size
+        tokens_per_number = 3 if page_tokens == 1 else 2 * page_tokens
         return [100 * number + i for number in numbers for i in range(tokens_per_number)]
 
     @rule(
-        numbers=RUNS,
+        numbers=NUMBERS,
         pause_s=st.sampled_from([0.0, 0.5, 60.0]),
         category=st.sampled_from(["chat", "api"]),
         turn=st.integers(1, 3),
@@ -56,25 +57,25 @@ class HybridTreeMachine(PolicyRules):
         tree.serve(tokens, self.time, category=category, turn=turn, over=over)
         assert tree.match(tokens).device_prefix_len == len(tokens)
 
-    @rule(numbers=RUNS)
+    @rule(numbers=NUMBERS)
     def load_back(self, numbers) -> None:
-        if self.tree.write is not None:
+        if self.tree.write_policy is not None:
             self.tree.load_back(self._tokens(numbers))
 
-    @rule(numbers=RUNS)
+    @rule(numbers=NUMBERS)
     def look_up(self, numbers) -> None:
         tokens = self._tokens(numbers)
         assert 0 <= self.tree.match(tokens).device_prefix_len <= len(tokens)
 
-    @rule(numbers=RUNS, without_state=st.booleans())
-    def lock(self, numbers, without_state) -> None:
+    @rule(numbers=NUMBERS, skips_state=st.booleans())
+    def lock(self, numbers, skips_state) -> None:
         if len(self.locks) > 1:
             return
         tokens = self._tokens(numbers)
-        hit = self.tree.match(tokens)
-        lock = self.tree.lock(tokens, without_state)
+        match = self.tree.match(tokens)
+        lock = self.tree.lock(tokens, skips_state)
         if lock is not None:
-            slots = self.tree.cache.path_device_indices(hit.last_device_node).tolist()
+            slots = self.tree.cache.path_device_indices(match.last_device_node).tolist()
             self.locks.append(HeldLock(lock, slots))
 
     @rule()
@@ -94,12 +95,12 @@ class HybridTreeMachine(PolicyRules):
         self.tree.evict(full, swa if self.tree.has_swa else 0, mamba if self.tree.has_mamba else 0)
 
     @invariant()
-    def nothing_locked_was_freed(self) -> None:
+    def locked_slots_stay(self) -> None:
         for held in getattr(self, "locks", ()):
             assert set(held.slots) <= set(self.tree.slots(FULL))
 
     @invariant()
-    def everything_adds_up(self) -> None:
+    def recounts_are_equal(self) -> None:
         if hasattr(self, "tree"):
             self.tree.recount()
 

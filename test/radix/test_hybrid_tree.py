@@ -6,18 +6,17 @@ import pytest
 from sglang_canopy.radix.counters import DEVICE, HOST
 from support.kit_tree import FULL, HYBRIDS, MAMBA, SWA, KitTree
 
-EACH_KIND = pytest.mark.parametrize("kind", HYBRIDS)
+EACH_HYBRID = pytest.mark.parametrize("hybrid", HYBRIDS)
 
 
 def sequence(tree: KitTree, start: int, pages: int) -> list[int]:
-    return tree.steps._make_seq(start, pages)
+    return tree.kit_steps._make_seq(start, pages)
 
 
-@EACH_KIND
-def test_a_requests_fields_reach_its_nodes(kind) -> None:
-    tree = KitTree(kind, "wa")
-    tokens = sequence(tree, 1, 8)
-    tree.serve(tokens, 3.0, category="chat", turn=2)
+@EACH_HYBRID
+def test_a_requests_fields_reach_its_nodes(hybrid) -> None:
+    tree = KitTree(hybrid, "wa")
+    tree.serve(sequence(tree, 1, 8), 3.0, category="chat", turn=2)
     for node in tree.nodes():
         assert node.canopy.turn == 2
         assert node.canopy.last_access == 3.0
@@ -25,15 +24,15 @@ def test_a_requests_fields_reach_its_nodes(kind) -> None:
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
 def test_a_leaf_with_a_state_is_evicted_whole_and_no_other_is(core) -> None:
-    """Its state is at its end: a shorter leaf would hold KV that no request can use."""
+    """The state is at the leaf's end: a shorter leaf would hold KV that no request can use."""
     tree = KitTree("mamba", core)
-    old, young = sequence(tree, 1, 8), sequence(tree, 100, 8)
-    tree.serve(old, 1.0)
-    tree.serve(young, 2.0)
+    older, younger = sequence(tree, 1, 8), sequence(tree, 100, 8)
+    tree.serve(older, 1.0)
+    tree.serve(younger, 2.0)
     tree.evict(full=1)
-    assert tree.match(old).device_prefix_len == 0
-    assert tree.match(young).device_prefix_len == 8
-    assert tree.available_slots(FULL) == tree.cfg.kv_size - 8
+    assert tree.match(older).device_prefix_len == 0
+    assert tree.match(younger).device_prefix_len == 8
+    assert tree.available_slots(FULL) == tree.cache_config.kv_size - 8
     tree.recount()
 
 
@@ -43,29 +42,27 @@ def test_a_cut_leaves_a_whole_window(core) -> None:
     tokens = sequence(tree, 1, 130)
     tree.serve(tokens, 1.0)
     tree.evict(full=1)
-    hit_tokens = tree.match(tokens).device_prefix_len
-    assert 0 < hit_tokens < 130
+    assert 0 < tree.match(tokens).device_prefix_len < 130
     tree.recount()
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
 def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
-    """Its state was evicted, so that a lookup stops above it."""
+    """KV without its state cannot be matched: a look-up stops above it."""
     tree = KitTree("mamba", core)
-    old, young = sequence(tree, 1, 4), sequence(tree, 100, 8)
-    tree.serve(young, 1.0)
-    tree.serve([*young, 900, 901], 2.0)
-    tree.serve(old, 1.5)
+    older, younger = sequence(tree, 1, 4), sequence(tree, 100, 8)
+    tree.serve(younger, 1.0)
+    tree.serve([*younger, 900, 901], 2.0)
+    tree.serve(older, 1.5)
     # The tip of the younger path is evicted, and with it the only state below its parent.
-    youngest_node = tree.core.node_by_id(tree.match([*young, 900, 901]).last_device_node)
-    parent = youngest_node.parent
+    parent = tree.core.node_by_id(tree.match([*younger, 900, 901]).last_device_node).parent
     actions: list = []
     freed = {FULL: [], MAMBA: []}
     tree.core._evict_component_and_detach_lru(
         parent, tree.cache.components[MAMBA], freed, {}, actions, tracker=None
     )
     tree.cache._free_values(freed, {})
-    lock = tree.lock(old)
+    lock = tree.lock(older)
     tree.evict(full=2)
     tree.cache.unlock(lock)
     tree.recount()
@@ -73,7 +70,7 @@ def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
     tree.core.evictable_device_leaves.has_victim_expired = True  # of the eviction before
     tree.evict(full=1)
     assert not tree.core.evictable_device_leaves.has_victim_expired
-    assert tree.match(old).device_prefix_len == 4
+    assert tree.match(older).device_prefix_len == 4
     assert [node.canopy.length for node in tree.nodes()] == [4]
     tree.recount()
 
@@ -83,56 +80,57 @@ EACH_WRITE_POLICY = pytest.mark.parametrize("write", ["write_through", "write_ba
 
 @EACH_WRITE_POLICY
 @pytest.mark.parametrize("core", ["sglang", "canopy-lru", "wa"])
-@EACH_KIND
-def test_demoted_kv_is_found_on_the_host_and_loaded(kit_tree, kind, core, write) -> None:
-    tree = kit_tree(kind, core, write=write)
+@EACH_HYBRID
+def test_demoted_kv_is_found_on_the_host_and_loaded(kit_tree, hybrid, core, write) -> None:
+    tree = kit_tree(hybrid, core, write_policy=write)
     tokens = sequence(tree, 1, 6)
     tree.serve(tokens, 1.0)
     tree.evict(full=len(tokens))
     tree.recount()
-    assert tree.available_slots(FULL) == tree.cfg.kv_size
-    hit = tree.match(tokens)
-    assert (hit.device_prefix_len, hit.host_hit_length) == (0, len(tokens))
+    assert tree.available_slots(FULL) == tree.cache_config.kv_size
+    match = tree.match(tokens)
+    assert (match.device_prefix_len, match.host_hit_length) == (0, len(tokens))
     assert tree.load_back(tokens) == len(tokens)
     tree.recount()
     if tree.has_mamba:
         assert len(tree.slots(MAMBA)) == 1
     if tree.has_swa:
-        assert tree.cfg.sliding_window_size <= len(tree.slots(SWA)) <= len(tokens)
+        assert tree.cache_config.sliding_window_size <= len(tree.slots(SWA)) <= len(tokens)
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-@pytest.mark.parametrize("kind", ["swa", "swa-pages"])
-def test_a_tail_cut_from_a_leaf_keeps_its_window_below(kit_tree, kind, core) -> None:
-    tree = kit_tree(kind, core, write="write_back", kv_size=400, host_ratio=1.0)
+@pytest.mark.parametrize("hybrid", ["swa", "swa-pages"])
+def test_a_tail_cut_from_a_leaf_keeps_its_window_below(kit_tree, hybrid, core) -> None:
+    tree = kit_tree(hybrid, core, write_policy="write_back", kv_size=400, host_ratio=1.0)
     tokens = sequence(tree, 1, 40)
     tree.serve(tokens, 1.0)
     tree.evict(full=1)
-    hit = tree.match(tokens)
-    assert 0 <= hit.device_prefix_len < len(tokens)
-    assert hit.device_prefix_len + hit.host_hit_length == len(tokens)
+    match = tree.match(tokens)
+    assert 0 <= match.device_prefix_len < len(tokens)
+    assert match.device_prefix_len + match.host_hit_length == len(tokens)
     tree.recount()
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-@pytest.mark.parametrize("kind", ["mamba", "swa"])
-def test_a_full_host_evicts_by_the_policy(kit_tree, kind, core) -> None:
-    tree = kit_tree(kind, core, write="write_back", host_ratio=0.8)
-    length = tree.cfg.kv_size // 4
-    for number in range(8):
-        tree.serve(sequence(tree, 1000 * number, length), float(number))
+@pytest.mark.parametrize("hybrid", ["mamba", "swa"])
+def test_a_full_host_evicts_by_the_policy(kit_tree, hybrid, core) -> None:
+    tree = kit_tree(hybrid, core, write_policy="write_back", host_ratio=0.8)
+    prompt_tokens = tree.cache_config.kv_size // 4
+    prompts = [sequence(tree, 1000 * number, prompt_tokens) for number in range(8)]
+    for second, prompt in enumerate(prompts):
+        tree.serve(prompt, float(second))
         tree.recount()
     rows = tree.core.live.counters.row("default").tiers
     assert sum(rows[DEVICE].evicted_tokens) > 0
     assert sum(rows[HOST].evicted_tokens) > 0
-    hit_tokens = [tree.match(sequence(tree, 1000 * n, length)).full_kv_hit_length for n in range(8)]
+    hit_tokens = [tree.match(prompt).full_kv_hit_length for prompt in prompts]
     assert hit_tokens[0] == 0
-    assert hit_tokens[-1] == length
+    assert hit_tokens[-1] == prompt_tokens
 
 
 def test_kv_with_its_state_on_the_host_is_usable(kit_tree) -> None:
-    """Its leaf is not evicted first."""
-    tree = kit_tree("mamba", "canopy-lru", write="write_through")
+    """No leaf is evicted as unusable."""
+    tree = kit_tree("mamba", "canopy-lru", write_policy="write_through")
     prefix = sequence(tree, 1, 6)
     tree.serve(prefix, 1.0)
     tree.serve([*prefix, *sequence(tree, 500, 4)], 2.0)

@@ -13,13 +13,13 @@ from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, Leaf, Request
 from sglang_canopy.telemetry.status import StatusCollector
 from sglang_canopy.tenant import UNVOUCHED, Vouched, shown_tenant
-from support.live_tree import LiveTree, check, fake_req
+from support.live_tree import LiveTree, check_tree, fake_req
 from support.parity import PAGE_TOKENS, chained_path, labels_of, tokens_of, turns
 from support.tree_recount import recount, recount_keeps
 
 
-def conversation(number: int, tokens: int = 20) -> list[int]:
-    return [1000 * number + i for i in range(tokens)]
+def conversation(number: int, token_count: int = 20) -> list[int]:
+    return [1000 * number + i for i in range(token_count)]
 
 
 def leaves_of(tree: LiveTree) -> list[Leaf]:
@@ -40,7 +40,7 @@ def test_a_tenant_that_keeps_everything_gets_only_its_share(tree) -> None:
     tree.evict(500)
     assert sum(tree.match(conversation(n)) for n in range(25)) == 100
     assert sum(tree.match(conversation(n)) for n in range(25, 50)) == 400
-    check(tree)
+    check_tree(tree)
 
 
 @pytest.mark.parametrize("policy", live_names())
@@ -71,7 +71,7 @@ def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share(tree) -> Non
     for n in range(40, 50):
         tree.serve(conversation(n), float(n), tenant="steady", source=GATEWAY, keep_until=3600.0)
     assert tree.core.protected.keeps.budget.by_tenant == {Vouched("steady"): 100, UNVOUCHED: 100}
-    check(tree)
+    check_tree(tree)
 
 
 def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -> None:
@@ -82,9 +82,9 @@ def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -
         queue_request(tree, conversation(n), 60.0, tenant=f"x{n}")
     for n in range(30, 50):
         queue_request(tree, conversation(n), 60.0, tenant="steady", source=GATEWAY)
-    budgets = tree.core.protected.awaited.budget.by_tenant
-    assert budgets == {Vouched("steady"): 240, UNVOUCHED: 240}  # 250 in whole paths
-    check(tree)
+    charged_tokens = tree.core.protected.awaited.budget.by_tenant
+    assert charged_tokens == {Vouched("steady"): 240, UNVOUCHED: 240}  # 250 in whole paths
+    check_tree(tree)
 
 
 def test_a_longer_keep_is_charged_to_its_own_tenant_and_within_its_share(tree) -> None:
@@ -92,10 +92,10 @@ def test_a_longer_keep_is_charged_to_its_own_tenant_and_within_its_share(tree) -
         tree.serve(conversation(n), 10.0 + n, tenant=f"v{n % 2}", source=GATEWAY, keep_until=60.0)
     for n in range(10):
         tree.serve(conversation(n), 20.0 + n, keep_until=3600.0)
-    budgets = tree.core.protected.keeps.budget.by_tenant
-    assert budgets == {Vouched("v0"): 40, Vouched("v1"): 60, UNVOUCHED: 100}
+    charged_tokens = tree.core.protected.keeps.budget.by_tenant
+    assert charged_tokens == {Vouched("v0"): 40, Vouched("v1"): 60, UNVOUCHED: 100}
     assert tree.core.protected.keeps.refused_paths == 5
-    check(tree)
+    check_tree(tree)
 
 
 @pytest.mark.parametrize("key", ["keep_tenant_share", "keep_total_share"])
@@ -133,6 +133,7 @@ def test_an_expired_keep_is_uncharged(tree) -> None:
 def queue_request(
     tree: LiveTree, tokens: list[int], time: float, salt: str | None = None, **fields: str
 ) -> Any:
+    """Let a request wait in SGLang's queue, which looks its prompt up; ``fields``: of the policy's request."""
     req = fake_req(tokens, [], {"time": time}, cache_salt=salt)
     request = tree.core.requests.register(req)
     for name, value in fields.items():
@@ -143,7 +144,7 @@ def queue_request(
     return req
 
 
-def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it(tree) -> None:
+def test_an_awaited_prefix_is_protected_without_a_keep(tree) -> None:
     tree.serve(conversation(1), 0.0)
     queue_request(tree, conversation(1), 1.0)
     (leaf,) = leaves_of(tree)
@@ -151,13 +152,13 @@ def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it(tree) -> N
     assert tree.core.protected.keeps.budget.used_tokens == 0
 
 
-def test_a_waiting_requests_prefix_outlives_newer_ones(tree) -> None:
+def test_a_waiting_requests_prefix_outlives_newer_prefixes(tree) -> None:
     for n in range(4):
         tree.serve(conversation(n), float(n))
     queue_request(tree, [*conversation(0), 7], 9.0)
     tree.evict(60)
     assert [tree.match(conversation(n)) for n in range(4)] == [20, 0, 0, 0]
-    check(tree)
+    check_tree(tree)
 
 
 def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more(tree) -> None:
@@ -167,21 +168,21 @@ def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more(tree) ->
         queue_request(tree, conversation(n), 60.0)
     leaves = [leaf for leaf in leaves_of(tree) if (leaf.awaited_until or 0.0) > 60.0]
     assert len(leaves) == 12  # a quarter of the tier, in whole paths
-    check(tree)
+    check_tree(tree)
 
 
-def test_parts_of_an_awaited_path_stay_charged_however_it_is_split() -> None:
+def test_parts_of_an_awaited_path_stay_charged_after_splits_and_cuts() -> None:
     tree = LiveTree(1000, "canopy-lru", {"quantum_tokens": 1})
     for n in range(4):
         tree.serve(conversation(n, 240), float(n))
         queue_request(tree, conversation(n, 240), 10.0 + n)
         tree.match([*conversation(n, 235), 7])  # a prefix without the last tokens: splits the node
-        check(tree)
+        check_tree(tree)
     leaves = [leaf for leaf in leaves_of(tree) if leaf.awaited_until is not None]
     used_tokens = tree.core.protected.awaited.budget.used_tokens
     assert sum(leaf.length for leaf in leaves) == used_tokens == 240
     tree.evict(900)  # evicts tails of protected paths
-    check(tree)
+    check_tree(tree)
     tree.core.protected.protect_queue([])  # the clients have disconnected
     assert tree.core.protected.awaited.budget.used_tokens == 0
     assert not [leaf for leaf in leaves_of(tree) if leaf.awaited_until is not None]
@@ -193,7 +194,7 @@ def test_each_part_of_a_path_on_two_tiers_is_charged_while_it_is_protected() -> 
     tree.evict(20)
     tree.settle()
     queue_request(tree, conversation(1, 60), 10.0)
-    check(tree)
+    check_tree(tree)
     parent, child = sorted(leaves_of(tree), key=lambda leaf: leaf.offset)
     assert parent.awaited_until == child.awaited_until == 70.0
     assert tree.core.protected.awaited.budget.used_tokens == 60
@@ -210,22 +211,22 @@ def test_a_node_from_storage_inherits_no_granted_keep(tree) -> None:
     tree.request(2.0)
     assert child.canopy.hits == 1
     assert child.canopy.keep_until is None
-    check(tree)
+    check_tree(tree)
 
 
-def workload(seed: int, requests: int) -> list[dict[str, Any]]:
+def workload_with_keeps(seed: int, requests: int) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     steps = []
-    for now, number, blocks in turns(rng, requests):
+    for now, conversation_number, blocks in turns(rng, requests):
         keep_until = now + rng.choice([2.0, 20.0, 200.0]) if rng.random() < 0.5 else None
         steps.append(
             {
                 "time": now,
                 "blocks": blocks,
-                "category": ("chat", "agent")[number % 2],
-                "conversation": f"c{number}",
-                "tenant": ("a", "b", None)[number % 3],
-                "source": GATEWAY if number % 3 else CLIENT,
+                "category": ("chat", "agent")[conversation_number % 2],
+                "conversation": f"c{conversation_number}",
+                "tenant": ("a", "b", None)[conversation_number % 3],
+                "source": GATEWAY if conversation_number % 3 else CLIENT,
                 "keep_until": keep_until,
             }
         )
@@ -233,24 +234,19 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
 
 
 def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
-    granted = refused = 0
+    granted_paths = refused_paths = 0
+    shares = {"keep_tenant_share": 0.5, "keep_total_share": 0.6}
     for seed in range(4):
         live = LiveTree(
             40 * PAGE_TOKENS,
             "wa",
-            {
-                "quantum_tokens": 1,
-                "block_tokens": PAGE_TOKENS,
-                "keep_tenant_share": 0.5,
-                "keep_total_share": 0.6,
-            },
+            {"quantum_tokens": 1, "block_tokens": PAGE_TOKENS, **shares},
             page_size=PAGE_TOKENS,
         )
-        shares = {"keep_tenant_share": 0.5, "keep_total_share": 0.6}
         simulated = RadixTree(make_policy("wa"), 40, PAGE_TOKENS, **shares)
-        for step in workload(seed, 120):
+        for step in workload_with_keeps(seed, 120):
             path, labels = chained_path(step), labels_of(step)
-            hit = simulated.access(
+            hit_blocks = simulated.access(
                 Request(
                     time=step["time"],
                     path=path,
@@ -260,17 +256,17 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
                 )
             )
             stamp = {"path": path, "block_tokens": PAGE_TOKENS, **labels}
-            live_hit = live.serve(tokens_of(step, PAGE_TOKENS), step["time"], **stamp)
-            assert live_hit == hit * PAGE_TOKENS
+            live_hit_tokens = live.serve(tokens_of(step, PAGE_TOKENS), step["time"], **stamp)
+            assert live_hit_tokens == hit_blocks * PAGE_TOKENS
             assert live.core.protected.keeps.budget.by_tenant == simulated.keeps.budget.by_tenant
             recount(simulated)
-            check(live)
+            check_tree(live)
             nodes = live.core._node_arena.values()
             recount_keeps(live.core.protected.keeps, (node.canopy for node in nodes))
-        granted += simulated.keeps.granted_paths
-        refused += simulated.keeps.refused_paths
-    assert granted > 50
-    assert refused > 50
+        granted_paths += simulated.keeps.granted_paths
+        refused_paths += simulated.keeps.refused_paths
+    assert granted_paths > 50
+    assert refused_paths > 50
 
 
 def test_the_status_shows_kept_tokens_by_tenant() -> None:

@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.radix.live_request import RequestPhase
 from sglang_canopy.ttl.table import TTLTable
-from support.live_tree import LiveTree, check
+from support.live_tree import LiveTree, check_tree
 from support.tier_books import TierBooks
 
 PAGE_TOKENS = 2
@@ -30,8 +30,8 @@ def cached_prefixes(tree: LiveTree, medium: str) -> Prefixes:
 
     def visit(node: Any, prefix: tuple[int, ...]) -> None:
         tokens = prefix + tuple(node.key.raw_token_ids() if node.parent is not None else ())
-        data = node.component_data[ComponentType.FULL]
-        slots = data.value if medium == GPU else data.host_value
+        component_data = node.component_data[ComponentType.FULL]
+        slots = component_data.value if medium == GPU else component_data.host_value
         if node.parent is not None and slots is not None:
             ends = range(len(prefix) + PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS)
             prefixes.update((node.key.cache_salt, tokens[:end]) for end in ends)
@@ -55,16 +55,17 @@ def path_tokens(numbers: list[int]) -> list[int]:
 
 
 class Listener:
-    """A router's view of a worker, from its events only."""
+    """The cached blocks of a server, as a router computes them from events alone."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int | None, tuple[int, ...], str | None]] = {}
-        self.by_medium: dict[str, set[int]] = {GPU: set(), CPU: set()}
+        """Block's hash -> its parent's hash, its tokens, its salt."""
+        self.blocks_by_medium: dict[str, set[int]] = {GPU: set(), CPU: set()}
 
     def apply(self, event: Any) -> None:
         if isinstance(event, AllBlocksCleared):
             self.blocks.clear()
-            for blocks in self.by_medium.values():
+            for blocks in self.blocks_by_medium.values():
                 blocks.clear()
         elif isinstance(event, BlockStored):
             parent, block_size = event.parent_block_hash, event.block_size
@@ -72,26 +73,26 @@ class Listener:
             for i, block in enumerate(event.block_hashes):
                 tokens = tuple(event.token_ids[i * block_size : (i + 1) * block_size])
                 self.blocks[block] = (parent, tokens, event.cache_salt)
-                self.by_medium[event.medium or GPU].add(block)
+                self.blocks_by_medium[event.medium or GPU].add(block)
                 parent = block
         elif isinstance(event, BlockRemoved):
-            blocks = self.by_medium[event.medium or GPU]
+            blocks = self.blocks_by_medium[event.medium or GPU]
             assert blocks >= set(event.block_hashes), "removed an unknown block"
             blocks -= set(event.block_hashes)
-            stored = set().union(*self.by_medium.values())
-            for block in set(event.block_hashes) - stored:
+            for block in set(event.block_hashes) - set().union(*self.blocks_by_medium.values()):
                 del self.blocks[block]
 
     def cached(self, medium: str) -> Prefixes:
         """Every cached prefix that ends at a page, with its salt."""
-        return {self._path(block) for block in self.by_medium[medium]}
+        return {self._path(block) for block in self.blocks_by_medium[medium]}
 
     def _path(self, block: int) -> tuple[str | None, tuple[int, ...]]:
         parent, tokens, salt = self.blocks[block]
         return salt, tokens if parent is None else self._path(parent)[1] + tokens
 
 
-RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
+NUMBERS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
+PAUSE_S = st.sampled_from([0.5, 20.0])
 
 
 class EventsMachine(RuleBasedStateMachine):
@@ -113,24 +114,24 @@ class EventsMachine(RuleBasedStateMachine):
             host_tokens=host_tokens,
             write_policy=write_policy,
             tiers=TierOptions(host_ttl=table),
-            events=True,
+            emits_kv_events=True,
         )
         self.books, self.listener, self.time = TierBooks(self.tree.core), Listener(), 0.0
 
-    @rule(numbers=RUNS, salt=st.sampled_from([None, None, "a"]), gap_s=st.sampled_from([0.5, 20.0]))
-    def serve(self, numbers, salt, gap_s) -> None:
-        self.time += gap_s
+    @rule(numbers=NUMBERS, salt=st.sampled_from([None, None, "a"]), pause_s=PAUSE_S)
+    def serve(self, numbers, salt, pause_s) -> None:
+        self.time += pause_s
         serve(self.tree, path_tokens(numbers), self.time, salt)
 
     @rule(tokens=st.integers(1, 40))
     def evict(self, tokens) -> None:
         self.tree.evict(tokens)
 
-    @rule(numbers=RUNS)
+    @rule(numbers=NUMBERS)
     def look_up(self, numbers) -> None:
         self.tree.match(path_tokens(numbers))
 
-    @rule(numbers=RUNS)
+    @rule(numbers=NUMBERS)
     def load_back(self, numbers) -> None:
         self.tree.load_back(path_tokens(numbers))
 
@@ -149,7 +150,7 @@ class EventsMachine(RuleBasedStateMachine):
             self.listener.apply(event)
         for medium in (GPU, CPU):
             assert self.listener.cached(medium) == cached_prefixes(self.tree, medium)
-        check(self.tree)
+        check_tree(self.tree)
         self.books.check()
 
 

@@ -16,12 +16,12 @@ from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.ttl.table import TTLTable
 from support.disk_recount import recount
 from support.disk_tree import DiskTree
-from support.live_tree import LiveTree, check
+from support.live_tree import LiveTree, check_tree
 from support.policy_rules import PolicyRules
 from support.tier_books import TierBooks
 
 ELEMENT_TOKENS, MAX_ELEMENTS = 2, 8
-"""Tokens of an element of a run, and elements."""
+"""Tokens of an element of a run, and elements of a run."""
 RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=MAX_ELEMENTS)
 
 
@@ -30,45 +30,45 @@ class LiveTreeMachine(PolicyRules):
 
     @initialize(
         policy=st.sampled_from(live_names()),
-        host=st.sampled_from([None, "lfu", "wa"]),
+        host_policy=st.sampled_from([None, "lfu", "wa"]),
         write_policy=st.sampled_from(["write_through", "write_back"]),
-        host_ttl=st.sampled_from([None, 5.0]),
-        pages_on_disk=st.sampled_from([0, 0, 12, 1000]),
+        host_ttl_s=st.sampled_from([None, 5.0]),
+        disk_pages=st.sampled_from([0, 0, 12, 1000]),
         host_tokens=st.sampled_from([0, 64]),
-        page=st.sampled_from([1, 2]),
+        page_tokens=st.sampled_from([1, 2]),
         whole=st.booleans(),
         pairs=st.booleans(),
     )
     def start(
-        self, policy, host, write_policy, host_ttl, pages_on_disk, host_tokens, page, whole, pairs
-    ) -> None:
+        self, policy, host_policy, write_policy, host_ttl_s, disk_pages, host_tokens, page_tokens, whole, pairs,
+    ) -> None:  # fmt: skip
         self.folder = Path(tempfile.mkdtemp())
-        table = None if host_ttl is None else TTLTable(residual_ttl_s=host_ttl)
-        host_policy = None if host is None else PolicyChoice(host)
-        self.page, self.disk_bytes = page, pages_on_disk * 4096
-        self.pairs = pairs and not self.disk_bytes
+        table = None if host_ttl_s is None else TTLTable(residual_ttl_s=host_ttl_s)
+        host_choice = None if host_policy is None else PolicyChoice(host_policy)
+        self.page_tokens, self.disk_bytes = page_tokens, disk_pages * 4096
+        self.has_pairs = pairs and not self.disk_bytes
         """Whether keys are of token pairs, as in EAGLE; 1 token more than pairs is in a path."""
         self.options = {
             "policy": policy,
             "write_policy": write_policy,
             "config": {"quantum_tokens": 1, "whole_nodes": whole},
-            "page_size": page,
-            "floor": True,
-            "pairs": self.pairs,
+            "page_size": page_tokens,
+            "has_floor": True,
+            "has_pairs": self.has_pairs,
         }
         self.has_host = host_tokens or self.disk_bytes
         if self.has_host:
-            self.options["tiers"] = TierOptions(host=host_policy, host_ttl=table)
+            self.options["tiers"] = TierOptions(host=host_choice, host_ttl=table)
         self.time = 0.0
         self.history: dict[tuple[int, ...], tuple[int, float, float, str]] = {}
         """A path up to the end of a page -> hits, created, last access, category."""
         self.fetched: set[tuple[int, ...]] = set()
         """Pages read from disk and not used since. The disk counts the read as an access."""
         self.locks: list = []
-        self.locked: dict = {}
-        self.tree = self.begin()
+        self.lock_by_path: dict = {}
+        self.tree = self.open_tree()
 
-    def begin(self) -> LiveTree:
+    def open_tree(self) -> LiveTree:
         if self.disk_bytes:
             disk = {"capacity_bytes": self.disk_bytes}
             tree: LiveTree = DiskTree(self.folder / "disk", disk=disk, **self.options)
@@ -78,8 +78,8 @@ class LiveTreeMachine(PolicyRules):
         return tree
 
     def pages(self, tokens: list[int]) -> list[tuple[int, ...]]:
-        ends = range(self.page, len(tokens) + 1 - self.pairs, self.page)
-        return [tuple(tokens[: end + self.pairs]) for end in ends]
+        ends = range(self.page_tokens, len(tokens) + 1 - self.has_pairs, self.page_tokens)
+        return [tuple(tokens[: end + self.has_pairs]) for end in ends]
 
     @rule(
         run=RUNS,
@@ -105,14 +105,14 @@ class LiveTreeMachine(PolicyRules):
         self.time += pause_s
         if self.has_host and not self.disk_bytes:
             tree.load_back(tokens)
-        hit = tree.serve(tokens, self.time, category=category, **fields)
-        assert hit % self.page == 0
+        hit_tokens = tree.serve(tokens, self.time, category=category, **fields)
+        assert hit_tokens % self.page_tokens == 0
         pages = self.pages(tokens)
-        full_tokens = len(pages) * self.page
+        full_tokens = len(pages) * self.page_tokens
         assert tree.match(tokens) == full_tokens
         assert tree.kv(tokens) == tokens[:full_tokens]
         for page in pages:
-            if len(page) - self.pairs <= hit:
+            if len(page) - self.has_pairs <= hit_tokens:
                 hits, created, _, _ = self.history[page]
             else:
                 hits, created = 0, self.time
@@ -126,12 +126,12 @@ class LiveTreeMachine(PolicyRules):
     @rule(run=RUNS)
     def lock(self, run) -> None:
         tokens, cache = _tokens(run), self.tree.cache
-        hit = cache.match_prefix(self.tree.match_params(tokens))
-        if hit.device_prefix_len and len(self.locks) < 2:
-            self.locks.append(cache.lock(hit.last_device_node))
-            length = hit.device_prefix_len + self.pairs
-            self.locked[tuple(tokens[:length])] = self.locks[-1]
-            self.locked_run = run[: hit.device_prefix_len // ELEMENT_TOKENS]
+        match = cache.match_prefix(self.tree.match_params(tokens))
+        if match.device_prefix_len and len(self.locks) < 2:
+            self.locks.append(cache.lock(match.last_device_node))
+            length = match.device_prefix_len + self.has_pairs
+            self.lock_by_path[tuple(tokens[:length])] = self.locks[-1]
+            self.locked_run = run[: match.device_prefix_len // ELEMENT_TOKENS]
 
     @rule(run=RUNS)
     def evict_below_a_lock(self, run) -> None:
@@ -145,7 +145,8 @@ class LiveTreeMachine(PolicyRules):
         if self.locks:
             lock = self.locks.pop()
             self.tree.cache.unlock(lock)
-            self.locked = {path: other for path, other in self.locked.items() if other is not lock}
+            locked = self.lock_by_path.items()
+            self.lock_by_path = {path: other for path, other in locked if other is not lock}
 
     @rule(tokens=st.integers(1, 40))
     def evict(self, tokens) -> None:
@@ -182,18 +183,18 @@ class LiveTreeMachine(PolicyRules):
     def restart(self) -> None:
         if self.disk_bytes and not self.locks:
             self.tree.close()
-            self.tree = self.begin()
+            self.tree = self.open_tree()
             self.tree.request(self.time)
 
     @invariant()
     def locked_prefixes_stay(self) -> None:
-        for tokens in getattr(self, "locked", {}):
-            assert self.tree.match(list(tokens)) == len(tokens) - self.pairs
+        for tokens in getattr(self, "lock_by_path", {}):
+            assert self.tree.match(list(tokens)) == len(tokens) - self.has_pairs
 
     @invariant()
-    def everything_adds_up(self) -> None:
+    def recounts_are_equal(self) -> None:
         if hasattr(self, "tree"):
-            check(self.tree)
+            check_tree(self.tree)
             self.books.check()
             if self.disk_bytes:
                 recount(self.tree.store)
@@ -207,13 +208,12 @@ class LiveTreeMachine(PolicyRules):
             leaf = node.canopy
             if node is core.root_node or not leaf.hits:
                 continue
-            path = _path(core, node)
-            for page in self.pages(path)[leaf.offset // self.page :]:
-                hits, created, last, category = self.history[page]
+            for page in self.pages(_path(core, node))[leaf.offset // self.page_tokens :]:
+                hits, created, last_access, category = self.history[page]
                 metadata = (leaf.hits, leaf.created, leaf.category.partition("|")[0])
                 assert metadata == (hits, created, category), (page, metadata)
-                latest = self.time if page in self.fetched else last
-                assert last <= leaf.last_access <= latest, (page, leaf.last_access)
+                latest = self.time if page in self.fetched else last_access
+                assert last_access <= leaf.last_access <= latest, (page, leaf.last_access)
 
     @invariant()
     def the_disk_has_the_same_history(self) -> None:
@@ -232,8 +232,9 @@ class LiveTreeMachine(PolicyRules):
 
 
 def _tokens(run: list[int]) -> list[int]:
-    """Tokens encode their position in the path, to detect mixed-up KV."""
-    return [100 * depth + 10 * x + i for depth, x in enumerate(run) for i in range(ELEMENT_TOKENS)]
+    """Return tokens that encode their position in the path, to detect mixed-up KV."""
+    starts = [100 * depth + 10 * element for depth, element in enumerate(run)]
+    return [start + i for start in starts for i in range(ELEMENT_TOKENS)]
 
 
 def _path(core, node) -> list[int]:
@@ -246,9 +247,9 @@ def _path(core, node) -> list[int]:
 
 @pytest.fixture(autouse=True, scope="module")
 def report_at_once():
-    interval, disk_link.REPORT_INTERVAL_S = disk_link.REPORT_INTERVAL_S, 0.0
+    original_s, disk_link.REPORT_INTERVAL_S = disk_link.REPORT_INTERVAL_S, 0.0
     yield
-    disk_link.REPORT_INTERVAL_S = interval
+    disk_link.REPORT_INTERVAL_S = original_s
 
 
 TestTree = LiveTreeMachine.TestCase

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
@@ -24,22 +24,22 @@ from sglang_canopy.radix import offset_walk
 from sglang_canopy.radix.offset_walk import CappedKey, KeyCursor, OffsetWalkCore
 from support.live_tree import LiveTree
 
-SLOTS = 4096
+POOL_TOKENS = 4096
 register_tree_core_backend("offset-walk", OffsetWalkCore)
 
 
 class Scope(NamedTuple):
-    """What separates equal tokens of two requests."""
+    """Fields that separate equal tokens of two requests."""
 
     extra_key: str | None = None
     salt: str | None = None
 
 
 # Few blocks, so that paths meet, part and end inside one another's nodes.
-scopes = st.builds(Scope, st.sampled_from([None, "adapter"]), st.sampled_from([None, "tenant"]))
-PROMPT = (st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(0, 9), scopes)
+SCOPES = st.builds(Scope, st.sampled_from([None, "adapter"]), st.sampled_from([None, "tenant"]))
+PROMPT = (st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(0, 9), SCOPES)
 """Blocks, tokens after them, scope."""
-operations = st.lists(
+OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("insert"), *PROMPT, st.integers(0, 60), st.integers(0, 2)),
         st.tuples(st.just("match"), *PROMPT, st.booleans()),
@@ -61,11 +61,11 @@ def path(path_blocks: list[int], tail_tokens: int) -> array:
 
 
 class TreeDriver:
-    """A tree and its operations; ``state`` returns its visible state."""
+    """A tree and its operations; ``visible_state`` returns what tests compare."""
 
     def __init__(self, core: str, page_tokens: int, host_tokens, write_policy, is_bigram) -> None:
         tiers = {"host_tokens": host_tokens, "write_policy": write_policy}
-        self.tree = LiveTree(SLOTS, "lru", page_size=page_tokens, core=core, **tiers)
+        self.tree = LiveTree(POOL_TOKENS, "lru", page_size=page_tokens, sglang_core=core, **tiers)
         self.core, self.cache, self.page_tokens = self.tree.core, self.tree.cache, page_tokens
         self.core.is_eagle = is_bigram
         self.locks: list[Any] = []
@@ -86,11 +86,11 @@ class TreeDriver:
         cached_slots = self.core.collect_full_device_indices(match.last_device_node, self.root_id)
         owned_tokens = min(owned_tokens, len(cached_slots)) // self.page_tokens * self.page_tokens
         new_slots = self.tree.allocator.alloc(aligned_tokens - owned_tokens)
-        value = torch.cat([cached_slots[:owned_tokens], new_slots])
+        inserted_slots = torch.cat([cached_slots[:owned_tokens], new_slots])
         result = self.cache.insert(
             InsertParams(
                 key=key,
-                value=value,
+                value=inserted_slots,
                 prev_prefix_len=owned_tokens,
                 inserted_len=owned_tokens,
                 priority=priority,
@@ -130,16 +130,15 @@ class TreeDriver:
             self.cache.unlock(self.locks.pop())
 
     def path_of(self, node_id: int) -> tuple:
-        """Return the keys from the root to a node, which two trees number differently."""
+        """Return the keys from the root to a node: two trees number equal nodes differently."""
         node, parts = self.core.node_by_id(node_id), []
         while node is not self.core.root_node:
             parts.append(tuple(node.key.raw_token_ids()))
             node = node.parent
         return tuple(reversed(parts))
 
-    def state(self) -> Any:
+    def visible_state(self) -> Any:
         nodes = sorted(self.core._node_arena.values(), key=lambda node: node.last_access_time)
-        full = BASE_COMPONENT_TYPE
         return [
             (
                 self.path_of(node.id),
@@ -149,49 +148,49 @@ class TreeDriver:
                 node.hit_count,
                 None if not node.id or node is self.core.root_node else self.slots(node, "value"),
                 self.slots(node, "host_value"),
-                node.component_data[full].lock_ref,
+                node.component_data[BASE_COMPONENT_TYPE].lock_ref,
             )
             for node in nodes
         ], sorted(self.tree.allocator.free_pages.tolist())
 
     def slots(self, node: Any, tier: str) -> Any:
-        value = getattr(node.component_data[BASE_COMPONENT_TYPE], tier)
-        return None if value is None else list(value)
+        slots = getattr(node.component_data[BASE_COMPONENT_TYPE], tier)
+        return None if slots is None else list(slots)
 
 
-def check_equal(steps: list, *settings: Any, writes_at_hit: int = 1) -> None:
-    """Compare two trees after each step. ``settings``: of ``TreeDriver``."""
-    drivers = [TreeDriver(core, *settings) for core in ("python", "offset-walk")]
+def check_equal(steps: list, *driver_settings: Any, writes_at_hit: int = 1) -> None:
+    """Compare two trees after each step. ``driver_settings``: of ``TreeDriver``."""
+    drivers = [TreeDriver(core, *driver_settings) for core in ("python", "offset-walk")]
     for driver in drivers:
         driver.core.write_through_threshold = writes_at_hit
     for step in steps:
         results = [driver.apply(*step) for driver in drivers]
         assert repr(results[0]) == repr(results[1]), step
-        states = [driver.state() for driver in drivers]
+        states = [driver.visible_state() for driver in drivers]
         assert states[0] == states[1], step
     for driver in drivers:
         driver.cache.sanity_check()
 
 
-@pytest.mark.parametrize("host_tokens", [0, SLOTS])
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("host_tokens", [0, POOL_TOKENS])
+@pytest.mark.parametrize("page_tokens", [1, 4])
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=list(HealthCheck))
-@given(steps=operations, write_policy=st.sampled_from(["write_through", "write_back"]))
-def test_results_and_tree_equal_sglangs_walk(page, host_tokens, write_policy, steps) -> None:
-    check_equal(steps, page, host_tokens, write_policy, False)
+@given(steps=OPERATIONS, write_policy=st.sampled_from(["write_through", "write_back"]))
+def test_results_and_tree_equal_sglangs_walk(page_tokens, host_tokens, write_policy, steps) -> None:
+    check_equal(steps, page_tokens, host_tokens, write_policy, False)
 
 
 def test_a_walk_continues_after_each_node_it_writes_to_the_host() -> None:
     inserts = [[0, 1], [0, 3], [0, 1, 0], [0, 1, 0, 2], [0, 1, 0, 2, 3]]
     steps = [("insert", blocks, 0, Scope(), 0, 0) for blocks in inserts]
-    check_equal(steps, 1, SLOTS, "write_through", False, writes_at_hit=3)
+    check_equal(steps, 1, POOL_TOKENS, "write_through", False, writes_at_hit=3)
 
 
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("page_tokens", [1, 4])
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=list(HealthCheck))
-@given(steps=operations)
-def test_they_equal_sglangs_with_keys_of_token_pairs(page, steps) -> None:
-    check_equal(steps, page, 0, "write_through", True)
+@given(steps=OPERATIONS)
+def test_results_and_tree_equal_sglangs_walk_with_token_pairs(page_tokens, steps) -> None:
+    check_equal(steps, page_tokens, 0, "write_through", True)
 
 
 @settings(max_examples=100)
@@ -201,19 +200,20 @@ def test_they_equal_sglangs_with_keys_of_token_pairs(page, steps) -> None:
     st.booleans(),
     st.integers(0, 4),
 )
-def test_a_cursor_advances_as_far_as_sglangs_match(case, page, is_bigram, start) -> None:
+def test_a_cursor_advances_as_far_as_sglangs_match(case, page_tokens, is_bigram, start) -> None:
     compared_at_once, stored_tokens, key_tokens = case
-    stored = RadixKey(array("q", stored_tokens), None, is_bigram=is_bigram).page_aligned(page)
+    stored = RadixKey(array("q", stored_tokens), None, is_bigram=is_bigram).page_aligned(
+        page_tokens
+    )
     node = type("Node", (), {"key": stored})()
     key = RadixKey(array("q", [5] * start + key_tokens), None, is_bigram=is_bigram)
-    key = CappedKey.share_tokens(key).page_aligned(page)
-    if len(key) <= start or not len(stored):
-        return
+    key = CappedKey.share_tokens(key).page_aligned(page_tokens)
+    assume(len(key) > start and len(stored))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offset_walk, "_COMPARED_IDS", compared_at_once)
-        cursor = KeyCursor(key, page)
+        cursor = KeyCursor(key, page_tokens)
         cursor.offset = start
-        assert cursor.advance(node) == stored.match_at(key, start, page)
+        assert cursor.advance(node) == stored.match_at(key, start, page_tokens)
 
 
 def test_a_walked_array_can_grow_again() -> None:
@@ -233,7 +233,7 @@ def test_a_walked_array_can_grow_again() -> None:
 
 def test_duplicate_slots_are_freed_even_if_the_insert_raises(monkeypatch) -> None:
     def free_slots(core: str) -> int:
-        tree = LiveTree(SLOTS, "lru", page_size=4, core=core)
+        tree = LiveTree(POOL_TOKENS, "lru", page_size=4, sglang_core=core)
         tokens = array("q", range(80))
         first_half = InsertParams(key=RadixKey(tokens[:40], None), value=tree.allocator.alloc(40))
         tree.cache.insert(first_half)
@@ -248,7 +248,7 @@ def test_duplicate_slots_are_freed_even_if_the_insert_raises(monkeypatch) -> Non
         assert not tree.core.has_ongoing_insert()
         return tree.allocator.available_size()
 
-    assert free_slots("offset-walk") == free_slots("python") == SLOTS - 80
+    assert free_slots("offset-walk") == free_slots("python") == POOL_TOKENS - 80
 
 
 def test_other_components_keep_sglangs_walk() -> None:

@@ -1,8 +1,7 @@
 """The simulator's tree and SGLang's real cache behave equally under the same policy.
 
-Both are fed the same requests; every request must hit the same tokens, and every victim must be
-the same part of the same path.
-"""
+Both are fed the same requests; every request must hit the same tokens, and every victim must be the
+same part of the same path."""
 
 from typing import Any, NamedTuple
 
@@ -13,13 +12,13 @@ from sglang_canopy.policy.block_tree import RadixTree, TreeCut
 from sglang_canopy.policy.floored import FlooredPolicy
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
-from support.live_tree import LiveTree, check
+from support.live_tree import LiveTree, check_tree
 from support.parity import PAGE_TOKENS, add_samples, chained_path, labels_of, tokens_of, workload
 from support.policy_rules import Readmission
 from support.tree_recount import recount
 
 MAX_BLOCKS = 40
-"""Blocks of one page."""
+"""Capacity of both trees; a block is one page."""
 CONFIGS: dict[str, list[dict[str, Any]]] = {
     "wa": [{}, {"model": "exponential"}, {"model": "exponential", "categories": "type-turn"}],
     "canopy-tlru": [{"threshold_tokens": 20}],
@@ -27,10 +26,11 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "threshold-lru": [{"threshold_tokens": 24}],
 }
 CASES = [(name, config) for name in live_names() for config in CONFIGS.get(name, [{}])]
+CASE_NAMES = [f"{name} {config or ''}" for name, config in CASES]
 
 
 class Served(NamedTuple):
-    """Per request its hit; each victim's offset and length in tokens and its first block."""
+    """Hits of each request; each victim's offset and length in tokens, and its first block."""
 
     hit_tokens: list[int]
     victims: list[tuple[int, int, int]]
@@ -41,22 +41,22 @@ def simulate(
     config: dict,
     steps: list[dict],
     page_tokens: int,
-    lru_turns: range | None = None,
+    order_changes: range | None = None,
     **settings: Any,
 ) -> Served:
-    """``lru_turns``: the steps at which LRU and the policy take turns."""
+    """``order_changes``: the steps at which LRU and the policy change over."""
     victims: list[tuple[int, int, int]] = []
 
     def record(victim: TreeCut) -> None:
         victims.append((victim.offset, victim.tokens, victim.blocks[0]))
 
     ranking = make_policy(policy, config)
-    if lru_turns is not None:
+    if order_changes is not None:
         ranking = FlooredPolicy(ranking)
     tree = RadixTree(ranking, MAX_BLOCKS, page_tokens, on_evict=record, **settings)
     hit_tokens = []
     for number, step in enumerate(steps):
-        if isinstance(ranking, FlooredPolicy) and lru_turns is not None and number in lru_turns:
+        if isinstance(ranking, FlooredPolicy) and number in (order_changes or ()):
             ranking.rank_by(lru=not ranking.is_lru_ranking)
         path = chained_path(step)
         request = Request(
@@ -77,17 +77,17 @@ def serve_live(
     steps: list[dict],
     page_tokens: int,
     readmission_seeds: tuple[int, int] | None = None,
-    lru_turns: range | None = None,
+    order_changes: range | None = None,
     **settings: Any,
 ) -> Served:
-    """``readmission_seeds``: they draw the leaves that are re-admitted before each request, and their
+    """``readmission_seeds``: seeds of the leaves that are re-admitted before each request, and of their
     order."""
     options = {**config, **settings, "block_tokens": page_tokens}
-    floor = lru_turns is not None
-    tree = LiveTree(MAX_BLOCKS * page_tokens, policy, options, page_size=page_tokens, floor=floor)
+    sizes = {"tokens": MAX_BLOCKS * page_tokens, "page_size": page_tokens}
+    tree = LiveTree(policy=policy, config=options, has_floor=order_changes is not None, **sizes)
     core = tree.core
     victims: list[tuple[int, int, int]] = []
-    delete = core._delete_unbacked_device_leaf
+    original_delete = core._delete_unbacked_device_leaf
 
     def record_and_delete(node: Any, *args: Any, **kwargs: Any) -> None:
         path, ancestor = [], node
@@ -96,47 +96,46 @@ def serve_live(
             ancestor = ancestor.parent
         blocks = path[::page_tokens]
         victim_block = node.canopy.offset // page_tokens
-        block_hash = hash((*blocks[: victim_block + 1],))
-        victims.append((node.canopy.offset, len(node.key), block_hash))
-        delete(node, *args, **kwargs)
+        victims.append((node.canopy.offset, len(node.key), hash((*blocks[: victim_block + 1],))))
+        original_delete(node, *args, **kwargs)
 
     core._delete_unbacked_device_leaf = record_and_delete
     readmission = None if readmission_seeds is None else Readmission(core, *readmission_seeds)
     hit_tokens = []
     for number, step in enumerate(steps):
         device_policy = core.live.device_policy
-        if isinstance(device_policy, FlooredPolicy) and number in (lru_turns or ()):
+        if isinstance(device_policy, FlooredPolicy) and number in (order_changes or ()):
             device_policy.rank_by(lru=not device_policy.is_lru_ranking)
         if readmission is not None:
             readmission()
         labels = {"path": chained_path(step), "block_tokens": page_tokens}
         labels |= labels_of(step)
         hit_tokens.append(tree.serve(tokens_of(step, page_tokens), step["time"], **labels))
-        check(tree)
+        check_tree(tree)
     return Served(hit_tokens, victims)
 
 
 def check_equal(policy: str, config: dict[str, Any], page_tokens: int, **settings: Any) -> None:
     for seed in (1, 2):
         steps = workload(seed, 120)
-        simulated = simulate(policy, config, steps, page_tokens, **settings)
-        live = serve_live(policy, config, steps, page_tokens, **settings)
-        assert live.hit_tokens == simulated.hit_tokens
-        assert live.victims == simulated.victims
-        assert sum(simulated.hit_tokens) > 0
-        assert simulated.victims
+        simulated_run = simulate(policy, config, steps, page_tokens, **settings)
+        live_run = serve_live(policy, config, steps, page_tokens, **settings)
+        assert live_run.hit_tokens == simulated_run.hit_tokens
+        assert live_run.victims == simulated_run.victims
+        assert sum(simulated_run.hit_tokens) > 0
+        assert simulated_run.victims
 
 
 @pytest.mark.parametrize("whole_nodes", [False, True], ids=["by need", "whole nodes"])
-@pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
+@pytest.mark.parametrize(("policy", "config"), CASES, ids=CASE_NAMES)
 def test_simulator_and_live_cache_hit_and_evict_the_same(policy, config, whole_nodes):
     check_equal(policy, config, PAGE_TOKENS, quantum_tokens=1, whole_nodes=whole_nodes)
 
 
 @pytest.mark.parametrize("policy", ["wa", "threshold-lru"])
-def test_they_are_equal_while_lru_and_the_policy_take_turns(policy: str) -> None:
+def test_they_are_equal_while_lru_and_the_policy_alternate(policy: str) -> None:
     config = CONFIGS.get(policy, [{}])[0]
-    check_equal(policy, config, PAGE_TOKENS, quantum_tokens=1, lru_turns=range(20, 120, 15))
+    check_equal(policy, config, PAGE_TOKENS, quantum_tokens=1, order_changes=range(20, 120, 15))
 
 
 @pytest.mark.parametrize("policy", ["wa", "threshold-lru"])
@@ -150,20 +149,20 @@ def test_a_floored_policy_ranks_as_itself_or_as_lru(policy: str) -> None:
 
 
 @pytest.mark.parametrize("page_tokens", [4, 16, 64])
-@pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
+@pytest.mark.parametrize(("policy", "config"), CASES, ids=CASE_NAMES)
 def test_they_are_equal_at_the_servers_quantum(policy, config, page_tokens):
     check_equal(policy, config, page_tokens, quantum_tokens=TreeSettings().quantum_tokens)
 
 
-@pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
-def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy, config):
+@pytest.mark.parametrize(("policy", "config"), CASES, ids=CASE_NAMES)
+def test_the_order_in_which_leaves_are_admitted_changes_no_eviction(policy, config):
     steps = add_samples(workload(1, 80))
-    first, second = (
+    first_run, second_run = (
         serve_live(policy, config, steps, PAGE_TOKENS, (1, seed), quantum_tokens=1)
         for seed in (1, 2)
     )
-    assert first == second
-    assert first.victims
+    assert first_run == second_run
+    assert first_run.victims
 
 
 @pytest.mark.parametrize("policy", ["canopy-lru", "threshold-lru", "wa"])

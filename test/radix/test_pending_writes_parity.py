@@ -18,17 +18,18 @@ DEVICE_BLOCKS, HOST_BLOCKS = 60, 80
 
 
 class StalledDiskTree(DiskTree):
-    """Copies to the host end; no write to the disk is ever acknowledged."""
+    """A tree whose copies to the host end, but no write to the disk is ever acknowledged."""
 
     def settle(self) -> None:
         if self.cache.cache_controller is not None:
             UnifiedRadixCache.writing_check(self.cache, write_back=True)
             self.cache.loading_check()
 
-    def count_waiting(self) -> int:
+    def waiting_tokens(self) -> int:
         """Return the tokens that wait to be written."""
-        parts = [node.component_data[ComponentType.FULL] for node in self.core._node_arena.values()]
-        return sum(len(part.host_value) for part in parts if part.host_lock_ref)
+        nodes = self.core._node_arena.values()
+        components = [node.component_data[ComponentType.FULL] for node in nodes]
+        return sum(len(component.host_value) for component in components if component.host_lock_ref)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -38,12 +39,12 @@ def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) 
         tmp_path, DEVICE_BLOCKS * PAGE_TOKENS, page_size=PAGE_TOKENS, host_tokens=HOST_BLOCKS * PAGE_TOKENS, policy="canopy-lru",
         config={"quantum_tokens": 1, "block_tokens": PAGE_TOKENS},
     )  # fmt: skip
-    hit_tokens, waiting_tokens = [], 0
+    hit_tokens, max_waiting_tokens = [], 0
     for step in steps:
-        hit = serve_tiers(live, step, PAGE_TOKENS)
-        full_blocks = (len(step["blocks"]) - 1) * PAGE_TOKENS
-        hit_tokens.append(min(hit.device_prefix_len + hit.host_hit_length, full_blocks))
-        waiting_tokens = max(waiting_tokens, live.count_waiting())
+        match = serve_tiers(live, step, PAGE_TOKENS)
+        reusable_tokens = (len(step["blocks"]) - 1) * PAGE_TOKENS
+        hit_tokens.append(min(match.device_prefix_len + match.host_hit_length, reusable_tokens))
+        max_waiting_tokens = max(max_waiting_tokens, live.waiting_tokens())
     host_tokens = live.cache.cache_controller.mem_pool_host.size
 
     trace = []
@@ -64,6 +65,6 @@ def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) 
     simulated.serve()
     queued_writes = simulated.disks[0].channel._queues[1]
     simulated_waiting_tokens = sum(write.payload_bytes for write in queued_writes) / KV_BYTES
-    assert waiting_tokens > host_tokens / 2
+    assert max_waiting_tokens > host_tokens / 2
     assert list(simulated.result(0.0).cached_tokens) == pytest.approx(hit_tokens)
-    assert simulated_waiting_tokens == waiting_tokens
+    assert simulated_waiting_tokens == max_waiting_tokens

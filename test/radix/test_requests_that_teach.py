@@ -13,7 +13,7 @@ from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
 from support.live_tree import LiveTree, fake_req
 
 BLOCK_TOKENS = 4
-SAMPLES = 4
+SAMPLE_COUNT = 4
 
 
 def abort_reason(*_: Any) -> Any:
@@ -38,8 +38,7 @@ class Server:
         """Admit, compute and answer."""
         request = self.requests.admit(req)
         self.requests.report_end(req)
-        tokens = [*req.origin_input_ids, *req.output_ids]
-        self.tree.insert(tokens, request)
+        self.tree.insert([*req.origin_input_ids, *req.output_ids], request)
         return request
 
     def count_requests_and_tokens(self) -> tuple[int, int]:
@@ -57,12 +56,12 @@ def chat(time: float, number: int, output_tokens: int = 4, samples: int = 0, **f
 
 
 def expand_samples(time: float, number: int) -> tuple[Any, list[Any]]:
-    """One HTTP request with n = 4 as SGLang expands it: its warm-up, and the samples, of which SGLang sets
-    the limit after it has created them."""
-    samples = [chat(time, number, samples=SAMPLES) for _ in range(SAMPLES)]
+    """Return a request with n = 4 as SGLang expands it: its warm-up and its samples. SGLang sets the samples'
+    token limit after it has created them."""
+    samples = [chat(time, number, samples=SAMPLE_COUNT) for _ in range(SAMPLE_COUNT)]
     for sample in samples if number % 2 else ():
         sample.sampling_params.max_new_tokens = None
-    return chat(time, number, 0, SAMPLES), samples
+    return chat(time, number, 0, SAMPLE_COUNT), samples
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_parallel_samples_are_one_request_in_learning_and_counts(server) -> None
         waiting = [server.requests.register(req) for req in samples]
         requests = [server.serve(req) for req in samples]
         assert waiting == requests
-        assert [request.turn for request in (first, *requests)] == [1] * (SAMPLES + 1)
+        assert [request.turn for request in (first, *requests)] == [1] * (SAMPLE_COUNT + 1)
         assert requests[0].label == "chat|end|turn1|out<64|added<512"
     server.model.fit(500.0)
     assert server.model.samples == 0
@@ -114,7 +113,7 @@ def test_a_samples_answer_is_in_the_meters_caches(server) -> None:
         req.output_ids = [500 + number] * 8
         server.serve(req)
     blocks_after = set(server.meter.caches.count_blocks().values())
-    assert (blocks_before, blocks_after) == ({4}, {4 + 2 * SAMPLES})
+    assert (blocks_before, blocks_after) == ({4}, {4 + 2 * SAMPLE_COUNT})
 
 
 def test_the_same_prompt_in_another_request_is_no_sample(server) -> None:
@@ -130,7 +129,7 @@ PRIORITY_ERROR = "Using priority is disabled for this server."
 
 
 @pytest.mark.parametrize("cause", ["queue", "invalid", "priority", "given_up", "between chunks"])
-def test_a_retry_is_no_turn_and_no_return(cause: str) -> None:
+def test_a_retry_of_a_refused_request_is_no_turn_and_no_return(cause: str) -> None:
     server = Server()
     scheduler = SimpleNamespace(tree_cache=server.tree.cache)
     for number in range(1, 31):
@@ -148,17 +147,16 @@ def test_a_retry_is_no_turn_and_no_return(cause: str) -> None:
                 end_aborted(None, scheduler, SimpleNamespace(finished_reason=None), req)
                 assert not request.misses
             else:
-                text = "The request queue is full." if cause == "queue" else PRIORITY_ERROR
-                reason = None if cause == "given_up" else {"status_code": 503, "message": text}
+                message = "The request queue is full." if cause == "queue" else PRIORITY_ERROR
+                reason = None if cause == "given_up" else {"status_code": 503, "message": message}
                 end_aborted(None, scheduler, SimpleNamespace(finished_reason=reason), req)
-        answered = server.serve(chat(100.0 * number + 15.0, number))
-        assert answered.turn == 1
+        assert server.serve(chat(100.0 * number + 15.0, number)).turn == 1
     assert server.model.samples == 0
     assert server.count_requests_and_tokens() == (30, 30 * 18)
     assert server.meter.prompt_tokens == 30 * 18
-    causes = {"invalid": INVALID, "priority": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
-    expected = [90 * (causes.get(cause) == index) for index in range(3)]
-    assert server.core.live.counters.refusal_counts == expected
+    refusals = {"invalid": INVALID, "priority": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
+    expected_counts = [90 * (refusals.get(cause) == refusal) for refusal in range(3)]
+    assert server.core.live.counters.refusal_counts == expected_counts
 
 
 def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
@@ -166,8 +164,7 @@ def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
         for attempt in range(3):
             req = chat(100.0 * number + 5.0 * attempt, number, 2, finished_reason=abort_reason())
             server.serve(req)
-        answered = server.serve(chat(100.0 * number + 15.0, number))
-        assert answered.turn == 1
+        assert server.serve(chat(100.0 * number + 15.0, number)).turn == 1
         next_turn = chat(100.0 * number + 40.0, number)
         next_turn.origin_input_ids = [*next_turn.origin_input_ids, *range(900, 920)]
         assert server.serve(next_turn).turn == 2
@@ -178,7 +175,7 @@ def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
     assert sum(curve.waiting) == 0
 
 
-def test_an_overtaken_request_does_not_turn_the_time_back(server) -> None:
+def test_an_overtaken_request_does_not_set_the_clock_back(server) -> None:
     overtaken, overtaking = chat(1.0, 1), chat(2.0, 2)
     for req in (overtaken, overtaking):
         server.requests.register(req)
@@ -212,7 +209,7 @@ def test_remembered_warm_ups_are_bounded_by_tenant_and_in_total() -> None:
 
 
 def test_a_health_probe_is_no_request(server) -> None:
-    """They arrive every few seconds."""
+    """SGLang sends itself a probe every few seconds."""
     for rid, expected_requests in (("HEALTH_CHECK_1f", 0), ("1f", 1)):
         req = fake_req(list(range(200)), [1], rid=rid)
         assert server.requests.register(req) is server.requests.register(req)

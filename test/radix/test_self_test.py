@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ Change = Callable[[Any], Any]
 
 
 @pytest.fixture(autouse=True)
-def _server(monkeypatch: pytest.MonkeyPatch) -> None:
+def default_server(monkeypatch: pytest.MonkeyPatch) -> None:
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
     monkeypatch.setattr(OffsetWalkCore, "walks_by_offsets", True)
     for name in ("SWITCHED_OFF", "UNCALLED_HOOKS"):
@@ -50,22 +51,22 @@ def test_the_installed_sglang_passes(page_size: int) -> None:
 
 
 def _map_result(change: Change) -> Change:
-    return lambda old: lambda *args, **kwargs: change(old(*args, **kwargs))
+    return lambda original: lambda *args, **kwargs: change(original(*args, **kwargs))
 
 
-def _do_nothing(_old: Any) -> Any:
+def _do_nothing(_original: Any) -> Any:
     return lambda *_a, **_k: None
 
 
-def _call_twice(old: Any) -> Any:
-    return lambda self, *args: (old(self, *args), old(self, *args))[1]
+def _call_twice(original: Any) -> Any:
+    return lambda self, *args: (original(self, *args), original(self, *args))[1]
 
 
-def _rename_keyword(old: str, new: str) -> Change:
+def _rename_keyword(old_name: str, new_name: str) -> Change:
     def change(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if old in kwargs:
-                raise TypeError(f"unexpected keyword argument {old!r}; {new!r} is new")
+            if old_name in kwargs:
+                raise TypeError(f"unexpected keyword argument {old_name!r}; {new_name!r} is new")
             return function(*args, **kwargs)
 
         return call
@@ -73,30 +74,31 @@ def _rename_keyword(old: str, new: str) -> Change:
     return change
 
 
-def _drop_leaf(old: Any) -> Any:
+def _drop_leaf(original: Any) -> Any:
     def add(self: Any, *args: Any, **kwargs: Any) -> Any:
-        node = old(self, *args, **kwargs)
+        node = original(self, *args, **kwargs)
         self.evictable_device_leaves.discard(node)
         return node
 
     return add
 
 
-def _split_one_page_later(old: Any) -> Any:
+def _split_one_page_later(original: Any) -> Any:
     def split(self: Any, key: Any, child: Any, length: int) -> Any:
-        page = self.page_size
-        return old(self, key, child, length + page if length + page < len(key) else length)
+        later = length + self.page_size
+        return original(self, key, child, later if later < len(key) else length)
 
     return split
 
 
-def _lose_first_slots(old: Any) -> Any:
-    return lambda self, frees, *rest: old(self, {k: v[1:] for k, v in frees.items()}, *rest)
+def _lose_first_slots(original: Any) -> Any:
+    later = lambda frees: {kind: slots[1:] for kind, slots in frees.items()}  # noqa: E731
+    return lambda self, frees, *rest: original(self, later(frees), *rest)
 
 
 TREE_FAULTS: dict[str, tuple[type, str, Change]] = {
     "a keyword is renamed": (CORE, "_add_new_node", _rename_keyword("session_id", "session")),
-    "a result is a number": (CORE, "evict_device_leaf", _map_result(lambda x: x.unbacked_tokens)),
+    "a result is a number": (CORE, "evict_device_leaf", _map_result(attrgetter("unbacked_tokens"))),
     "a lock is not taken": (
         *(FULL, "acquire_component_lock"),
         lambda _: lambda self, node, result, **_k: result,
@@ -105,7 +107,7 @@ TREE_FAULTS: dict[str, tuple[type, str, Change]] = {
     "a node is split elsewhere": (CORE, "_split_node", _split_one_page_later),
     "a split takes one more argument": (
         *(CORE, "_split_node"),
-        lambda old: lambda self, key, node, length, kind: old(self, key, node, length),
+        lambda original: lambda self, key, node, length, kind: original(self, key, node, length),
     ),
     "a new node is no leaf": (CORE, "_add_new_node", _drop_leaf),
     "no leaf is evictable": (CORE, "_is_device_leaf", lambda _: lambda *_a: False),
@@ -125,7 +127,7 @@ WALK_FAULTS: dict[str, tuple[type, str, Change]] = {
     "hits are counted twice": (CORE, "_inc_hit_count_and_check", _call_twice),
     "a match has another length": (
         *(CORE, "match_prefix"),
-        _map_result(lambda hit: hit._replace(full_kv_hit_length=hit.full_kv_hit_length + 1)),
+        _map_result(lambda match: match._replace(full_kv_hit_length=match.full_kv_hit_length + 1)),
     ),
 }
 
@@ -133,20 +135,20 @@ WALK_FAULTS: dict[str, tuple[type, str, Change]] = {
 HOST_FAULTS: dict[str, tuple[type, str, Change]] = {
     "loaded KV is exchanged": (
         *(CORE, "commit_load_back"),
-        lambda old: lambda self, node, slots, *rest: old(self, node, slots.flip(0), *rest),
+        lambda load: lambda self, node, slots, *rest: load(self, node, slots.flip(0), *rest),
     )
 }
 
 
 def _change_signature(change: Callable[[list[Any]], list[Any]]) -> Change:
-    def changed(old: Any) -> Any:
+    def changed(original: Any) -> Any:
         def function(*args: Any, **kwargs: Any) -> Any:
-            return old(*args, **kwargs)
+            return original(*args, **kwargs)
 
-        signature = inspect.signature(old)
+        signature = inspect.signature(original)
         parameters = change([*signature.parameters.values()])
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        function.__qualname__ = old.__qualname__
+        function.__qualname__ = original.__qualname__
         return function
 
     return changed
@@ -171,17 +173,17 @@ PARAMETER_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", TREE_FAULTS)
-def test_a_changed_tree_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = TREE_FAULTS[name]
+@pytest.mark.parametrize("fault", TREE_FAULTS)
+def test_a_changed_tree_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, change = TREE_FAULTS[fault]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match=r"differs from the tested ones \(0\.5\.22 to"):
         check_tree(4)
 
 
-@pytest.mark.parametrize("name", WALK_FAULTS)
-def test_a_changed_walk_switches_canopys_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = WALK_FAULTS[name]
+@pytest.mark.parametrize("fault", WALK_FAULTS)
+def test_a_changed_walk_switches_canopys_off(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, change = WALK_FAULTS[fault]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
     check_tree(4)
     assert [*releases.SWITCHED_OFF] == ["walk by offsets"]
@@ -208,15 +210,14 @@ def _host_tier(page_size: int, write_policy: str) -> ServerArgs:
 @pytest.mark.parametrize("page_size", [1, 4, 64])
 @pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
 def test_the_installed_sglangs_host_tier_passes(page_size: int, write_policy: str) -> None:
-    arguments = _host_tier(page_size, write_policy)
-    tier_self_test.check_host_tier(new_cache, page_size, arguments, "cpu")
+    tier_self_test.check_host_tier(new_cache, page_size, _host_tier(page_size, write_policy), "cpu")
     assert get_memory().hicache_size == 1 << 20
 
 
-@pytest.mark.parametrize("name", HOST_FAULTS)
-def test_a_changed_host_tier_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", HOST_FAULTS)
+def test_a_changed_host_tier_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = _host_tier(4, "write_back")
-    owner, attribute, change = HOST_FAULTS[name]
+    owner, attribute, change = HOST_FAULTS[fault]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match="host tier differs from the tested ones"):
         tier_self_test.check_host_tier(new_cache, 4, arguments, "cpu")
@@ -232,9 +233,9 @@ def test_a_page_at_another_address_is_refused(tmp_path, monkeypatch) -> None:
         check_page(pool)
 
 
-@pytest.mark.parametrize("name", PARAMETER_FAULTS)
-def test_other_parameters_are_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = PARAMETER_FAULTS[name]
+@pytest.mark.parametrize("fault", PARAMETER_FAULTS)
+def test_other_parameters_are_refused_by_name(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, change = PARAMETER_FAULTS[fault]
     monkeypatch.setattr(owner, attribute, _change_signature(change)(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match=rf"{attribute} of this SGLang has other parameters"):
         check_overrides(*OVERRIDING_CLASSES)

@@ -1,8 +1,7 @@
 """``sglang-tlru`` against SGLang's own tree under ``tlru``.
 
-Both receive the same prompts, and their hits and evictions must be equal. SGLang refreshes the rest
-of a node when it splits it, so no prompt of both branches off inside one.
-"""
+Both receive the same prompts, and their hits and evictions must be equal. SGLang refreshes both
+parts of a node that it splits, so no prompt here branches off inside a node."""
 
 import random
 from types import SimpleNamespace
@@ -52,21 +51,21 @@ def test_leaves_are_ordered_as_by_sglangs_strategy(threshold_tokens, next_prompt
     assert victims == sorted(priorities, key=priorities.__getitem__)
 
 
-def prompts(seed: int) -> list[list[int]]:
+def prompts_in_turn(seed: int) -> list[list[int]]:
     """Return the prompts of growing conversations, in whole pages."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     conversations: dict[int, list[int]] = {}
     turns = []
     for _ in range(150):
-        number = draw.randrange(12)
-        if number not in conversations or draw.random() < 0.08:
-            conversations[number] = []
-        new_blocks = [draw.randrange(10, 10**6) for _ in range(draw.randint(1, 5))]
-        conversations[number] = conversations[number] + new_blocks
-        if len(conversations[number]) > CAPACITY_BLOCKS // 2:
-            del conversations[number]
+        conversation = rng.randrange(12)
+        if conversation not in conversations or rng.random() < 0.08:
+            conversations[conversation] = []
+        new_blocks = [rng.randrange(10, 10**6) for _ in range(rng.randint(1, 5))]
+        conversations[conversation] = conversations[conversation] + new_blocks
+        if len(conversations[conversation]) > CAPACITY_BLOCKS // 2:
+            del conversations[conversation]
             continue
-        turns.append(conversations[number])
+        turns.append(conversations[conversation])
     return turns
 
 
@@ -75,27 +74,27 @@ def path_of(blocks: list[int]) -> dict[str, Any]:
     return {"path": path, "block_tokens": PAGE_TOKENS, "prompt_tokens": len(blocks) * PAGE_TOKENS}
 
 
-BUDGETS_TOKENS = [(0, 0), (24, 8), (48, 12), (60, 0)]
+TLRU_OPTIONS = [(0, 0), (24, 8), (48, 12), (60, 0)]
 
 
-@pytest.mark.parametrize(("threshold_tokens", "next_prompt_tokens"), BUDGETS_TOKENS)
+@pytest.mark.parametrize(("threshold_tokens", "next_prompt_tokens"), TLRU_OPTIONS)
 def test_hits_are_those_of_sglangs_own_tree(threshold_tokens: int, next_prompt_tokens: int) -> None:
     hits_over_lru = 0
     for seed in range(4):
         config = {"threshold": threshold_tokens, "next_prompt_estimate": next_prompt_tokens}
-        tokens = CAPACITY_BLOCKS * PAGE_TOKENS
-        live = LiveTree(tokens, "tlru", config, page_size=PAGE_TOKENS, core="python")
+        sglang = {"page_size": PAGE_TOKENS, "sglang_core": "python"}
+        sglang_tree = LiveTree(CAPACITY_BLOCKS * PAGE_TOKENS, "tlru", config, **sglang)
         options = {"threshold_tokens": threshold_tokens, "next_prompt_tokens": next_prompt_tokens}
         policy = make_policy("sglang-tlru", options)
         tree = RadixTree(policy, CAPACITY_BLOCKS, PAGE_TOKENS, whole_nodes=True)
-        lru = RadixTree(make_policy("lru"), CAPACITY_BLOCKS, PAGE_TOKENS, whole_nodes=True)
-        for time, blocks in enumerate(prompts(seed)):
+        lru_tree = RadixTree(make_policy("lru"), CAPACITY_BLOCKS, PAGE_TOKENS, whole_nodes=True)
+        for time, blocks in enumerate(prompts_in_turn(seed)):
             tokens = [block for block in blocks for _ in range(PAGE_TOKENS)]
             request = Request(time=float(time), **path_of(blocks))
             hit_tokens = tree.access(request) * PAGE_TOKENS
-            assert hit_tokens == live.match(tokens), (seed, time)
-            live.insert(tokens)
-            hits_over_lru += hit_tokens - lru.access(request) * PAGE_TOKENS
+            assert hit_tokens == sglang_tree.match(tokens), (seed, time)
+            sglang_tree.insert(tokens)
+            hits_over_lru += hit_tokens - lru_tree.access(request) * PAGE_TOKENS
             recount(tree)
     assert (hits_over_lru == 0) == (threshold_tokens <= next_prompt_tokens)
 
@@ -104,7 +103,7 @@ def test_the_rest_of_a_split_leaf_may_be_beyond_the_budget() -> None:
     policy = make_policy("sglang-tlru", {"threshold_tokens": 5})
     tree = RadixTree(policy, 13, 1)
     # The oldest path is shorter than the threshold: all of it is free. The last request splits
-    # the second at 5: 10 - 5 tokens are needed, the rest is free.
+    # the second path at token 5: 10 - 5 tokens are needed, the others are free.
     for time, path in enumerate(((9, 8, 7), range(20, 30), range(20, 25))):
         tree.access(Request(time=float(time), path=tuple(path), prompt_tokens=len(path)))
     assert [policy.rank(leaf) for leaf in policy.leaves()] == [False, False]

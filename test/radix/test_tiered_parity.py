@@ -12,14 +12,14 @@ from canopy_lab.sim.system.nodes import TierNode
 from canopy_lab.sim.system.tree import TieredTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
-from support.live_tree import LiveTree, check
+from support.live_tree import LiveTree, check_tree
 from support.parity import PAGE_TOKENS, add_samples, chained_path, labels_of, serve_tiers, workload
 from support.policy_rules import Readmission
 
 DEVICE_BLOCKS, HOST_BLOCKS = 60, 130
 
 
-class State(NamedTuple):
+class TierTokens(NamedTuple):
     """Tokens hit on the device and on the host, and tokens on each afterwards."""
 
     device_hit_tokens: int
@@ -29,11 +29,10 @@ class State(NamedTuple):
 
 
 class SeparateCuts(TieredTree):
-    """A part cut off a node stays a separate node on the host, as on a server.
+    """A tree in which a part cut off a node stays a separate node on the host, as on a server.
 
-    The simulator merges it into the node below, which saves most of its nodes; a cut of a
-    quantum then reaches further into one node than into each of two.
-    """
+    The simulator merges it into the node below, which saves most of its nodes; a cut of a quantum
+    then reaches further into one node than into each of two."""
 
     def _hand_down(self, node: TierNode, kept_blocks: int) -> bool:
         return False
@@ -46,40 +45,41 @@ def simulate(
     steps: list[dict],
     host_tokens: int,
     tree_class: type[TieredTree],
-) -> list[State]:
+) -> list[TierTokens]:
     device_policy = make_policy(policy, {})
     tree = tree_class(
         device_policy, DEVICE_BLOCKS * page_tokens, page_tokens, host_policy=device_policy.twin(), host_tokens=host_tokens,
         quantum_tokens=quantum_tokens,
     )  # fmt: skip
-    states = []
+    outcomes = []
     for number, step in enumerate(steps):
         path = chained_path(step)
-        tokens = len(path) * page_tokens
+        prompt_tokens = len(path) * page_tokens
         fields = {"path": path, "block_tokens": page_tokens, **labels_of(step)}
-        request = Request(time=step["time"], prompt_tokens=tokens, **fields)
+        request = Request(time=step["time"], prompt_tokens=prompt_tokens, **fields)
         tree.now = max(tree.now, request.time)
         request.label = tree.device_policy.arrive(request)
         tree.host_policy.arrive(request)
-        hit = tree.match(path)
-        request.cached_tokens = hit.device_tokens
+        match = tree.match(path)
+        request.cached_tokens = match.device_tokens
         request.label = tree.device_policy.finish(request)
         tree.host_policy.finish(request)
-        tree.lock(hit.node)
-        loaded = hit.tokens - hit.device_tokens
-        if loaded:
-            if loaded > tree.free_tokens:
-                tree.evict_device(loaded - tree.free_tokens)
-            tree.load(hit.node)
-        tree.claim(tokens - hit.tokens)
-        leaf, _ = tree.insert(path, len(path), tokens, hit.node)
-        tree.lock(leaf, hit.node)
+        tree.lock(match.node)
+        host_hit_tokens = match.tokens - match.device_tokens
+        if host_hit_tokens:
+            if host_hit_tokens > tree.free_tokens:
+                tree.evict_device(host_hit_tokens - tree.free_tokens)
+            tree.load(match.node)
+        tree.claim(prompt_tokens - match.tokens)
+        leaf, _ = tree.insert(path, len(path), prompt_tokens, match.node)
+        tree.lock(leaf, match.node)
         tree.mark_used(leaf, request, number)
         tree.back_up(leaf)
         tree.unlock(leaf)
         tree.verify()
-        states += [State(hit.device_tokens, loaded, tree.device_used_tokens, tree.host_used_tokens)]
-    return states
+        hits = match.device_tokens, host_hit_tokens
+        outcomes.append(TierTokens(*hits, tree.device_used_tokens, tree.host_used_tokens))
+    return outcomes
 
 
 def serve_live(
@@ -88,34 +88,35 @@ def serve_live(
     quantum_tokens: int,
     steps: list[dict],
     readmission_seeds: tuple[int, int] | None = None,
-) -> tuple[list[State], int]:
-    """Return the states after each request, and the tokens of the host pool, which SGLang rounds up.
-    ``readmission_seeds``: they draw the leaves re-admitted before each request, and their order."""
-    settings = {"quantum_tokens": quantum_tokens, "block_tokens": page_tokens}
+) -> tuple[list[TierTokens], int]:
+    """Return the outcomes after each request, and the tokens of the host pool, which SGLang rounds up.
+    ``readmission_seeds``: seeds of the leaves re-admitted before each request, and of their order."""
+    policy_config = {"quantum_tokens": quantum_tokens, "block_tokens": page_tokens}
     tree = LiveTree(
-        DEVICE_BLOCKS * page_tokens, policy, settings, page_size=page_tokens, host_tokens=HOST_BLOCKS * page_tokens,
+        DEVICE_BLOCKS * page_tokens, policy, policy_config, page_size=page_tokens, host_tokens=HOST_BLOCKS * page_tokens,
         write_policy="write_through",
     )  # fmt: skip
-    states = []
+    outcomes = []
     readmission = None
     if readmission_seeds is not None:
         readmission = Readmission(tree.core, *readmission_seeds)
     for step in steps:
         if readmission is not None:
             readmission()
-        hit = serve_tiers(tree, step, page_tokens)
-        check(tree)
+        match = serve_tiers(tree, step, page_tokens)
+        check_tree(tree)
         on_device = on_host = 0
         for node in tree.core._node_arena.values():
-            data = node.component_data[ComponentType.FULL]
-            on_device += 0 if data.value is None else len(data.value)
-            on_host += 0 if data.host_value is None else len(data.host_value)
-        states.append(State(hit.device_prefix_len, hit.host_hit_length, on_device, on_host))
-    return states, tree.cache.cache_controller.mem_pool_host.size
+            kv = node.component_data[ComponentType.FULL]
+            on_device += 0 if kv.value is None else len(kv.value)
+            on_host += 0 if kv.host_value is None else len(kv.host_value)
+        hits = match.device_prefix_len, match.host_hit_length
+        outcomes.append(TierTokens(*hits, on_device, on_host))
+    return outcomes, tree.cache.cache_controller.mem_pool_host.size
 
 
-def hit_tokens(states: list[State]) -> list[int]:
-    return [state.device_hit_tokens + state.host_hit_tokens for state in states]
+def hit_tokens(outcomes: list[TierTokens]) -> list[int]:
+    return [outcome.device_hit_tokens + outcome.host_hit_tokens for outcome in outcomes]
 
 
 @pytest.mark.parametrize(("page_tokens", "quantum_tokens"), [(4, 1), (4, 64), (16, 64), (64, 64)])
@@ -129,12 +130,12 @@ def test_every_request_hits_as_much_on_device_and_host(policy, page_tokens, quan
     assert sum(hit_tokens(merged)) == pytest.approx(sum(hit_tokens(live)), rel=0.01)
     if quantum_tokens == 1:
         assert hit_tokens(merged) == hit_tokens(live)
-    assert sum(state.host_hit_tokens for state in simulated) > 0
-    assert max(state.on_host for state in simulated) > (HOST_BLOCKS - 6) * page_tokens
+    assert sum(outcome.host_hit_tokens for outcome in simulated) > 0
+    assert max(outcome.on_host for outcome in simulated) > (HOST_BLOCKS - 6) * page_tokens
 
 
 @pytest.mark.parametrize("policy", live_names())
-def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy: str) -> None:
+def test_the_order_in_which_leaves_are_admitted_changes_no_eviction(policy: str) -> None:
     steps = add_samples(workload(1, 60))
-    first, second = (serve_live(policy, PAGE_TOKENS, 1, steps, (1, seed)) for seed in (1, 2))
-    assert first == second
+    runs = [serve_live(policy, PAGE_TOKENS, 1, steps, (1, seed)) for seed in (1, 2)]
+    assert runs[0] == runs[1]

@@ -19,7 +19,7 @@ GLM = "<tool_call>run\n<arg_key>a</arg_key>\n</tool_call>"
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>run\n```json\n{}\n```"
 DSML = '<｜DSML｜invoke name="run"></｜DSML｜invoke>'
 BEAM = ' to=run<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="a">\nb\n</rfl:parameter><|call|>'
-CALLS = {
+CALL_BY_PARSER = {
     **dict.fromkeys(("qwen", "qwen25", "hermes", "trinity", "mimo"), HERMES),
     **dict.fromkeys(("qwen3_coder", "step3p5", "nanbeige"), CODER),
     **dict.fromkeys(("glm", "glm45", "glm47", "ling3", "spark25", "poolside_v1"), GLM),
@@ -60,7 +60,7 @@ except ImportError:  # SGLang 0.5.22 has no such parser
 
 
 class CodePointTokenizer:
-    """A token is a code point."""
+    """A tokenizer whose tokens are code points."""
 
     response_template = BEAM_RESPONSE_TEMPLATE
 
@@ -69,7 +69,7 @@ class CodePointTokenizer:
 
 
 def stop_reason(answer: str, parser: str | None, **fields: object) -> str | None:
-    """The stop reason of an answer to a request with this stamp."""
+    """Return the stop reason of an answer to a request that names ``parser`` in its stamp."""
     tree = LiveTree(1024, "wa")
     stamp = {"time": 1.0} | ({} if parser is None else {"tool_parser": parser})
     options = {"tokenizer": CodePointTokenizer(), **fields}
@@ -81,7 +81,7 @@ def stop_reason(answer: str, parser: str | None, **fields: object) -> str | None
 
 @pytest.mark.parametrize("parser", FunctionCallParser.ToolCallParserEnum)
 def test_a_call_in_any_parsers_format_is_recognised_and_text_is_not(parser: str) -> None:
-    assert stop_reason(CALLS[parser], parser) == "tool"
+    assert stop_reason(CALL_BY_PARSER[parser], parser) == "tool"
     assert stop_reason("The file has 12 lines.", parser) == "end"
 
 
@@ -98,7 +98,7 @@ def test_a_forced_call_is_recognised_in_any_format() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parser", "tools", "choice", "stamp"),
+    ("parser", "tools", "tool_choice", "stamp"),
     [
         ("hermes", [{}], "auto", {"tool_parser": "hermes"}),
         ("hermes", [{}], None, {"tool_parser": "hermes"}),
@@ -109,14 +109,14 @@ def test_a_forced_call_is_recognised_in_any_format() -> None:
         (None, [{}], {"type": "function", "name": "run"}, {"tool_parser": FORCED_CALL}),
     ],
 )
-def test_the_http_process_sends_the_parser_if_requests_may_call_tools(parser, tools, choice, stamp):
-    assert tool_parser_field(parser, tools, choice) == stamp
+def test_the_parser_is_sent_if_tools_may_be_called(parser, tools, tool_choice, stamp):
+    assert tool_parser_field(parser, tools, tool_choice) == stamp
 
 
 def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> None:
     arguments = SimpleNamespace(radix_eviction_policy="wa")
     setattr(arguments, ATTRIBUTE, ServerOptions())  # the hook of another test's plugin reads both
-    chat = SimpleNamespace(
+    openai_serving = SimpleNamespace(
         supports_inline_system=True, tool_call_parser="hermes",
         tokenizer_manager=SimpleNamespace(server_args=arguments),
     )  # fmt: skip
@@ -132,6 +132,6 @@ def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> No
             {"role": "user", "content": [result]},
         ],
     )
-    body = AnthropicServing(chat)._convert_to_chat_completion_request(request)
+    body = AnthropicServing(openai_serving)._convert_to_chat_completion_request(request)
     assert infer_from_chat(body) == {"category": "chat-tools-after-tool", "turn": 2}
     assert tool_parser_field("hermes", body.tools, body.tool_choice) == {"tool_parser": "hermes"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_canopy.request.client_hints import SECRET_VARIABLE
-from support.served_routes import ADMIN, HINT, SECRET, USER, HttpClient, Serve, gateway
+from support.served_routes import ADMIN_KEY, HINT, SECRET, USER_KEY, HttpClient, Serve, gateway
 
 READ_ROUTES = (("GET", "/canopy/status"), ("GET", "/canopy/explain"))
 CHANGE_ROUTES = (("POST", "/canopy/hint"), ("DELETE", "/canopy/documents"))
@@ -18,9 +18,9 @@ REFUSED_CODES = (401, 403)
 
 
 def test_a_tokenizer_worker_checks_the_administrators_key(serve: Serve) -> None:
-    with serve(admin_api_key=ADMIN, is_worker=True) as http:
+    with serve(admin_api_key=ADMIN_KEY, is_worker=True) as http:
         assert admissions(http, CHANGE_ROUTES, None) == {False}
-        assert admissions(http, CHANGE_ROUTES, ADMIN) == {True}
+        assert admissions(http, CHANGE_ROUTES, ADMIN_KEY) == {True}
 
 
 def admissions(http: HttpClient, routes: tuple[tuple[str, str], ...], key: str | None) -> set[bool]:
@@ -32,14 +32,14 @@ def admissions(http: HttpClient, routes: tuple[tuple[str, str], ...], key: str |
     ("keys", "key", "may_read", "changes"),
     [
         ({}, None, True, True),
-        ({"api_key": USER}, None, False, False),
-        ({"api_key": USER}, USER, True, True),
-        ({"admin_api_key": ADMIN}, None, True, False),
-        ({"admin_api_key": ADMIN}, ADMIN, True, True),
-        ({"api_key": USER, "admin_api_key": ADMIN}, None, False, False),
-        ({"api_key": USER, "admin_api_key": ADMIN}, USER, True, False),
-        ({"api_key": USER, "admin_api_key": ADMIN}, ADMIN, True, True),
-        ({"api_key": USER, "admin_api_key": ADMIN}, "a guess", False, False),
+        ({"api_key": USER_KEY}, None, False, False),
+        ({"api_key": USER_KEY}, USER_KEY, True, True),
+        ({"admin_api_key": ADMIN_KEY}, None, True, False),
+        ({"admin_api_key": ADMIN_KEY}, ADMIN_KEY, True, True),
+        ({"api_key": USER_KEY, "admin_api_key": ADMIN_KEY}, None, False, False),
+        ({"api_key": USER_KEY, "admin_api_key": ADMIN_KEY}, USER_KEY, True, False),
+        ({"api_key": USER_KEY, "admin_api_key": ADMIN_KEY}, ADMIN_KEY, True, True),
+        ({"api_key": USER_KEY, "admin_api_key": ADMIN_KEY}, "a guess", False, False),
     ],
 )
 def test_users_read_and_only_the_administrator_changes_state(serve, keys, key, may_read, changes):
@@ -51,11 +51,11 @@ def test_users_read_and_only_the_administrator_changes_state(serve, keys, key, m
 @pytest.mark.parametrize(("method", "path"), CHANGE_ROUTES)
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1"])
 def test_a_page_of_another_origin_changes_nothing(serve, method, path, origin):
-    with serve(admin_api_key=ADMIN) as http:
-        code, text = http(method, path, ADMIN, HINT, Origin=origin)
+    with serve(admin_api_key=ADMIN_KEY) as http:
+        code, text = http(method, path, ADMIN_KEY, HINT, Origin=origin)
         assert code == 403
         assert origin in text
-        assert http(method, path, ADMIN, Origin=origin).code == 403, "without a body, too"
+        assert http(method, path, ADMIN_KEY, Origin=origin).code == 403, "without a body, too"
         assert not http.manager.messages
 
 
@@ -148,12 +148,12 @@ def test_neither_status_nor_an_error_shows_a_secret(serve, monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     from sglang_canopy.server.http import entry
 
-    with serve(admin_api_key=ADMIN, hints="trusted") as http:
-        text = http("GET", "/canopy/status", ADMIN).text
+    with serve(admin_api_key=ADMIN_KEY, hints="trusted") as http:
+        text = http("GET", "/canopy/status", ADMIN_KEY).text
         text += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong")).text
         text += repr(entry.current.hint_rule)
     assert SECRET not in text
-    assert ADMIN not in text
+    assert ADMIN_KEY not in text
 
 
 @pytest.fixture
@@ -182,22 +182,23 @@ def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
 
     monkeypatch.setattr(explaining, "MIN_INTERVAL_S", 1e-9)
     explain = ("GET", "/canopy/explain?conversation=c")
-    with serve(api_key=USER, admin_api_key=ADMIN) as http:
-        assert http(*explain, ADMIN).code == 409  # no scheduler has reported
+    with serve(api_key=USER_KEY, admin_api_key=ADMIN_KEY) as http:
+        assert http(*explain, ADMIN_KEY).code == 409  # no scheduler has reported
         connect_tree(http, tree)
         assert http(*explain).code == 401
-        code, text = http(*explain, ADMIN)
+        code, text = http(*explain, ADMIN_KEY)
         assert code == 200
         (conversations,) = json.loads(text)["replicas"]
         assert len(conversations) == 2
         for salt, device_tokens in (("x", 8), ("y", 8), ("z", 0), (None, 0)):
             salt_header = {} if salt is None else {"X-Canopy-Cache-Salt": salt}
-            (conversation,) = json.loads(http(*explain, USER, **salt_header).text)["replicas"][0]
+            explained = json.loads(http(*explain, USER_KEY, **salt_header).text)
+            (conversation,) = explained["replicas"][0]
             assert conversation["tokens"]["device"] == device_tokens
             assert "tenant" in conversation
             assert conversation["tenant"] != salt or salt is None
-        assert http("GET", "/canopy/explain", USER).code == 400
-        assert http("GET", "/canopy/explain?conversation=%00", USER).code == 400
+        assert http("GET", "/canopy/explain", USER_KEY).code == 400
+        assert http("GET", "/canopy/explain?conversation=%00", USER_KEY).code == 400
         assert all("canopy_explain:" in key for message in http.manager.messages for key in message)
 
 
@@ -206,10 +207,10 @@ def test_answers_to_users_are_limited_in_rate(serve, tree, monkeypatch):
 
     monkeypatch.setattr(explaining, "MIN_INTERVAL_S", 3600.0)
     explain = ("GET", "/canopy/explain?conversation=c")
-    with serve(admin_api_key=ADMIN) as http:
+    with serve(admin_api_key=ADMIN_KEY) as http:
         connect_tree(http, tree)
         assert [http(*explain).code for _ in range(3)] == [200, 429, 429]
-        assert http(*explain, ADMIN).code == 200
+        assert http(*explain, ADMIN_KEY).code == 200
 
 
 NESTED_BODY = b'{"server_args": {"canopy_hints:[]": 1}, "x": %s}' % (b"[" * 1015 + b"]" * 1015)
@@ -230,11 +231,11 @@ NESTED_BODY = b'{"server_args": {"canopy_hints:[]": 1}, "x": %s}' % (b"[" * 1015
 def test_sglangs_route_sends_no_command_of_canopys(
     serve: Serve, body: Any, code: int, is_worker: bool
 ) -> None:
-    with serve(admin_api_key=ADMIN, is_worker=is_worker) as http:
-        assert http("POST", "/set_internal_state", ADMIN, body).code == code
+    with serve(admin_api_key=ADMIN_KEY, is_worker=is_worker) as http:
+        assert http("POST", "/set_internal_state", ADMIN_KEY, body).code == code
 
 
 def test_keys_are_checked_before_a_body_is_read(serve: Serve) -> None:
-    with serve(api_key=USER) as http:
+    with serve(api_key=USER_KEY) as http:
         assert http("POST", "/generate", None, {"stream": True, "extra_key": 5}).code == 401
-        assert http("POST", "/generate", USER, {"stream": True, "extra_key": 5}).code == 400
+        assert http("POST", "/generate", USER_KEY, {"stream": True, "extra_key": 5}).code == 400

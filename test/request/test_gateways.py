@@ -19,7 +19,7 @@ from sglang_canopy.request import sent
 from sglang_canopy.request.sent import TENANT_METADATA, RequireTenant, body_of, headers_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
-from support.gateways import FOLDER_VARIABLE, MODULES, Worker, post, run_gateway, skip_without
+from support.gateways import GATEWAYS_VARIABLE, MODULES, FakeWorker, post, run_gateway, skip_without
 
 CLIENTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
 
@@ -56,13 +56,13 @@ ARRIVED, DROPPED = "yes", "-"
 
 @pytest.fixture(scope="module")
 def workers():
-    pair = [Worker(), Worker()]
+    pair = [FakeWorker(), FakeWorker()]
     yield pair
     for worker in pair:
         worker.close()
 
 
-def arrivals_by_route(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
+def arrivals_by_route(url: str, workers: list[FakeWorker]) -> dict[str, dict[str, str]]:
     """Return route -> field or header -> whether it arrived as sent, or the status of a refusal."""
     outcomes: dict[str, dict[str, str]] = {}
     for route, body in ROUTE_BODIES.items():
@@ -117,7 +117,7 @@ def test_without_a_gateway_every_field_and_header_arrives(workers) -> None:
 @pytest.mark.parametrize("gateway", sorted(MODULES))
 def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkeypatch) -> None:
     skip_without(gateway)
-    monkeypatch.setattr(sys, "path", [os.environ.get(FOLDER_VARIABLE, ""), *sys.path])
+    monkeypatch.setattr(sys, "path", [os.environ.get(GATEWAYS_VARIABLE, ""), *sys.path])
     router_args = importlib.import_module(f"{MODULES[gateway]}.router_args").RouterArgs
     assert router_args.policy == "cache_aware"
     assert router_args.cache_threshold == routing.MIN_MATCH_SHARE
@@ -194,8 +194,7 @@ def test_hints_in_metadata_count_if_custom_params_have_none(monkeypatch) -> None
     obj = request_of()
     entry.stamp(obj, {"category": "chat"}, http_of({"metadata": metadata}))
     stamp = obj.sampling_params["custom_params"][STAMP_KEY]
-    fields = {"category": "agent", "turn": 3, "over": True}
-    assert fields.items() <= stamp.items()
+    assert {"category": "agent", "turn": 3, "over": True}.items() <= stamp.items()
     with_params = request_of(sampling_params={"custom_params": {"canopy_turn": 9}})
     entry.stamp(with_params, {}, http_of({"metadata": metadata}))
     assert with_params.sampling_params["custom_params"][STAMP_KEY]["turn"] == 9

@@ -10,7 +10,9 @@ from sglang_canopy.request.client_hints import SECRET_VARIABLE
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.hints import MAX_TENANT_BURST, unpack
 from sglang_canopy.wire.messages import HINTS
-from support.served_routes import ADMIN, HINT, SECRET, USER, HttpClient, Serve, gateway
+from support.served_routes import ADMIN_KEY, HINT, SECRET, USER_KEY, HttpClient, Serve, gateway
+
+BOTH_KEYS = {"api_key": USER_KEY, "admin_api_key": ADMIN_KEY}
 
 
 def test_a_hint_is_forwarded_to_the_schedulers(serve: Serve) -> None:
@@ -76,8 +78,8 @@ def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serv
 
 def test_with_hints_off_the_route_is_closed_to_all(serve, monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    with serve(admin_api_key=ADMIN, hints="off") as http:
-        for credentials in ({"key": ADMIN}, {"key": ADMIN, **gateway(SECRET)}):
+    with serve(admin_api_key=ADMIN_KEY, hints="off") as http:
+        for credentials in ({"key": ADMIN_KEY}, {"key": ADMIN_KEY, **gateway(SECRET)}):
             code, text = http("POST", "/canopy/hint", body=HINT, **credentials)
             assert code == 403
             assert "--canopy-client-hints off" in text
@@ -90,15 +92,15 @@ def test_with_hints_off_the_route_is_closed_to_all(serve, monkeypatch):
         ({}, gateway(SECRET), 200),
         ({}, gateway(SECRET + "x"), 403),
         ({}, gateway("gu\xe9ss"), 403),
-        ({"api_key": USER}, {"key": USER}, 403),
-        ({"api_key": USER}, gateway(SECRET), 401),
-        ({"api_key": USER}, {"key": USER, **gateway(SECRET)}, 200),
-        ({"admin_api_key": ADMIN}, {"key": ADMIN}, 200),
-        ({"admin_api_key": ADMIN}, {}, 401),
-        ({"admin_api_key": ADMIN}, gateway(SECRET), 200),
-        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": ADMIN}, 200),
-        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": USER}, 401),
-        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": USER, **gateway(SECRET)}, 200),
+        ({"api_key": USER_KEY}, {"key": USER_KEY}, 403),
+        ({"api_key": USER_KEY}, gateway(SECRET), 401),
+        ({"api_key": USER_KEY}, {"key": USER_KEY, **gateway(SECRET)}, 200),
+        ({"admin_api_key": ADMIN_KEY}, {"key": ADMIN_KEY}, 200),
+        ({"admin_api_key": ADMIN_KEY}, {}, 401),
+        ({"admin_api_key": ADMIN_KEY}, gateway(SECRET), 200),
+        (BOTH_KEYS, {"key": ADMIN_KEY}, 200),
+        (BOTH_KEYS, {"key": USER_KEY}, 401),
+        (BOTH_KEYS, {"key": USER_KEY, **gateway(SECRET)}, 200),
     ],
 )
 def test_trusted_hints_come_from_the_administrator_or_the_gateway(

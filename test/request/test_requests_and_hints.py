@@ -23,7 +23,7 @@ from sglang_canopy.wire.stamp import (
     client_fields,
     make_stamp,
 )
-from support.live_tree import LiveTree, check, fake_req
+from support.live_tree import LiveTree, check_tree, fake_req
 from support.receiver import message_of
 
 
@@ -131,7 +131,7 @@ def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
     tree.evict(2)
     assert tree.match([*system_tokens, 20, 21]) == 4
     assert tree.match([*system_tokens, 10, 11]) == 6
-    check(tree)
+    check_tree(tree)
 
 
 def test_a_hint_for_another_tenant_or_an_unknown_conversation_changes_nothing() -> None:
@@ -152,10 +152,9 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
         tree.serve([1, 2, 3], time=1, conversation="a")
         scheduler = SimpleNamespace(tree_cache=tree.cache)
         message = SetInternalStateReq(server_args={key: 1})
-        answer = arrivals.receive_messages(None, scheduler, message)
-        assert answer.updated
+        assert arrivals.receive_messages(None, scheduler, message).updated
         assert leaf_of(tree, 3).over
-        check(tree)
+        check_tree(tree)
     other = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
     assert arrivals.receive_messages(lambda _, message: message, None, other) is other
 
@@ -179,6 +178,5 @@ def test_a_request_has_every_field_of_its_stamp() -> None:
     request = make_live_request(fake_req([1], [2], stamp), 0.0, 64)
     assert (request.time, request.keep_until) == (stamp["time"], 2 * stamp["time"])
     assert request.ttft_model == (stamp["alpha"], stamp["beta"])
-    unchanged_names = stamp.keys() - {"time", "keep_s", "alpha", "beta", "stop", "samples", "added"}
-    for name in unchanged_names:
+    for name in stamp.keys() - {"time", "keep_s", "alpha", "beta", "stop", "samples", "added"}:
         assert getattr(request, name) == stamp[name], name

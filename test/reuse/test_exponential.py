@@ -25,8 +25,8 @@ CONVERSATIONS = st.lists(
 )
 
 
-class LogRow(NamedTuple):
-    """A request as a log has it."""
+class LoggedRequest(NamedTuple):
+    """A request of a log."""
 
     time: float
     category: str
@@ -34,65 +34,64 @@ class LogRow(NamedTuple):
     turn: int
 
 
-def log_rows(conversations):
+def logged_requests(conversations):
     """Return every request, in order of time."""
-    rows = []
-    for conversation, (category, start, gaps) in enumerate(conversations):
-        times = accumulate([start, *gaps])
-        rows += [LogRow(time, category, conversation, turn) for turn, time in enumerate(times, 1)]
-    return sorted(rows)
+    requests = []
+    for conversation, (category, start_s, gaps_s) in enumerate(conversations):
+        for turn, time in enumerate(accumulate([start_s, *gaps_s]), 1):
+            requests.append(LoggedRequest(time, category, conversation, turn))
+    return sorted(requests)
 
 
-def train(model, rows):
-    for row in rows:
-        path = [(row.conversation, depth) for depth in range(row.turn)]
-        request = Request(row.time, row.category, path, prompt_tokens=row.turn)
+def train(model, requests):
+    for logged in requests:
+        path = [(logged.conversation, depth) for depth in range(logged.turn)]
+        request = Request(logged.time, logged.category, path, prompt_tokens=logged.turn)
         model.arrive(request)
         model.finish(request)
-    model.fit(rows[-1].time)
+    model.fit(requests[-1].time)
     return model
 
 
-def gaps_and_lives(rows):
+def gaps_and_lives(requests):
     """Return the gaps to the next use and the lifespans of every type and turn, from the log."""
     last_use, next_use = {}, {}
-    for row in rows:
-        last_use[row.conversation] = row.time
-        next_use[row.conversation, row.turn] = row.time
+    for logged in requests:
+        last_use[logged.conversation] = logged.time
+        next_use[logged.conversation, logged.turn] = logged.time
     gaps_s, lives_s = defaultdict(list), defaultdict(list)
-    for row in rows:
-        next_time = next_use.get((row.conversation, row.turn + 1), math.inf)
-        gaps_s[row.category, row.turn].append(next_time - row.time)
-        lives_s[row.category, row.turn].append(last_use[row.conversation] - row.time)
+    for logged in requests:
+        next_time = next_use.get((logged.conversation, logged.turn + 1), math.inf)
+        gaps_s[logged.category, logged.turn].append(next_time - logged.time)
+        lives_s[logged.category, logged.turn].append(last_use[logged.conversation] - logged.time)
     return gaps_s, lives_s
 
 
 @given(conversations=CONVERSATIONS)
 def test_the_rank_is_the_papers_formula_of_the_log(conversations):
-    rows = log_rows(conversations)
-    model = train(ReuseModel(exponential=True, type_turn=True, min_samples=1), rows)
-    gaps_s, lives_s = gaps_and_lives(rows)
+    requests = logged_requests(conversations)
+    model = train(ReuseModel(exponential=True, type_turn=True, min_samples=1), requests)
+    gaps_s, lives_s = gaps_and_lives(requests)
     for (name, turn), all_gaps_s in gaps_s.items():
         reuse_gaps_s = [gap_s for gap_s in all_gaps_s if gap_s < math.inf]
         if not reuse_gaps_s:
             continue
-        reuse_share = len(reuse_gaps_s) / len(all_gaps_s)
+        reuse_probability = len(reuse_gaps_s) / len(all_gaps_s)
         mean_gap_s = sum(reuse_gaps_s) / len(reuse_gaps_s)
 
-        def cdf(age_s, share=reuse_share, mean_s=mean_gap_s):
-            return share * (1.0 - math.exp(-age_s / mean_s))
+        def cdf(age_s, probability=reuse_probability, mean_s=mean_gap_s):
+            return probability * (1.0 - math.exp(-age_s / mean_s))
 
         mean_life_s = sum(lives_s[name, turn]) / len(all_gaps_s)
         category = model.categories.get("|".join(type_turn_features(name, turn)))
         for age_s in (0.0, 1.0, 30.0, 400.0):
             expected = cdf(age_s + mean_life_s) - cdf(age_s)
-            rank = category.exponential.rank(age_s)
-            assert rank == pytest.approx(expected, rel=1e-6, abs=1e-12)
+            assert category.exponential.rank(age_s) == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 def test_a_turn_that_was_never_reused_has_rank_0():
-    conversations = [("text", float(n), [5.0] if n % 2 else []) for n in range(40)]
-    model = train(ReuseModel(exponential=True, type_turn=True), log_rows(conversations))
+    conversations = [("text", float(number), [5.0] if number % 2 else []) for number in range(40)]
+    model = train(ReuseModel(exponential=True, type_turn=True), logged_requests(conversations))
     assert model.categories.get("text|turn1").exponential.rank(0.0) > 0.0
     assert model.categories.get("text|turn2").exponential.rank(0.0) == 0.0
 
@@ -102,8 +101,8 @@ def test_before_a_fit_the_rank_is_0():
 
 
 def test_a_new_label_uses_its_parents_curve_until_the_next_fit():
-    conversations = [("text", float(n), [5.0, 5.0]) for n in range(30)]
-    model = train(ReuseModel(exponential=True, type_turn=True), log_rows(conversations))
+    conversations = [("text", float(number), [5.0, 5.0]) for number in range(30)]
+    model = train(ReuseModel(exponential=True, type_turn=True), logged_requests(conversations))
     parent = model.categories.get("text").exponential
     assert parent.rank(1.0) > 0.0
     assert model.categories.refine(("text", "turn9")).exponential == parent
@@ -118,12 +117,12 @@ def admit_leaf(policy, label, last_access, offset=0):
 
 @pytest.mark.parametrize("categories", ["type-turn", "refined"])
 def test_a_tenth_turn_outlives_a_first_of_equal_age_if_it_returns_more(categories):
-    """Section 4.1: many one-turn requests must not push a ten-turn one out."""
+    """Section 4.1: many one-turn requests must not evict a ten-turn one."""
     # One in four continues after its first turn, for fourteen turns; gaps are equal.
-    conversations = [("text", float(n), [20.0] * (14 if n % 4 == 0 else 0)) for n in range(200)]
-    options = {"model": "exponential", "categories": categories, "min_samples": 5}
-    policy = make_policy("wa", options)
-    train(policy.model, log_rows(conversations))
+    gap_counts = [14 if number % 4 == 0 else 0 for number in range(200)]
+    conversations = [("text", float(i), [20.0] * count) for i, count in enumerate(gap_counts)]
+    policy = make_policy("wa", {"model": "exponential", "categories": categories, "min_samples": 5})
+    train(policy.model, logged_requests(conversations))
     first_turn = policy.model.categories.refine(features(categories, 1)).label
     tenth_turn = policy.model.categories.refine(features(categories, 10)).label
     older = admit_leaf(policy, tenth_turn, 1000.0)
@@ -141,8 +140,7 @@ def features(categories, turn):
 
 def test_equal_probabilities_are_ordered_by_depth_deepest_first():
     policy = make_policy("wa", {"model": "exponential", "min_samples": 1})
-    conversations = [("a", 0.0, [5.0]), ("b", 0.0, [5.0])]
-    train(policy.model, log_rows(conversations))
+    train(policy.model, logged_requests([("a", 0.0, [5.0]), ("b", 0.0, [5.0])]))
     labels = [f"{category}|-|turn1|out<64" for category in "ab"]
     admit_leaf(policy, labels[0], 10.0)
     deep_leaf = admit_leaf(policy, labels[1], 10.0, offset=100)

@@ -18,14 +18,14 @@ from support.tiny_traces import request_of
 from support.trace_samples import mooncake
 
 
-def note_tips(records, tenant, tips, accuracy, seed=0):
-    """Note ``tips`` requests of ``tenant``, whose hints are right with probability ``accuracy``."""
-    draw = random.Random(seed)
+def count_tips(records, tenant, tip_count, accuracy, seed=0):
+    """Record ``tip_count`` requests of ``tenant``, whose hints are right with probability ``accuracy``."""
+    rng = random.Random(seed)
     category = ReuseModel().categories.get(ROOT)
-    for time_s in range(tips):
+    for time_s in range(tip_count):
         tip = Tip(float(time_s), category, tenant)
-        continues = draw.random() < 0.4
-        is_right = draw.random() < accuracy
+        continues = rng.random() < 0.4
+        is_right = rng.random() < accuracy
         records.count_tip(tip, over=continues != is_right)
         if continues:
             records.judge_hints(tip, time_s + 1.0)
@@ -37,7 +37,7 @@ def records():
 
 
 def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint(records):
-    note_tips(records, "a", 3000, 0.75)
+    count_tips(records, "a", 3000, 0.75)
     # P(continues | over) = 0.4 x 0.25 / (0.4 x 0.25 + 0.6 x 0.75), by P(continues) = 0.4.
     assert records.over_weight("a") == pytest.approx(0.1 / 0.55 / 0.4, rel=0.1)
     assert not records.is_over_trusted("a")
@@ -45,30 +45,30 @@ def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint(records):
 
 @pytest.mark.parametrize("accuracy", [0.5, 0.25, 0.0])
 def test_uninformative_or_opposite_hints_have_no_weight(records, accuracy):
-    note_tips(records, "a", 2000, accuracy)
+    count_tips(records, "a", 2000, accuracy)
     assert records.over_weight("a") == 1.0
     assert records.over_weight("unknown") == 1.0
 
 
 def test_a_tenants_wrong_hints_cost_another_tenant_nothing():
     alone, together = HintRecords(), HintRecords()
-    note_tips(together, "wrong", 500, 0.0, seed=1)
+    count_tips(together, "wrong", 500, 0.0, seed=1)
     for records in (alone, together):
-        note_tips(records, "right", 1000, 0.8)
-    note_tips(together, "wrong", 500, 0.0, seed=2)
+        count_tips(records, "right", 1000, 0.8)
+    count_tips(together, "wrong", 500, 0.0, seed=2)
     assert together.over_weight("right") == alone.over_weight("right") < 0.6
     assert together.over_weight("wrong") == 1.0
 
 
 def test_a_tenant_whose_hints_become_right_is_trusted_again(records):
-    note_tips(records, "a", 3000, 0.5)
+    count_tips(records, "a", 3000, 0.5)
     assert records.over_weight("a") == 1.0
-    note_tips(records, "a", 20_000, 0.8, seed=1)
+    count_tips(records, "a", 20_000, 0.8, seed=1)
     assert records.over_weight("a") < 0.6
 
 
 def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
-    note_tips(records, "a", 500, 0.8)
+    count_tips(records, "a", 500, 0.8)
     weight = records.over_weight("a")
     category = ReuseModel().categories.get(ROOT)
     for number in range(2 * MAX_TENANTS):
@@ -78,7 +78,7 @@ def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=300))
-def test_weights_are_shares_for_any_input(tips):
+def test_weights_are_between_0_and_1_for_any_hints(tips):
     records = HintRecords()
     category = ReuseModel().categories.get(ROOT)
     for tenant, over, continues in tips:
@@ -113,13 +113,13 @@ def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_w
         record_first_end(records, tenant, continues=True)
     assert not records.is_over_trusted("unknown")
     assert not records.is_over_trusted("a")
-    for n in range(40):
-        record_first_end(records, f"right {n}", continues=False)
+    for number in range(40):
+        record_first_end(records, f"right {number}", continues=False)
     assert records.is_over_trusted("unknown")
 
 
 def test_one_tenants_wrong_ends_cost_newcomers_nothing(records):
-    note_tips(records, "wrong", 500, 0.0)
+    count_tips(records, "wrong", 500, 0.0)
     assert not records.is_over_trusted("wrong")
     assert records.is_over_trusted("unknown")
 
@@ -127,28 +127,28 @@ def test_one_tenants_wrong_ends_cost_newcomers_nothing(records):
 def test_a_tenants_true_ends_are_trusted_among_newcomers_with_wrong_ones(records):
     for number in range(20):
         record_first_end(records, f"new {number}", continues=True)
-    note_tips(records, "right", 1000, 1.0)
+    count_tips(records, "right", 1000, 1.0)
     assert not records.is_over_trusted("unknown")
     assert records.is_over_trusted("right")
 
 
-def agent_requests(tenants, turns):
+def agent_requests(tenant_count, turns):
     """Return requests of agents that are a tenant each: one begins every 20 s; a turn follows after
     30 s on average."""
-    draw = random.Random(0)
+    rng = random.Random(0)
     requests = []
-    for agent in range(tenants):
+    for agent in range(tenant_count):
         now, names = 20.0 * agent, {"conversation": f"c{agent}", "user": f"u{agent}"}
         for turn in range(1, turns + 1):
-            blocks = [100 * agent + n for n in range(2 * turn)]
+            blocks = [100 * agent + i for i in range(2 * turn)]
             requests.append(request_of(now, blocks, turn=turn, **names))
-            now += draw.expovariate(1 / 30.0)
+            now += rng.expovariate(1 / 30.0)
     return sorted(requests, key=lambda request: request.time_s)
 
 
 def test_agents_that_are_a_tenant_each_lose_nothing_by_wrong_hints():
     """A new tenant is judged by the hints of other new tenants, and hits more if those were true."""
-    trace = agent_requests(tenants=200, turns=8)
+    trace = agent_requests(tenant_count=200, turns=8)
 
     def hit_ratio(hints):
         return simulate(trace, make_policy("wa"), 60, hints=hints).block_hit_ratio
@@ -158,15 +158,15 @@ def test_agents_that_are_a_tenant_each_lose_nothing_by_wrong_hints():
     assert hit_ratio(SimulatedHints(accuracy=0.75, seed=1)) > without_hints + 0.01
 
 
-def record_returns(records, sender, tips, accuracy, seed=0):
-    """Record ``tips`` requests with hints of their return, which are true with ``accuracy``."""
-    draw = random.Random(seed)
+def record_returns(records, sender, tip_count, accuracy, seed=0):
+    """Record ``tip_count`` requests with hints of their return, which are true with ``accuracy``."""
+    rng = random.Random(seed)
     category = ReuseModel().categories.get(ROOT)
-    for _ in range(tips):
+    for _ in range(tip_count):
         tip = Tip(0.0, category, "t")
         tip.sender = sender
-        gap_s, wrong_gap_s = (2.0 ** draw.uniform(4, 10) for _ in range(2))
-        records.count_return(tip, gap_s if draw.random() < accuracy else wrong_gap_s)
+        gap_s, wrong_gap_s = (2.0 ** rng.uniform(4, 10) for _ in range(2))
+        records.count_return(tip, gap_s if rng.random() < accuracy else wrong_gap_s)
         records.judge_hints(tip, gap_s)
 
 

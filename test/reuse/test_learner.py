@@ -1,4 +1,4 @@
-"""Samples of reuse that a model learns from requests, and their categories; what bounds both."""
+"""Samples of reuse that a model learns from requests, their categories, and the bounds of both."""
 
 import random
 import tracemalloc
@@ -29,7 +29,8 @@ def serve(model, time, path, *, tokens=None, finishes=True, block_tokens=1, **fi
 
 
 def events_by_label(model):
-    return {c.label: sum(c.events) for c in model.categories if any(c.events)}
+    used_categories = (category for category in model.categories if any(category.events))
+    return {category.label: sum(category.events) for category in used_categories}
 
 
 @pytest.fixture
@@ -41,8 +42,7 @@ def test_a_request_that_extends_a_path_is_a_sample_of_the_category_that_left_it(
     serve(model, 0, [1, 2], category="chat")
     second = serve(model, 5, [1, 2, 3], category="chat")
     assert events_by_label(model) == {"chat|-|turn1|out<64": 1.0}
-    category = model.categories.get("chat|-|turn1|out<64")
-    assert category.events[age_bin(5.0)] == 1.0
+    assert model.categories.get("chat|-|turn1|out<64").events[age_bin(5.0)] == 1.0
     assert second.turn == 2
     assert second.label == "chat|-|turn2|out<64"
 
@@ -63,8 +63,7 @@ def test_added_tokens_refine_the_category_if_enabled():
     # Another's first turn, which shares 600 tokens, brings in the rest.
     branch = serve(model, 6, [*range(1, 601), *range(5001, 9601)])
     assert branch.label == "default|-|turn1|out<64|added>=4096"
-    after_a_tool = serve(model, 7, [1], stop="tool")
-    assert after_a_tool.label == "default|tool|out<64"
+    assert serve(model, 7, [1], stop="tool").label == "default|tool|out<64"
 
 
 def test_after_a_tool_call_the_conversations_own_gaps_refine_the_category(model):
@@ -100,18 +99,18 @@ def test_a_tip_is_continued_once(model):
     serve(model, 6, [1, 2, 4])  # a second branch of the same tip: a shared prefix
     assert events_by_label(model) == {"default|-|turn1|out<64": 1.0}
     serve(model, 8, [1, 2, 5])
-    shared_labels = [c.label for c in model.categories if any(c.events) and "shared" in c.label]
+    shared_labels = [label for label in events_by_label(model) if "shared" in label]
     # The prefix was first seen at 0 and its second use counted at 6: one use every 6 s.
     assert shared_labels == ["shared prefix|every<16s|uses1-2"]
 
 
 def test_a_prompt_that_ends_inside_a_known_prefix_is_no_conversation(model):
     serve(model, 0, [1, 2, 3, 4])
-    old_length = len(model.shadow)
+    length_before = len(model.shadow)
     assert serve(model, 1, [1, 2]).turn == 1
     serve(model, 2, [1, 2, 9])
-    assert all("turn2" not in c.label for c in model.categories)
-    assert len(model.shadow) > old_length
+    assert all("turn2" not in category.label for category in model.categories)
+    assert len(model.shadow) > length_before
 
 
 def test_tips_without_continuation_lower_the_return_probability():
@@ -136,7 +135,7 @@ def test_prompt_growth_is_what_the_next_prompt_adds_to_prompt_and_output():
 
 
 @pytest.mark.parametrize(("output_tokens", "growth"), [(0, 1.0), (1, 0.0)])
-def test_samples_leave_with_the_window(output_tokens, growth):
+def test_samples_older_than_the_window_are_dropped(output_tokens, growth):
     model = ReuseModel(window_s=100.0)
     serve(model, 0, [1], output_tokens=output_tokens)
     serve(model, 5, [1, 2])
@@ -163,10 +162,10 @@ def test_hints_are_checked_against_later_requests(model):
 def test_false_returns_of_new_tenants_reduce_newcomers_trust(model):
     serve(model, 0, ["sure"], return_in_s=10.0, tenant="sure")
     serve(model, 10, ["sure", "again"], tenant="sure")
-    old_probability = model.hints.return_probability(NO_RECORD)
+    probability_before = model.hints.return_probability(NO_RECORD)
     for n in range(100):  # each invented tenant hints once, and never returns
         serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
-    assert old_probability > 0.5 > model.hints.return_probability("unknown") > 0.0
+    assert probability_before > 0.5 > model.hints.return_probability("unknown") > 0.0
 
 
 def test_one_tenants_false_returns_do_not_reduce_newcomers_trust(model):
@@ -197,12 +196,12 @@ def test_tenants_with_tracked_hints_are_bounded_and_the_least_recent_is_dropped(
     assert hints.record("first") is first
 
 
-def test_client_names_cannot_fill_the_table():
+def test_client_names_cannot_exceed_the_bound_on_categories():
     model = ReuseModel(max_categories=64)
     for n in range(1000):
         serve(model, n, [10 * n, 10 * n + 1], category=f"name-{n}|" + "x" * 1000)
     assert len(model.categories) <= 64
-    assert all(len(c.label) < 200 for c in model.categories)
+    assert all(len(category.label) < 200 for category in model.categories)
     assert serve(model, 2000, [7], category="another").label == "overflow"
 
 
@@ -225,7 +224,7 @@ REQUESTS = st.lists(
 )
 
 
-def chain(path):
+def chained_ids(path):
     """Return chained ids: equal ids mean equal prefixes."""
     ids = []
     for block in path:
@@ -238,16 +237,16 @@ def test_tips_blocks_and_categories_are_bounded_and_consistent(requests, max_sam
     bounds = {"max_samples": max_samples, "max_blocks": max_blocks, "max_categories": 16}
     model = ReuseModel(window_s=60.0, min_samples=2, **bounds)
     now = 0.0
-    for gap_s, path, stop, finishes in requests:
-        now += gap_s
-        serve(model, now, chain(path), stop=stop, finishes=finishes, return_in_s=5.0)
+    for pause_s, path, stop, finishes in requests:
+        now += pause_s
+        serve(model, now, chained_ids(path), stop=stop, finishes=finishes, return_in_s=5.0)
         shadow = model.shadow
         assert len(shadow) <= max_samples
         assert shadow.blocks <= max(max_blocks, len(path))
         assert len(model.categories) <= 16
-        closed_tips = [t for t in shadow if not t.is_open]
-        assert sum(sum(c.events) for c in model.categories) == len(closed_tips)
-        keys = [k for t in shadow for k in t.keys]
+        closed_tips = [tip for tip in shadow if not tip.is_open]
+        assert sum(events_by_label(model).values()) == len(closed_tips)
+        keys = [key for tip in shadow for key in tip.keys]
         assert len(shadow._tips) + len(shadow._junctions) == len(keys)
 
 
@@ -255,24 +254,24 @@ def test_tips_blocks_and_categories_are_bounded_and_consistent(requests, max_sam
 def test_equal_requests_give_equal_labels_and_curves(requests):
     models = ReuseModel(min_samples=2), ReuseModel(min_samples=2)
     now = 0.0
-    for gap_s, path, stop, finishes in requests:
-        now += gap_s
-        labels = [serve(m, now, chain(path), stop=stop, finishes=finishes).label for m in models]
+    for pause_s, path, stop, finishes in requests:
+        now += pause_s
+        fields = {"stop": stop, "finishes": finishes}
+        labels = [serve(model, now, chained_ids(path), **fields).label for model in models]
         assert labels[0] == labels[1]
     for model in models:
         model.fit(now)
-    first, second = ([(c.label, c.rank) for c in m.categories] for m in models)
-    assert first == second
+    ranks = [{category.label: category.rank for category in model.categories} for model in models]
+    assert ranks[0] == ranks[1]
 
 
 def test_a_learner_filled_to_a_tenth_of_its_default_bounds_holds_less_than_16_mb():
     tracemalloc.start()
     try:
         model = ReuseModel(max_samples=10_000, max_blocks=100_000)
-        draw = random.Random(1)
+        rng = random.Random(1)
         for n in range(11_000):
-            path = [draw.getrandbits(63) for _ in range(10)]
-            serve(model, 0.05 * n, path, block_tokens=64)
+            serve(model, 0.05 * n, [rng.getrandbits(63) for _ in range(10)], block_tokens=64)
         traced_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -280,9 +279,9 @@ def test_a_learner_filled_to_a_tenth_of_its_default_bounds_holds_less_than_16_mb
     assert traced_bytes < 16e6
 
 
-def serve_new_names(model, tenant, count, start=0.0, prefix="x"):
+def serve_new_names(model, tenant, name_count, start=0.0, prefix="x"):
     """Serve one request a second, each with a category of its own."""
-    for n in range(count):
+    for n in range(name_count):
         names = {"category": f"{prefix}-{n}", "tenant": tenant}
         serve(model, start + n, [f"{prefix}{n}"], stop="end", **names)
 
@@ -302,10 +301,10 @@ def test_many_new_names_overflow_their_sender_alone(model):
 
 
 def test_many_new_names_do_not_take_the_labels_that_a_tenant_has(model):
-    old_labels = [label_of_new(model, float(n), f"name{n}") for n in range(8)]
+    labels_before = [label_of_new(model, float(n), f"name{n}") for n in range(8)]
     for tenant in range(40):
         serve_new_names(model, f"inventive{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
-    assert [label_of_new(model, 3000.0 + n, f"name{n}") for n in range(8)] == old_labels
+    assert [label_of_new(model, 3000.0 + n, f"name{n}") for n in range(8)] == labels_before
     assert len(model.categories) <= 256
 
 
@@ -338,7 +337,7 @@ def test_names_unused_for_a_window_are_forgotten():
     serve_new_names(model, "a", 60)
     for n in range(300):
         label_of_new(model, 200.0 + n, "new")
-    labels = [c.label for c in model.categories]
+    labels = [category.label for category in model.categories]
     assert not [label for label in labels if label.startswith("x-")]
     assert "new|end|turn1|out<64" in labels
 
@@ -346,16 +345,16 @@ def test_names_unused_for_a_window_are_forgotten():
 def test_a_label_that_is_forgotten_leaves_its_samples_to_the_coarser_one(model):
     serve(model, 0, [1], category="old", stop="end")
     serve(model, 5, [1, 2], category="old", stop="end")
-    old_samples = sum(events_by_label(model).values())
+    samples_before = sum(events_by_label(model).values())
     categories = model.categories
     for category in reversed(list(categories)):
         if category.label.startswith("old"):
             categories.forget(category)
-    assert "old" not in [c.label for c in categories]
-    assert sum(events_by_label(model).values()) == old_samples
+    assert "old" not in [category.label for category in categories]
+    assert sum(events_by_label(model).values()) == samples_before
     assert categories.get("old|end|turn1|out<64") is categories.overflow
     serve(model, 9, [1, 2, 3], category="old", stop="end")
-    assert sum(events_by_label(model).values()) == old_samples + 1
+    assert sum(events_by_label(model).values()) == samples_before + 1
     model.fit(10.0)
 
 
@@ -396,12 +395,12 @@ def test_an_end_that_a_rewritten_history_contradicts_counts_as_wrong(model):
 
 
 def test_curves_do_not_depend_on_when_they_are_read():
-    """Ranks of one replica read them at different times: not all of them evict or explain evictions."""
-    draw = random.Random(5)
+    """Ranks of one replica read curves at different times, for only some evict or explain evictions."""
+    rng = random.Random(5)
     read_often, read_last = ReuseModel(max_categories=24), ReuseModel(max_categories=24)
     paths: dict[int, list[int]] = {}
     for number in range(1500):
-        client = draw.randrange(60)
+        client = rng.randrange(60)
         path = paths.setdefault(client, [client])
         path.append(1000 * client + len(path))
         for model in (read_often, read_last):

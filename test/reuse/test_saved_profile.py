@@ -1,4 +1,4 @@
-"""A model of reuse that is saved, and restored_model by another server."""
+"""A model of reuse that one server saves and another restores."""
 
 import copy
 import json
@@ -12,11 +12,11 @@ from sglang_canopy.reuse.learner import ReuseModel
 
 def trained_model(**options):
     model = ReuseModel(min_samples=5, **options)
-    for n in range(60):
-        for turn in range(1 + n % 3):
+    for number in range(60):
+        for turn in range(1 + number % 3):
             request = Request(
-                time=n * 3.0 + turn,
-                path=tuple(n * 100 + i for i in range(turn + 1)),
+                time=number * 3.0 + turn,
+                path=tuple(number * 100 + i for i in range(turn + 1)),
                 prompt_tokens=turn + 1,
             )
             request.label = model.arrive(request)
@@ -90,7 +90,7 @@ def test_a_malformed_profile_changes_nothing(damage, state):
 
 
 def test_a_profile_of_other_categories_is_refused():
-    """``text|turn1`` of one would be read as a stop reason by the other."""
+    """One would read ``turn1`` of the other's ``text|turn1`` as a stop reason."""
     model = ReuseModel(type_turn=True)
     with pytest.raises(CanopyError, match=r"'refined'.*'type-turn'"):
         model.restore(trained_model().state())
@@ -101,6 +101,6 @@ def test_a_restored_exponential_has_the_lifespans_of_the_saved_one():
     model = trained_model(exponential=True)
     restored_model = ReuseModel(min_samples=5, exponential=True)
     restored_model.restore(json.loads(json.dumps(model.state())))
-    saved_fit, restored_fit = (m.categories.root.exponential for m in (model, restored_model))
+    saved_fit, restored_fit = (each.categories.root.exponential for each in (model, restored_model))
     assert restored_fit.life_s == pytest.approx(saved_fit.life_s) != 0.0
     assert restored_fit.mean_gap_s == pytest.approx(saved_fit.mean_gap_s)

@@ -16,11 +16,11 @@ from sglang_canopy.reuse.survival import (
 )
 
 
-def histogram_of(**by_bin):
+def histogram_of(**count_by_bin):
     """Return counts by bin: ``_2=4`` is 4 in bin 2."""
     histogram = [0.0] * BINS
-    for name, value in by_bin.items():
-        histogram[int(name[1:])] = float(value)
+    for name, count in count_by_bin.items():
+        histogram[int(name[1:])] = float(count)
     return histogram
 
 
@@ -33,7 +33,7 @@ def test_bins_are_the_square_root_of_two_apart():
     assert token_bin(16) == 1
 
 
-def test_survival_by_hand():
+def test_a_curve_equals_one_computed_by_hand():
     # 10 tips: 4 continued in bin 2; 2 waiting in bin 3 count half there, and 3 continue then.
     curve = survival_curve(histogram_of(_2=4, _3=3, _5=1), histogram_of(_3=2))
     assert curve[2] == 1.0
@@ -77,6 +77,6 @@ def test_the_rank_equals_its_definition(survival_ratios):
     st.lists(st.integers(0, 20), min_size=BINS, max_size=BINS),
 )
 def test_curves_fall_from_one_and_stay_probabilities(events, waiting):
-    curve = survival_curve([float(n) for n in events], [float(n) for n in waiting])
+    curve = survival_curve([*map(float, events)], [*map(float, waiting)])
     assert curve[0] == 1.0
-    assert all(a >= b >= 0.0 for a, b in pairwise(curve))
+    assert all(earlier >= later >= 0.0 for earlier, later in pairwise(curve))

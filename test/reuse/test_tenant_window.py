@@ -15,18 +15,18 @@ def serve(
     model: ReuseModel, now: float, path: list[int], tenant: str | None, category: str = "chat"
 ) -> int:
     """Serve a request; return the number of samples that it added."""
-    old_samples = model.samples + len(model.shadow)
+    samples_before = model.samples + len(model.shadow)
     request = Request(now, category, path, 64, 64 * len(path), tenant=tenant)
     model.arrive(request)
     request.output_tokens, request.stop = 64, "end"
     model.finish(request)
-    return model.samples + len(model.shadow) - old_samples
+    return model.samples + len(model.shadow) - samples_before
 
 
-def serve_conversations(model: ReuseModel, conversations: int) -> float:
+def serve_conversations(model: ReuseModel, conversation_count: int) -> float:
     """Serve three turns of each conversation; return the time of the last."""
     now = 0.0
-    for conversation in range(conversations):
+    for conversation in range(conversation_count):
         path = [10**9 + 100 * conversation + i for i in range(12)]
         for turn in (4, 8, 12):
             now += 0.1
@@ -66,7 +66,7 @@ def test_dropped_junctions_do_not_count_as_prefixes_without_reuse() -> None:
         now += 0.01
         serve(model, now, [*trunk, 2 * 10**7 + number], None)
     model.fit(now)
-    shared_prefix = next(c for c in model.categories if c.label == "shared prefix")
+    shared_prefix = next(each for each in model.categories if each.label == "shared prefix")
     assert sum(shared_prefix.all_waiting) <= 2 * MAX_JUNCTIONS
     assert sum(shared_prefix.all_events) >= 40 * MAX_JUNCTIONS
 
@@ -80,8 +80,8 @@ def test_the_tenant_with_most_samples_loses_its_oldest_in_a_full_window() -> Non
     assert tips_by_tenant(model) == {"regular": 900, "other": 1100}
     assert len(model.shadow) == 2000
     assert len(model.shadow.samples._items) <= 2 * 2000
-    born = [tip.created_at for tip in model.shadow]
-    assert born == sorted(born)
+    created_times = [tip.created_at for tip in model.shadow]
+    assert created_times == sorted(created_times)
     model.fit(now)
     assert sum(model.categories.root.all_events) == 600
 
@@ -93,7 +93,7 @@ def serve_turns(model: ReuseModel, now: float, tenant: str, conversations: int, 
 
 
 def serve_single_turns(model: ReuseModel, now: float, blocks: int, tenants: int = 1) -> None:
-    """Serve prompts of 20 new blocks each, of ``tenants`` in turn."""
+    """Serve prompts of 20 new blocks each, of ``tenants`` tenants in turn."""
     for number in range(blocks // 20):
         path = list(range(20 * number, 20 * number + 20))
         serve(model, now + 0.001 * number, path, f"other-{number % tenants}")
@@ -103,9 +103,9 @@ def test_conversations_are_recognised_after_many_blocks_of_another_tenant() -> N
     model = ReuseModel(max_blocks=MAX_BLOCKS)
     serve_turns(model, 1.0, "regular", conversations=20, turn=1)
     serve_single_turns(model, 2.0, 5 * MAX_BLOCKS)
-    old_samples = model.samples
+    samples_before = model.samples
     serve_turns(model, 20.0, "regular", conversations=20, turn=2)
-    assert model.samples - old_samples == 20
+    assert model.samples - samples_before == 20
     assert model.shadow.blocks <= MAX_BLOCKS
 
 
@@ -113,9 +113,9 @@ def test_tenants_beyond_a_number_share_the_blocks_of_one() -> None:
     model = ReuseModel(max_blocks=MAX_BLOCKS)
     serve_turns(model, 1.0, "regular", conversations=2, turn=1)
     serve_single_turns(model, 2.0, 20 * MAX_BLOCKS, tenants=10 * MAX_TENANTS)
-    old_samples = model.samples
+    samples_before = model.samples
     serve_turns(model, 50.0, "regular", conversations=2, turn=2)
-    assert model.samples - old_samples == 2
+    assert model.samples - samples_before == 2
     assert len(model.shadow._new_blocks._by_tenant) <= MAX_TENANTS + 1
 
 
@@ -137,15 +137,15 @@ def test_a_prompt_longer_than_the_bound_is_not_recorded() -> None:
 
 
 def test_sizes_match_the_contents_after_any_sequence() -> None:
-    """Sizes by tenant, the total and the index agree, and the largest tenant gives way."""
-    draw = random.Random(4)
+    """The sizes by tenant, the total and the index agree, within the bounds."""
+    rng = random.Random(4)
     model = ReuseModel(max_blocks=MAX_BLOCKS, max_samples=300, window_s=20.0)
     now = 0.0
     for number in range(3_000):
-        now += draw.choice((0.0, 0.01, 0.05, 5.0 if number % 97 == 0 else 0.0))
-        tenant = f"t{min(9, int(draw.expovariate(0.5)))}"
-        start = 1000 * number if draw.random() < 0.8 else 1000 * draw.randrange(number + 1)
-        serve(model, now, [start + depth for depth in range(draw.randint(1, 40))], tenant)
+        now += rng.choice((0.0, 0.01, 0.05, 5.0 if number % 97 == 0 else 0.0))
+        tenant = f"t{min(9, int(rng.expovariate(0.5)))}"
+        start = 1000 * number if rng.random() < 0.8 else 1000 * rng.randrange(number + 1)
+        serve(model, now, [start + depth for depth in range(rng.randint(1, 40))], tenant)
         window = model.shadow._new_blocks
         sizes = [owner.size for owner in window._by_tenant.values()]
         assert all(sizes)

@@ -23,24 +23,24 @@ def test_without_distinct_points_there_is_no_line():
 
 
 def test_queueing_spikes_barely_move_the_line():
-    draw = random.Random(1)
+    rng = random.Random(1)
     fit = TtftFit()
-    for n in range(2000):
-        tokens = draw.randrange(10_000)
-        queued_s = 5.0 if n > 100 and draw.random() < 0.03 else 0.0
-        fit.add(tokens, 1e-4 * tokens + 0.05 + draw.gauss(0, 0.005) + queued_s)
-    alpha, beta = fit.coefficients()
-    assert alpha == pytest.approx(1e-4, rel=0.05)
-    assert beta == pytest.approx(0.05, abs=0.03)
+    for number in range(2000):
+        tokens = rng.randrange(10_000)
+        queued_s = 5.0 if number > 100 and rng.random() < 0.03 else 0.0
+        fit.add(tokens, 1e-4 * tokens + 0.05 + rng.gauss(0, 0.005) + queued_s)
+    token_s, base_s = fit.coefficients()
+    assert token_s == pytest.approx(1e-4, rel=0.05)
+    assert base_s == pytest.approx(0.05, abs=0.03)
 
 
 def test_the_line_follows_a_server_that_became_slower():
     fit = TtftFit()
-    for n in range(6000):
-        tokens = 37 * n % 10_000
-        fit.add(tokens, (1e-4 if n < 1000 else 2e-4) * tokens + 0.05)
-    alpha, _ = fit.coefficients()
-    assert alpha == pytest.approx(2e-4, rel=0.05)
+    for number in range(6000):
+        tokens = 37 * number % 10_000
+        fit.add(tokens, (1e-4 if number < 1000 else 2e-4) * tokens + 0.05)
+    token_s, _ = fit.coefficients()
+    assert token_s == pytest.approx(2e-4, rel=0.05)
 
 
 def test_invalid_measurements_are_ignored():

@@ -18,7 +18,7 @@ STEP_TOKENS = 24
 @dataclass(eq=False)
 class Job:
     path: tuple[int, ...]
-    """A number for each block; equal ones after an equal prefix are the same block."""
+    """Numbers of the blocks; equal numbers after an equal prefix are the same block."""
     computed_tokens: int = 0
     urgency: int = 0
 
@@ -29,9 +29,9 @@ class Job:
 
 @dataclass
 class Scheduler:
-    """Takes from the head of its queue as SGLang does: the last prompt of a step in chunks."""
+    """A scheduler that admits from the head of its queue as SGLang does, the last prompt of a step in chunks."""
 
-    cached: set[tuple[int, ...]] = field(default_factory=set)
+    cached_paths: set[tuple[int, ...]] = field(default_factory=set)
     queue: list[Job] = field(default_factory=list)
     chunk: Job | None = None
     computing: list[Job] = field(default_factory=list)
@@ -56,8 +56,8 @@ class Scheduler:
         pass
 
     def prefill(self, job: Job, is_repeated: bool) -> Prefill:
-        cached = self.cached_tokens(job)
-        return Prefill(job.tokens - cached, cached)
+        cached_tokens = self.cached_tokens(job)
+        return Prefill(job.tokens - cached_tokens, cached_tokens)
 
     def time_s(self) -> float:
         return 0.0
@@ -72,7 +72,7 @@ class Scheduler:
 
     def cached_tokens(self, job: Job) -> int:
         blocks = 0
-        while blocks < len(job.path) - 1 and job.path[: blocks + 1] in self.cached:
+        while blocks < len(job.path) - 1 and job.path[: blocks + 1] in self.cached_paths:
             blocks += 1
         return BLOCK_TOKENS * blocks
 
@@ -82,27 +82,27 @@ class Scheduler:
         self.queue = list(self.arranged.arrange(self.queue, self.chunk))
         excluded = {id(job) for job in self.arranged.over_budget()}
         self.queue = self.arranged.current()
-        step_left, admitted = STEP_TOKENS, []
+        remaining_tokens, admitted = STEP_TOKENS, []
         if self.chunk is not None:
             uncomputed_tokens = self.chunk.tokens - self.chunk.computed_tokens
-            share = self.arranged.share_step(uncomputed_tokens, STEP_TOKENS, 1, math.inf)
+            shared_step = self.arranged.share_step(uncomputed_tokens, STEP_TOKENS, 1, math.inf)
             chunk_limit = STEP_TOKENS
-            if share is not None:
+            if shared_step is not None:
                 self.queue = self.arranged.current()
-                excluded_jobs, chunk_limit = share
+                excluded_jobs, chunk_limit = shared_step
                 excluded = {id(job) for job in excluded_jobs}
                 assert chunk_limit > 0, "SGLang ends if nothing is left for the chunked prompt"
             tokens = min(uncomputed_tokens, chunk_limit)
             self.chunk.computed_tokens += tokens
-            step_left -= tokens
+            remaining_tokens -= tokens
         for job in self.queue:
-            if step_left <= 0:
+            if remaining_tokens <= 0:
                 break
             if id(job) not in excluded:
                 job.computed_tokens = self.cached_tokens(job)
-                tokens = min(job.tokens - job.computed_tokens, step_left)
+                tokens = min(job.tokens - job.computed_tokens, remaining_tokens)
                 job.computed_tokens += tokens
-                step_left -= tokens
+                remaining_tokens -= tokens
                 admitted.append(job)
         previous_chunk, self.chunk = self.chunk, None
         for job in [*admitted, *([previous_chunk] if previous_chunk is not None else [])]:
@@ -113,17 +113,18 @@ class Scheduler:
         self.queue = [*hidden_jobs, *(job for job in self.queue if job not in admitted)]
         for job in [*self.computing, *admitted]:
             if job.computed_tokens == job.tokens:
-                self.cached.update(job.path[: depth + 1] for depth in range(len(job.path)))
-        self.computing = [j for j in [*self.computing, *admitted] if j.computed_tokens < j.tokens]
+                self.cached_paths.update(job.path[: depth + 1] for depth in range(len(job.path)))
+        started = [*self.computing, *admitted]
+        self.computing = [job for job in started if job.computed_tokens < job.tokens]
 
     def evict(self, block: int) -> None:
-        self.cached = {path for path in self.cached if block not in path}
+        self.cached_paths = {path for path in self.cached_paths if block not in path}
 
-    def disconnect(self, index: int) -> None:
-        """Remove a request whose client disconnected; the order gets a call, or only misses it."""
+    def disconnect(self, number: int) -> None:
+        """Remove a request whose client disconnected; the order is called only for an odd ``number``."""
         if self.queue:
-            job = self.queue.pop(index % len(self.queue))
-            if index % 2:
+            job = self.queue.pop(number % len(self.queue))
+            if number % 2:
                 self.arranged.forget(job)
 
 
@@ -131,30 +132,30 @@ PROMPT_BLOCKS = (1, 1, 2, 3, 5, 9, 14)
 """Lengths of prompts, in blocks."""
 
 
-def random_event(scheduler: Scheduler, draw: random.Random) -> None:
+def random_event(scheduler: Scheduler, rng: random.Random) -> None:
     """Let a request arrive, make a step, evict a block, or disconnect a client."""
-    event = draw.random()
+    event = rng.random()
     if event < 0.45:
-        blocks = draw.choice(PROMPT_BLOCKS)
-        scheduler.queue.append(Job(tuple(draw.choice((0, 0, 0, 1, 2)) for _ in range(blocks))))
+        blocks = rng.choice(PROMPT_BLOCKS)
+        scheduler.queue.append(Job(tuple(rng.choice((0, 0, 0, 1, 2)) for _ in range(blocks))))
     elif event < 0.85:
-        scheduler.step(hidden_count=draw.choice((0, 0, 0, 0, 1, 2)))
+        scheduler.step(hidden_count=rng.choice((0, 0, 0, 0, 1, 2)))
     elif event < 0.96:
-        scheduler.evict(draw.choice((0, 1, 2)))
+        scheduler.evict(rng.choice((0, 1, 2)))
     else:
-        scheduler.disconnect(draw.randrange(20))
+        scheduler.disconnect(rng.randrange(20))
 
 
 def test_no_budget_is_exceeded_with_caches_and_held_requests() -> None:
-    max_used_share, admitted_by_budget = 0.0, 0
+    max_used_fraction, admitted_by_budget = 0.0, 0
     for seed in range(150):
-        draw, scheduler = random.Random(seed), Scheduler()
+        rng, scheduler = random.Random(seed), Scheduler()
         for _ in range(120):
-            random_event(scheduler, draw)
-            assert scheduler.ledger.violations == 0, (seed, scheduler.ledger.max_used_share)
-        max_used_share = max(max_used_share, scheduler.ledger.max_used_share)
+            random_event(scheduler, rng)
+            assert scheduler.ledger.violations == 0, (seed, scheduler.ledger.max_used_fraction)
+        max_used_fraction = max(max_used_fraction, scheduler.ledger.max_used_fraction)
         admitted_by_budget += scheduler.order.admitted_by["budget"]
-    assert max_used_share > 0.9, "budgets were never used up"
+    assert max_used_fraction > 0.9, "budgets were never used up"
     assert admitted_by_budget > 100
 
 
@@ -164,14 +165,14 @@ def test_the_queue_advances_although_costs_rise_during_a_chunked_prefill() -> No
     scheduler.step()
     assert scheduler.chunk is not None
     shared_path = (0, 1, 2, 3, 4)
-    scheduler.cached.update(shared_path[: depth + 1] for depth in range(len(shared_path)))
+    scheduler.cached_paths.update(shared_path[: depth + 1] for depth in range(len(shared_path)))
     scheduler.queue += [Job((*shared_path, 10 + number)) for number in range(30)]
     scheduler.step()
     scheduler.evict(0)  # only some of the waiting requests are matched again in a pass
-    old_length = len(scheduler.queue)
+    waiting_before = len(scheduler.queue)
     for _ in range(3):
         scheduler.step()
-    assert len(scheduler.queue) < old_length
+    assert len(scheduler.queue) < waiting_before
 
 
 @pytest.mark.parametrize("urgency", [0, 1])
@@ -187,21 +188,21 @@ def test_lower_priorities_take_nothing_of_urgent_steps(urgency) -> None:
     assert long_job.computed_tokens == 2 * STEP_TOKENS - (0 if urgency else 2 * BLOCK_TOKENS)
 
 
-@pytest.mark.parametrize("blocks", [3, 4])
-def test_a_prompt_shares_the_step_if_it_fits_its_half_exactly(blocks) -> None:
+@pytest.mark.parametrize("prompt_blocks", [3, 4])
+def test_a_prompt_shares_the_step_if_it_fits_its_half_exactly(prompt_blocks) -> None:
     scheduler = Scheduler()
     scheduler.queue = [Job(tuple(range(20)))]
     scheduler.step()
-    is_fitting = BLOCK_TOKENS * blocks <= STEP_TOKENS // 2
-    scheduler.queue.append(Job(tuple(range(100, 100 + blocks))))
+    is_fitting = BLOCK_TOKENS * prompt_blocks <= STEP_TOKENS // 2
+    scheduler.queue.append(Job(tuple(range(100, 100 + prompt_blocks))))
     scheduler.step()
     assert len(scheduler.queue) == (0 if is_fitting else 1)
 
 
 def test_a_request_that_waits_alone_is_not_looked_up_before_sglang_admits_it() -> None:
     scheduler, lookups = Scheduler(), list[bool]()
-    prefill = scheduler.prefill
-    scheduler.prefill = lambda job, repeat: lookups.append(repeat) or prefill(job, repeat)  # type: ignore[method-assign,func-returns-value]
+    original_prefill = scheduler.prefill
+    scheduler.prefill = lambda job, repeat: lookups.append(repeat) or original_prefill(job, repeat)  # type: ignore[method-assign,func-returns-value]
     first, second = (Job((number, 1, 2)) for number in range(2))
     assert scheduler.arranged.arrange([first]) == scheduler.arranged.current() == [first]
     assert scheduler.arranged.requests() == [first]

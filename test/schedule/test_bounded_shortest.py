@@ -3,7 +3,6 @@ shares."""
 
 import math
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -37,10 +36,10 @@ def queue():
 
 
 def test_the_shortest_is_next_until_a_budget_is_used_up(queue) -> None:
-    long = queue.add(Prefill(100))  # finds nothing: a budget of 100
-    shorts = [queue.add(Prefill(40)) for _ in range(4)]
-    assert [serve(queue) for _ in range(3)] == [*shorts[:2], long]
-    assert [serve(queue) for _ in range(2)] == shorts[2:]
+    long_request = queue.add(Prefill(100))  # nothing is cached: a budget of 100
+    short_requests = [queue.add(Prefill(40)) for _ in range(4)]
+    assert [serve(queue) for _ in range(3)] == [*short_requests[:2], long_request]
+    assert [serve(queue) for _ in range(2)] == short_requests[2:]
     assert queue.admitted_by == {"shortest": 4, "budget": 1}
 
 
@@ -50,29 +49,29 @@ def test_equal_requests_are_admitted_in_order_of_arrival(queue) -> None:
 
 
 def test_no_budget_is_first_come_first_served() -> None:
-    queue, draw = make_queue(0.0), random.Random(3)
-    requests = [queue.add(Prefill(draw.randint(1, 50))) for _ in range(60)]
+    queue, rng = make_queue(0.0), random.Random(3)
+    requests = [queue.add(Prefill(rng.randint(1, 50))) for _ in range(60)]
     assert queue.in_order() == requests
 
 
 def test_an_infinite_factor_is_shortest_first() -> None:
-    queue, draw = make_queue(math.inf), random.Random(3)
-    requests = [queue.add(Prefill(draw.randint(1, 50))) for _ in range(60)]
+    queue, rng = make_queue(math.inf), random.Random(3)
+    requests = [queue.add(Prefill(rng.randint(1, 50))) for _ in range(60)]
     assert queue.in_order() == sorted(requests, key=lambda waiting: (waiting.cost, waiting.number))
 
 
 def test_requests_with_cached_prefixes_move_up_and_first_while_a_full_pool_waits() -> None:
     queue = make_queue(math.inf)
     queue.unbacked_tokens = 200
-    first, short, long = (queue.add(Prefill(tokens)) for tokens in (50, 20, 140))
-    queue.update(long, Prefill(40, 100))
-    assert queue.in_order() == [short, long, first]
+    first, short_request, long_request = (queue.add(Prefill(tokens)) for tokens in (50, 20, 140))
+    queue.update(long_request, Prefill(40, 100))
+    assert queue.in_order() == [short_request, long_request, first]
     filler = queue.add(Prefill(91))
-    assert queue.in_order() == [long, short, first, filler]
+    assert queue.in_order() == [long_request, short_request, first, filler]
     queue.remove(first)  # half of the pool still waits
-    assert queue.in_order() == [long, short, filler]
+    assert queue.in_order() == [long_request, short_request, filler]
     queue.remove(filler)
-    assert queue.in_order() == [short, long]
+    assert queue.in_order() == [short_request, long_request]
 
 
 def test_a_retracted_request_keeps_its_place_and_remaining_budget(queue) -> None:
@@ -88,17 +87,17 @@ def test_a_retracted_request_keeps_its_place_and_remaining_budget(queue) -> None
 
 
 def test_no_request_passes_a_chunked_prefill_without_budget(queue) -> None:
-    long = queue.add(Prefill(100))
-    shorts = [queue.add(Prefill(60)) for _ in range(2)]
-    queue.admit([long])
-    queue.set_chunked_prompt(long)
-    assert queue.over_budget(queue.in_order(), 1000) == shorts[1:]
-    assert queue.select(queue.in_order(), lambda _waiting: True) == shorts[:1]
-    queue.admit(shorts[:1])
-    assert queue.over_budget(queue.in_order(), 1000) == shorts[1:]
-    assert queue._queue_of(shorts[1]).passing.allowance(shorts[1].position) == 60.0
+    long_request = queue.add(Prefill(100))
+    short_requests = [queue.add(Prefill(60)) for _ in range(2)]
+    queue.admit([long_request])
+    queue.set_chunked_prompt(long_request)
+    assert queue.over_budget(queue.in_order(), 1000) == short_requests[1:]
+    assert queue.select(queue.in_order(), lambda _waiting: True) == short_requests[:1]
+    queue.admit(short_requests[:1])
+    assert queue.over_budget(queue.in_order(), 1000) == short_requests[1:]
+    assert queue._queue_of(short_requests[1]).passing.allowance(short_requests[1].position) == 60.0
     queue.reprice()  # no state is lost in a rebuild
-    assert queue.over_budget(queue.in_order(), 1000) == shorts[1:]
+    assert queue.over_budget(queue.in_order(), 1000) == short_requests[1:]
     queue.set_chunked_prompt(None)
     assert queue.over_budget(queue.in_order(), 1000) == []
 
@@ -136,36 +135,36 @@ def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.sampled_from([0.0, 1.0, 10.0]), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, draw) -> None:
-    """An engine with steps of ``full_step_s``, a prompt in chunks, and others that share its steps.
-    Requests arrive at up to three times the capacity, and some clients disconnect."""
+def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, rng) -> None:
+    """The engine has steps of ``full_step_s``, a chunked prompt, and others that share its steps. Requests
+    arrive at up to three times the capacity, and some clients disconnect."""
     base_budget_s = 4.0
     queue = make_queue(cost_factor, base_budget_s)
-    queue.unbacked_tokens = draw.choice([math.inf, 100])
+    queue.unbacked_tokens = rng.choice([math.inf, 100])
     done_s, remaining_s, half_step_s = 0.0, 0.0, 0.0
     chunk: Waiting | None = None
     latest_s: dict[int, float] = {}
 
-    def fits(waiting: Waiting) -> bool:
+    def fits_half_step(waiting: Waiting) -> bool:
         nonlocal half_step_s
-        is_fitting = waiting.cost <= half_step_s
-        half_step_s -= waiting.cost * is_fitting
-        return is_fitting
+        has_room = waiting.cost <= half_step_s
+        half_step_s -= waiting.cost * has_room
+        return has_room
 
-    for _ in range(draw.randint(10, 120)):
+    for _ in range(rng.randint(10, 120)):
         queue.set_chunked_prompt(chunk)
-        for _ in range(draw.randrange(4)):
-            cost = draw.choice([1, 1, 2, 5, draw.randint(1, 80)])
+        for _ in range(rng.randrange(4)):
+            cost_s = rng.choice([1, 1, 2, 5, rng.randint(1, 80)])
             earlier_s = sum(waiting.cost for waiting in queue.in_order()) + remaining_s
-            bound_s = earlier_s + (1 + cost_factor) * cost + base_budget_s
-            cached = draw.choice([0, 0, draw.randrange(99)])
-            number = queue.add(Prefill(cost, cached)).number
+            bound_s = earlier_s + (1 + cost_factor) * cost_s + base_budget_s
+            cached_tokens = rng.choice([0, 0, rng.randrange(99)])
+            number = queue.add(Prefill(cost_s, cached_tokens)).number
             latest_s[number] = done_s + bound_s + 1e-6
-        if queue.in_order() and draw.random() < 0.1:
-            queue.remove(draw.choice(queue.in_order()))
+        if queue.in_order() and rng.random() < 0.1:
+            queue.remove(rng.choice(queue.in_order()))
         step_s, half_step_s, in_order = float(full_step_s), full_step_s / 2, queue.in_order()
         if chunk is not None:
-            for waiting in queue.select(in_order, fits):
+            for waiting in queue.select(in_order, fits_half_step):
                 queue.admit([waiting])
                 done_s, step_s = done_s + waiting.cost, step_s - waiting.cost
                 assert done_s <= latest_s.pop(waiting.number)
@@ -187,9 +186,9 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, draw) -
             assert done_s <= latest_s.pop(waiting.number)
 
 
-def waits_s(choose, requests: list[tuple[float, int]]) -> list[float]:
+def serve_alone(choose, requests: list[tuple[float, int]]) -> list[float]:
     """Return the waits of ``requests`` (time, cost), served one at a time, as ``choose`` selects."""
-    queue, waits, now = make_queue(COST_FACTOR, bounded_shortest.BASE_BUDGET_S), [], 0.0
+    queue, waits_s, now = make_queue(COST_FACTOR, bounded_shortest.BASE_BUDGET_S), [], 0.0
     pending = list(reversed(requests))
     while pending or queue.in_order():
         if not queue.in_order():
@@ -199,26 +198,25 @@ def waits_s(choose, requests: list[tuple[float, int]]) -> list[float]:
             queue.add(Prefill(cost), request=time)
         admitted = choose(queue)
         queue.admit([admitted])
-        waits.append(now - admitted.request)
+        waits_s.append(now - admitted.request)
         now += admitted.cost
-    return waits
+    return waits_s
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_at_150_percent_the_mean_stays_below_first_come_first_served(seed: int) -> None:
-    draw, requests, time = random.Random(seed), [], 0.0
+def test_at_150_percent_load_waits_are_shorter_than_first_come_first_served(seed: int) -> None:
+    rng, requests, time = random.Random(seed), [], 0.0
     for _ in range(1_500):
-        cost = max(1, min(3_000, int(draw.lognormvariate(3.5, 1.3))))
-        requests.append((time, cost))
-        time += draw.expovariate(1.0) * 77 / 1.5  # the mean cost, at 1.5 times the capacity
-    first_come_waits_s = waits_s(lambda queue: queue.in_order(0)[0], requests)
-    bounded_waits_s = waits_s(lambda queue: queue.in_order(1)[0], requests)
+        requests.append((time, max(1, min(3_000, int(rng.lognormvariate(3.5, 1.3))))))
+        time += rng.expovariate(1.0) * 77 / 1.5  # the mean cost, at 1.5 times the capacity
+    first_come_waits_s = serve_alone(lambda queue: queue.in_order(0)[0], requests)
+    bounded_waits_s = serve_alone(lambda queue: queue.in_order(1)[0], requests)
     assert sum(bounded_waits_s) < 0.7 * sum(first_come_waits_s)
     assert max(bounded_waits_s) < 2.5 * max(first_come_waits_s)
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=6), st.randoms(use_true_random=False))
-def test_tenants_with_work_get_equal_seconds(costs, draw) -> None:
+def test_tenants_with_work_get_equal_seconds(costs, rng) -> None:
     """Each tenant's requests cost its own; many cheap ones get no more than few expensive ones."""
     queue = make_queue()
     tenants = [f"t{i}" for i in range(len(costs))]
@@ -226,14 +224,14 @@ def test_tenants_with_work_get_equal_seconds(costs, draw) -> None:
 
     def fill() -> None:
         for name, cost in zip(tenants, costs, strict=True):
-            while sum(w.tenant == name for w in queue.in_order()) < 3:
+            while sum(waiting.tenant == name for waiting in queue.in_order()) < 3:
                 queue.add(Prefill(cost), name)
 
     for name, cost in zip(tenants, costs, strict=True):  # each once, unmeasured
         queue.add(Prefill(cost), name)
     while queue.in_order():
         serve(queue)
-    for _ in range(draw.randint(100, 300)):
+    for _ in range(rng.randint(100, 300)):
         fill()
         admitted = serve(queue)
         served_s[admitted.tenant] += admitted.cost
@@ -250,26 +248,25 @@ def test_a_tenant_that_was_idle_gets_no_more_than_its_share(queue) -> None:
     for _ in range(20):
         queue.add(Prefill(10), "busy")
         queue.add(Prefill(10), "idle")
-    served_tenants = [serve(queue).tenant for _ in range(10)]
-    assert 4 <= served_tenants.count("busy") <= 6
+    assert 4 <= [serve(queue).tenant for _ in range(10)].count("busy") <= 6
 
 
 def test_many_new_names_cost_their_sender_alone() -> None:
     """An earlier tenant keeps its half against a thousand names with one request each."""
-    queue, draw = make_queue(), random.Random(7)
+    queue, rng = make_queue(), random.Random(7)
     queue.add(Prefill(10), "known")
     serve(queue)
     served_s = {"known": 0.0, "new": 0.0}
-    new_names = 0
+    name_count = 0
     for _ in range(2_000):
-        while sum(w.tenant == "known" for w in queue.in_order()) < 2:
+        while sum(waiting.tenant == "known" for waiting in queue.in_order()) < 2:
             queue.add(Prefill(10), "known")
         while len(queue.in_order()) < 60:
-            new_names += 1
-            queue.add(Prefill(draw.randint(1, 10)), f"new-{new_names}")
+            name_count += 1
+            queue.add(Prefill(rng.randint(1, 10)), f"new-{name_count}")
         admitted = serve(queue)
         served_s["known" if admitted.tenant == "known" else "new"] += admitted.cost
-    assert new_names > 1_000
+    assert name_count > 1_000
     assert served_s["known"] > 0.45 * sum(served_s.values())
 
 
@@ -283,8 +280,7 @@ def test_the_number_of_remembered_shares_is_bounded() -> None:
 
 
 def test_a_removed_request_leaves_no_state(queue) -> None:
-    removed = queue.add(Prefill(5), "a")
-    queue.remove(removed)
+    queue.remove(queue.add(Prefill(5), "a"))
     assert (queue.in_order(), queue._queues) == ([], {})
 
 
@@ -294,7 +290,8 @@ def test_behind_the_sorted_head_the_order_is_that_of_arrival() -> None:
             queue.add(Prefill(1 + number % 13))
         in_order = queue.in_order()
         assert len(in_order) == 1_000
-        assert all(a.number < b.number for a, b in pairwise(in_order[SORTED_HEAD:]))
+        numbers = [waiting.number for waiting in in_order[SORTED_HEAD:]]
+        assert numbers == sorted(numbers)
     without_budget = make_queue(0.0)
     for number in range(4 * TIGHT_HEAD):
         without_budget.add(Prefill(1 + number % 13))
@@ -304,10 +301,10 @@ def test_behind_the_sorted_head_the_order_is_that_of_arrival() -> None:
 def test_a_separate_ledger_detects_exceeded_budgets() -> None:
     queue = make_queue(0.4)
     ledger = BoundLedger(queue)
-    first, long, short = queue.add(Prefill(10)), queue.add(Prefill(50)), queue.add(Prefill(14))
-    queue.admit([short])  # `first` may be passed by 4, `long` by 20
-    assert (ledger.violations, ledger.max_used_share) == (1, 14 / 4)
-    queue.admit([first, long])
+    first, long_request, short_request = (queue.add(Prefill(tokens)) for tokens in (10, 50, 14))
+    queue.admit([short_request])  # `first` may be passed by 4, `long_request` by 20
+    assert (ledger.violations, ledger.max_used_fraction) == (1, 14 / 4)
+    queue.admit([first, long_request])
     assert ledger.violations == 1
 
 
@@ -316,4 +313,4 @@ def test_a_separate_ledger_detects_any_overtaking_without_budgets() -> None:
     ledger = BoundLedger(queue)
     _, later = queue.add(Prefill(10)), queue.add(Prefill(5))
     queue.admit([later])
-    assert (ledger.violations, ledger.max_used_share) == (1, math.inf)
+    assert (ledger.violations, ledger.max_used_fraction) == (1, math.inf)

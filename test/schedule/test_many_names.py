@@ -7,43 +7,42 @@ from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, VOUCHED_REST, FairShares
 from sglang_canopy.tenant import ChargedTenants, Vouched
 
-STEPS, WARM_UP_STEPS = 3000, 500
+STEP_COUNT, WARM_UP_STEPS = 3000, 500
 
 
-def work_shares(parties: dict[str | Vouched | None, str]) -> dict[str, float]:
-    """Return each owner's share of the work; every party always has four requests waiting.
+def work_shares(owner_by_party: dict[str | Vouched | None, str]) -> dict[str, float]:
+    """Return each owner's share of the work. Every party, a tenant's name, always has four waiting requests.
 
-    ``parties``: the owner of each name that requests come under.
+    ``owner_by_party``: the client behind each name.
     """
-    order, charged = BoundedShortest(PrefillCost(8192)), ChargedTenants()
-    work_by_owner = dict.fromkeys(parties.values(), 0.0)
+    order, charged_tenants = BoundedShortest(PrefillCost(8192)), ChargedTenants()
+    work_by_owner = dict.fromkeys(owner_by_party.values(), 0.0)
 
     def send(party: str | Vouched | None) -> None:
         is_vouched = isinstance(party, Vouched)
-        tenant = charged.charge(party.tenant if is_vouched else party, is_vouched, now=1.0)
+        tenant = charged_tenants.charge(party.tenant if is_vouched else party, is_vouched, now=1.0)
         order.add(Prefill(1000), tenant, request=party)
 
-    for party in [*parties] * 4:
+    for party in [*owner_by_party] * 4:
         send(party)
-    for step in range(STEPS):
-        request = order.in_order(1)[0]
-        order.admit([request])
+    for step in range(STEP_COUNT):
+        waiting = order.in_order(1)[0]
+        order.admit([waiting])
         if step > WARM_UP_STEPS:
-            work_by_owner[parties[request.request]] += request.cost
-        send(request.request)
-    return {owner: cost / sum(work_by_owner.values()) for owner, cost in work_by_owner.items()}
+            work_by_owner[owner_by_party[waiting.request]] += waiting.cost
+        send(waiting.request)
+    return {owner: work / sum(work_by_owner.values()) for owner, work in work_by_owner.items()}
 
 
-@pytest.mark.parametrize("names", [1, 60, 200])
-def test_names_that_no_gateway_vouches_for_have_one_turn_together(names: int) -> None:
-    unvouched = {f"x{i}": "other" for i in range(names)}
+@pytest.mark.parametrize("name_count", [1, 60, 200])
+def test_names_that_no_gateway_vouches_for_share_one_turn(name_count: int) -> None:
+    unvouched = {f"x{i}": "other" for i in range(name_count)}
     shares = work_shares({Vouched("a"): "a", **unvouched, None: "other"})
     assert shares["a"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_vouched_tenants_name_has_no_effect_without_the_gateways_secret() -> None:
-    shares = work_shares({Vouched("a"): "a", "a": "other"})
-    assert shares["a"] == pytest.approx(0.5, abs=0.01)
+    assert work_shares({Vouched("a"): "a", "a": "other"})["a"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_vouched_tenants_get_equal_turns_next_to_all_others() -> None:
@@ -81,12 +80,12 @@ def test_vouched_tenants_have_one_share_if_none_is_free() -> None:
 
 def test_a_vouched_name_never_counts_as_all_other_requests() -> None:
     """A gateway's tenant of the name "unvouched" shares no turn with the unvouched ones."""
-    charged = ChargedTenants()
-    assert charged.charge("unvouched", True, 0.0) != charged.charge("other", False, 0.0)
+    tenants = ChargedTenants()
+    assert tenants.charge("unvouched", True, 0.0) != tenants.charge("other", False, 0.0)
 
 
 def test_names_served_before_a_gateways_first_request_take_no_share_of_its_tenants() -> None:
-    """Not even after more names than there are separate shares."""
+    """This holds even after more names than there are separate shares."""
     shares, newcomer = FairShares(), Vouched("new")
     for number in range(2 * SEPARATE_SHARES):
         shares.charge(f"x{number}", shares.share_of(f"x{number}"), 1.0)

@@ -1,6 +1,6 @@
-"""No request is overtaken for longer than the bound where places or KV are scarce.
+"""No request is overtaken for longer than its bound if running requests or KV are limited.
 
-The oracle computes each request's work from what the simulated server did, and reads no budget.
+The test computes each request's work from what the simulated server did, not from the queue's accounts.
 """
 
 import pytest
@@ -15,8 +15,8 @@ from sglang_canopy.tenant import Vouched
 ROUNDING_S = 1e-6
 
 
-def cost_of(places: int, step_s: float, pool_tokens: int = 1 << 20) -> ServerCost:
-    prefill, answers = PrefillCost(256), AnswerCost(places, pool_tokens)
+def cost_of(max_running: int, step_s: float, pool_tokens: int = 1 << 20) -> ServerCost:
+    prefill, answers = PrefillCost(256), AnswerCost(max_running, pool_tokens)
     prefill.adopt((0.0, 2e-4, 0.0, 0.0))
     answers.adopt(step_s)
     return ServerCost(prefill, answers)
@@ -31,7 +31,7 @@ def test_an_answer_takes_the_larger_of_its_shares_of_places_and_of_kv() -> None:
     assert answers.seconds(5_000, 50) == pytest.approx(50 * 0.02)
 
 
-def test_an_answer_is_as_long_as_finished_ones_were() -> None:
+def test_an_answer_is_predicted_to_be_as_long_as_finished_ones() -> None:
     answers = AnswerCost(max_running=1, pool_tokens=1 << 20)
     for _ in range(MIN_ANSWERS - 1):
         answers.record_answer(4_096, 1_024)
@@ -44,87 +44,88 @@ def test_an_answer_is_as_long_as_finished_ones_were() -> None:
 
 
 def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() -> None:
-    """Guards against a bound that omits answers: short prompts with answers of a second."""
-    queue = BoundedShortest(cost_of(places=1, step_s=1 / 60))
-    long, now = queue.add(Prefill(900, reserved=60)), 0.0
+    """Short prompts have answers of a second, which a bound on prefill alone would omit."""
+    queue = BoundedShortest(cost_of(max_running=1, step_s=1 / 60))
+    long_request, now_s = queue.add(Prefill(900, reserved=60)), 0.0
     queue.add(Prefill(40, reserved=60))
-    while (first := queue.in_order()[0]) is not long:
+    while (first := queue.in_order()[0]) is not long_request:
         queue.admit([first])
-        now += 1.0
+        now_s += 1.0
         queue.add(Prefill(40, reserved=60))
-        queue.set_time(now)
-    assert 5.0 < now <= COST_FACTOR * long.cost + BASE_BUDGET_S + 1.0
+        queue.set_time(now_s)
+    assert 5.0 < now_s <= COST_FACTOR * long_request.cost + BASE_BUDGET_S + 1.0
 
 
 def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_longer_than_predicted():
-    queue = BoundedShortest(cost_of(places=8, step_s=0.0))
-    long, now = queue.add(Prefill(900)), 0.0
-    queue.set_time(now)
+    queue = BoundedShortest(cost_of(max_running=8, step_s=0.0))
+    long_request, now_s = queue.add(Prefill(900)), 0.0
+    queue.set_time(now_s)
     queue.add(Prefill(40))
-    while (first := queue.in_order()[0]) is not long:
+    while (first := queue.in_order()[0]) is not long_request:
         queue.admit([first])
-        now += 1.0
+        now_s += 1.0
         queue.add(Prefill(40))
-        queue.set_time(now)
-    assert 3.0 < now <= COST_FACTOR * long.cost + BASE_BUDGET_S + 1.0
+        queue.set_time(now_s)
+    assert 3.0 < now_s <= COST_FACTOR * long_request.cost + BASE_BUDGET_S + 1.0
 
 
 def test_tenants_share_the_seconds_of_places() -> None:
-    queue = BoundedShortest(cost_of(places=1, step_s=0.01))
-    requests_served = {"short": 0, "long": 0}
+    queue = BoundedShortest(cost_of(max_running=1, step_s=0.01))
+    served_requests = {"short": 0, "long": 0}
     for name, answer_tokens in (("short", 100), ("long", 1_000)):
         for _ in range(300):
             queue.add(Prefill(10, reserved=answer_tokens), Vouched(name), request=name)
     for _ in range(220):
         (first,) = queue.in_order()[:1]
         queue.admit([first])
-        requests_served[first.request] += 1
-    assert requests_served == {"short": 200, "long": 20}
+        served_requests[first.request] += 1
+    assert served_requests == {"short": 200, "long": 20}
 
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(
-    places=st.integers(1, 6),
+    max_running=st.integers(1, 6),
     pool_tokens=st.sampled_from([700, 1_500, 1 << 16]),
-    longest_answer=st.sampled_from([3, 30, 200]),
+    max_answer_tokens=st.sampled_from([3, 30, 200]),
     is_predicted=st.booleans(),
-    draw=st.randoms(use_true_random=False),
+    rng=st.randoms(use_true_random=False),
 )
 def test_no_request_is_overtaken_beyond_its_bound(
-    places, pool_tokens, longest_answer, is_predicted, draw
+    max_running, pool_tokens, max_answer_tokens, is_predicted, rng
 ):
-    """More clients than places, so the queue never empties. ``is_predicted``: whether the length of
+    """There are more clients than running requests, so the queue never empties. ``is_predicted``: whether the length of
     answers is known; if not, they are longer, and the bound of the clock alone holds."""
-    server = overtaking.QueuingServer(overtaking.first_come, places, pool_tokens)
+    server = overtaking.QueuingServer(overtaking.first_come, max_running, pool_tokens)
     order = overtaking.Bounded(server)
     order.adopts_answers = False
 
     def send() -> None:
-        answer_tokens = draw.randint(1, longest_answer)
+        answer_tokens = rng.randint(1, max_answer_tokens)
         reserved_tokens = answer_tokens if is_predicted else 1
-        tokens = (draw.choice([10, 20, 400]), answer_tokens, reserved_tokens)
+        tokens = (rng.choice([10, 20, 400]), answer_tokens, reserved_tokens)
         server.waiting.append(overtaking.QueuedRequest(*tokens, server.now_s))
 
     def work_s(job: overtaking.QueuedRequest) -> float:
-        share = min(1.0, max(1 / places, (job.prompt_tokens + job.answer_tokens) / pool_tokens))
-        return job.prompt_tokens * server.token_s + job.answer_tokens * server.step_s * share
+        kv_fraction = (job.prompt_tokens + job.answer_tokens) / pool_tokens
+        answer_s = job.answer_tokens * server.step_s * min(1.0, max(1 / max_running, kv_fraction))
+        return job.prompt_tokens * server.token_s + answer_s
 
-    for _ in range(places + draw.randint(2, 12)):
+    for _ in range(max_running + rng.randint(2, 12)):
         send()
-    budgets = {}
+    budgets_s = {}
     for _ in range(300):
-        budgets |= {job: order.budget_s(job) for job in server.waiting if job not in budgets}
+        budgets_s |= {job: order.budget_s(job) for job in server.waiting if job not in budgets_s}
         for _job in server.step():
             send()
-    first_come = sorted(budgets, key=lambda job: (job.arrival_s, list(budgets).index(job)))
-    position = {job: index for index, job in enumerate(first_come)}
+    first_come = sorted(budgets_s, key=lambda job: (job.arrival_s, list(budgets_s).index(job)))
+    arrival_position = {job: position for position, job in enumerate(first_come)}
     for job in first_come:
         later_jobs = [
             later
             for later in server.admitted
-            if position[later] > position[job] and later.admitted_s < job.admitted_s
+            if arrival_position[later] > arrival_position[job] and later.admitted_s < job.admitted_s
         ]
         if is_predicted:
-            assert sum(map(work_s, later_jobs)) <= budgets[job] + ROUNDING_S
+            assert sum(map(work_s, later_jobs)) <= budgets_s[job] + ROUNDING_S
         for later in later_jobs:
-            assert later.admitted_s - job.oldest_since_s <= budgets[job] + ROUNDING_S
+            assert later.admitted_s - job.oldest_since_s <= budgets_s[job] + ROUNDING_S

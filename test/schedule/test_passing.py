@@ -10,7 +10,7 @@ from sglang_canopy.schedule.passing import Passing
 
 
 def find_shortest(costs: list[float], allowances: list[float]) -> int:
-    """Return the position of the cheapest member that those before it allow, or -1."""
+    """Return the position of the cheapest member that the members before it allow, or -1."""
     candidates = [
         position
         for position, cost in enumerate(costs)
@@ -21,27 +21,27 @@ def find_shortest(costs: list[float], allowances: list[float]) -> int:
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.integers(0, 70), st.randoms(use_true_random=False))
-def test_any_sequence_of_calls_equals_plain_lists(members: int, draw: random.Random) -> None:
-    costs = [float(draw.randrange(1, 20)) for _ in range(members)]
-    allowances = [float(draw.randrange(0, 60)) for _ in range(members)]
+def test_any_sequence_of_calls_equals_plain_lists(member_count: int, rng: random.Random) -> None:
+    costs = [float(rng.randrange(1, 20)) for _ in range(member_count)]
+    allowances = [float(rng.randrange(0, 60)) for _ in range(member_count)]
     passing = Passing(list(costs), list(allowances))
     for _ in range(40):
-        call = draw.randrange(4)
-        if call == 0 and not passing.full:
-            costs.append(float(draw.randrange(1, 20)))
-            allowances.append(float(draw.randrange(0, 60)))
+        call_number = rng.randrange(4)
+        if call_number == 0 and not passing.full:
+            costs.append(float(rng.randrange(1, 20)))
+            allowances.append(float(rng.randrange(0, 60)))
             assert passing.append(costs[-1], allowances[-1]) == len(costs) - 1
-        elif call == 1 and costs:
-            position, seconds = draw.randrange(len(costs)), float(draw.randrange(1, 9))
+        elif call_number == 1 and costs:
+            position, seconds = rng.randrange(len(costs)), float(rng.randrange(1, 9))
             passing.pass_by(position, seconds)
             allowances[:position] = [allowance - seconds for allowance in allowances[:position]]
-        elif call == 2 and costs:
-            position = draw.randrange(len(costs))
-            costs[position] = draw.choice([math.inf, float(draw.randrange(1, 20))])
+        elif call_number == 2 and costs:
+            position = rng.randrange(len(costs))
+            costs[position] = rng.choice([math.inf, float(rng.randrange(1, 20))])
             passing.set_cost(position, costs[position])
         elif costs:
-            position = draw.randrange(len(costs))
-            allowances[position] = draw.choice([math.inf, float(draw.randrange(0, 60))])
+            position = rng.randrange(len(costs))
+            allowances[position] = rng.choice([math.inf, float(rng.randrange(0, 60))])
             passing.set_allowance(position, allowances[position])
         assert passing.shortest() == find_shortest(costs, allowances)
         assert passing.least_allowance() == min(allowances, default=math.inf)

@@ -1,4 +1,4 @@
-"""The cost model recovers the engine that computed its batches, and accepts any measured times."""
+"""The cost model recovers the coefficients of the engine that it measured, and accepts any measured times."""
 
 import math
 import random
@@ -9,26 +9,26 @@ from hypothesis import strategies as st
 
 from sglang_canopy.schedule.cost import PRIOR, Prefill, PrefillCost
 
-ENGINE = (0.004, 3e-5, 2e-9, 4e-6)
-"""Seconds of a step, of a token, of a pair of tokens in attention, and of a loaded token."""
+ENGINE_SECONDS = (0.004, 3e-5, 2e-9, 4e-6)
+"""Seconds of a step, of a new token, of a pair of tokens in attention, and of a loaded token."""
 
 
-def engine_seconds(batch: list[Prefill], engine: tuple[float, ...] = ENGINE) -> float:
+def engine_seconds(batch: list[Prefill], engine: tuple[float, ...] = ENGINE_SECONDS) -> float:
     step_s, token_s, pair_s, load_s = engine
-    return step_s + sum(
-        token_s * r.uncached + pair_s * r.uncached * (r.cached + r.uncached / 2) + load_s * r.loaded
-        for r in batch
-    )
+    uncached_tokens = sum(prefill.uncached for prefill in batch)
+    pairs = sum(prefill.uncached * (prefill.cached + prefill.uncached / 2) for prefill in batch)
+    loaded_tokens = sum(prefill.loaded for prefill in batch)
+    return step_s + token_s * uncached_tokens + pair_s * pairs + load_s * loaded_tokens
 
 
-def random_batches(count: int, seed: int, max_requests: int = 4) -> list[list[Prefill]]:
-    draw = random.Random(seed)
+def random_batches(batch_count: int, seed: int, max_requests: int = 4) -> list[list[Prefill]]:
+    rng = random.Random(seed)
     batches = []
-    for _ in range(count):
+    for _ in range(batch_count):
         batch = []
-        for _ in range(draw.randint(1, max_requests)):
-            cached = draw.randrange(0, 30_000)
-            batch.append(Prefill(draw.randrange(1, 8_000), cached, draw.randrange(0, cached + 1)))
+        for _ in range(rng.randint(1, max_requests)):
+            cached = rng.randrange(0, 30_000)
+            batch.append(Prefill(rng.randrange(1, 8_000), cached, rng.randrange(0, cached + 1)))
         batches.append(batch)
     return batches
 
@@ -38,7 +38,7 @@ def test_an_engine_that_follows_the_model_is_fitted_exactly() -> None:
     for batch in random_batches(200, seed=1):
         cost.add(batch, engine_seconds(batch))
     cost.adopt(cost.fit())
-    assert cost.coefficients == pytest.approx(ENGINE, rel=1e-6)
+    assert cost.coefficients == pytest.approx(ENGINE_SECONDS, rel=1e-6)
 
 
 def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
@@ -53,7 +53,7 @@ def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
 
 
 def small_engine_cost(step_tokens: int = 128, engine: tuple[float, ...] = (0.09, 2e-3, 0.0, 0.0)):
-    """A small model on two CPU cores: a step alone costs as much as 45 tokens."""
+    """Return the cost of a small model on two CPU cores: a step itself costs as much as 45 tokens."""
     cost = PrefillCost(step_tokens)
     cost.adopt(engine)
     return cost
@@ -68,35 +68,35 @@ def test_a_short_prompt_is_not_charged_a_step_that_it_shares() -> None:
 
 
 def test_a_prompt_longer_than_a_step_pays_for_each() -> None:
-    cost, steps = small_engine_cost(), 7
-    chunks = [Prefill(128, 128 * i) for i in range(steps)]
-    expected = sum(engine_seconds([chunk], cost.coefficients) for chunk in chunks)
-    assert cost.seconds(Prefill(128 * steps)) == pytest.approx(expected)
+    cost, step_count = small_engine_cost(), 7
+    chunks = [Prefill(128, 128 * i) for i in range(step_count)]
+    expected_s = sum(engine_seconds([chunk], cost.coefficients) for chunk in chunks)
+    assert cost.seconds(Prefill(128 * step_count)) == pytest.approx(expected_s)
 
 
 def test_attention_over_earlier_chunks_is_counted_once() -> None:
-    cost, steps = small_engine_cost(engine=(0.09, 2e-3, 3e-6, 0.0)), 9
-    chunks = [Prefill(128, 50 + 128 * i) for i in range(steps)]
-    expected = sum(engine_seconds([chunk], cost.coefficients) for chunk in chunks)
-    assert cost.seconds(Prefill(128 * steps, 50)) == pytest.approx(expected)
+    cost, step_count = small_engine_cost(engine=(0.09, 2e-3, 3e-6, 0.0)), 9
+    chunks = [Prefill(128, 50 + 128 * i) for i in range(step_count)]
+    expected_s = sum(engine_seconds([chunk], cost.coefficients) for chunk in chunks)
+    assert cost.seconds(Prefill(128 * step_count, 50)) == pytest.approx(expected_s)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=30))
-def test_costs_add_up_to_the_work_of_full_steps(prompts) -> None:
-    """However the prompts are cut into steps of 128 tokens: less than a step is left over."""
+def test_costs_add_up_to_the_work_of_full_steps(prompts_tokens) -> None:
+    """The costs of prompts differ from the work of full steps of 128 tokens by less than a step."""
     cost = small_engine_cost()
-    steps, last_step_tokens = divmod(sum(prompts), 128)
-    full_steps_s = sum(engine_seconds([Prefill(128)], cost.coefficients) for _ in range(steps))
-    queued_s = sum(cost.seconds(Prefill(n)) for n in prompts)
+    full_steps, last_step_tokens = divmod(sum(prompts_tokens), 128)
+    full_steps_s = sum(engine_seconds([Prefill(128)], cost.coefficients) for _ in range(full_steps))
+    queued_s = sum(cost.seconds(Prefill(tokens)) for tokens in prompts_tokens)
     assert full_steps_s <= queued_s + 1e-9
     assert queued_s <= full_steps_s + engine_seconds([Prefill(last_step_tokens)], cost.coefficients)
 
 
 def test_stalled_batches_change_the_fit_by_less_than_a_tenth() -> None:
-    draw, cost = random.Random(3), PrefillCost()
+    rng, cost = random.Random(3), PrefillCost()
     for batch in random_batches(256, seed=3):
-        is_stalled = draw.random() < 0.03
-        cost.add(batch, engine_seconds(batch) * (100.0 if is_stalled else draw.uniform(0.9, 1.1)))
+        is_stalled = rng.random() < 0.03
+        cost.add(batch, engine_seconds(batch) * (100.0 if is_stalled else rng.uniform(0.9, 1.1)))
     cost.adopt(cost.fit())
     request = Prefill(2_000, 8_000)
     cost_s = engine_seconds([request], cost.coefficients)
@@ -104,7 +104,7 @@ def test_stalled_batches_change_the_fit_by_less_than_a_tenth() -> None:
 
 
 def test_the_fit_follows_an_engine_that_becomes_slower() -> None:
-    cost, slower = PrefillCost(), tuple(3 * c for c in ENGINE)
+    cost, slower = PrefillCost(), tuple(3 * seconds for seconds in ENGINE_SECONDS)
     for batch in random_batches(300, seed=4):
         cost.add(batch, engine_seconds(batch))
     for batch in random_batches(300, seed=5):
@@ -114,7 +114,7 @@ def test_the_fit_follows_an_engine_that_becomes_slower() -> None:
 
 
 def test_nothing_changes_before_a_fit_is_adopted() -> None:
-    """Ranks time their batches differently; only what all of them adopt counts."""
+    """Ranks measure different times, so only coefficients that all of them adopt may count."""
     cost = PrefillCost()
     for batch in random_batches(100, seed=6):
         cost.add(batch, engine_seconds(batch))
@@ -140,7 +140,7 @@ def test_costs_are_finite_above_zero_and_grow_with_work(measured, uncached, cach
     for new_tokens, old_tokens, seconds in measured:
         cost.add([Prefill(new_tokens, old_tokens, old_tokens // 2)], seconds)
     cost.adopt(cost.fit())
-    assert all(c >= 0.0 and math.isfinite(c) for c in cost.coefficients)
+    assert all(seconds >= 0.0 and math.isfinite(seconds) for seconds in cost.coefficients)
     cost_s = cost.seconds(Prefill(uncached, cached))
     assert 0.0 < cost_s < math.inf
     assert cost.seconds(Prefill(uncached + 1, cached, cached)) >= cost_s

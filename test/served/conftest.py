@@ -1,8 +1,7 @@
 """Real servers over HTTP, started for a test and stopped after it.
 
-`server(...)` is a context manager for a server of the test's own. `shared_server(...)` keeps one
-for all tests of a process: the same arguments give the same server again.
-"""
+`launch(...)` is a context manager for a server of the test's own. `shared_server(...)` keeps one
+for all tests of a process: the same arguments give the same server again."""
 
 import contextlib
 import json
@@ -24,7 +23,7 @@ from support.document_client import REUSE_FLAG
 from support.served_routes import HttpAnswer
 
 READY_TIMEOUT_S = 600.0
-TEST_TIMEOUT_S = 1500  # some tests start two servers, and the machine may be busy
+TEST_TIMEOUT_S = 1500  # some tests start two servers, on a machine that may be busy
 ANSWER_TIMEOUT_S = 120.0
 USER_KEY, ADMIN_KEY = "user-s3cr3t-41c7", "admin-s3cr3t-90be"
 Serve = Callable[..., AbstractContextManager["Client"]]
@@ -41,8 +40,8 @@ class Client:
         return self.server.url
 
     def send(self, path: str, body: Any = None, method=None, **headers: str) -> HttpAnswer:
-        """Return any answer. Headers are spelt with underscores; the user's key, if there is one, is sent
-        without an ``Authorization``."""
+        """Return any answer. Header names have underscores. If the server has a user's key, it is sent unless
+        ``headers`` has an ``Authorization``."""
         sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
         sent_headers = self.key_header("--api-key") | sent_headers
         request = urllib.request.Request(
@@ -59,8 +58,8 @@ class Client:
 
     def key_header(self, flag: str) -> dict[str, str]:
         """Return the header with the key of the server's ``flag``, if it has one."""
-        words = self.server.process.args
-        return {"Authorization": f"Bearer {words[words.index(flag) + 1]}"} if flag in words else {}
+        flags = self.server.process.args
+        return {"Authorization": f"Bearer {flags[flags.index(flag) + 1]}"} if flag in flags else {}
 
     def post(self, path: str, body: Any = None) -> Any:
         code, text = self.send(path, body or {})
@@ -91,17 +90,19 @@ class Client:
         **body: Any,
     ) -> dict[str, Any]:
         """Generate exactly `output_tokens`, greedily; return `text`, `output_ids` and `meta_info`."""
-        sampling: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
-        sampling["max_new_tokens"] = output_tokens
+        sampling_params: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+        sampling_params["max_new_tokens"] = output_tokens
         if custom_params is not None:
-            sampling["custom_params"] = custom_params
-        return self.post("/generate", {"input_ids": token_ids, "sampling_params": sampling, **body})
+            sampling_params["custom_params"] = custom_params
+        body |= {"input_ids": token_ids, "sampling_params": sampling_params}
+        return self.post("/generate", body)
 
     def cached(self, token_ids: list[int], output_tokens: int = 1, **body: Any) -> dict[str, int]:
         """Generate; return the cached prompt tokens by tier."""
-        info = self.generate(token_ids, output_tokens, **body)["meta_info"]
-        details = info.get("cached_tokens_details") or {}
-        return {"total": info["cached_tokens"], "device": 0, "host": 0, "storage": 0, **details}
+        meta_info = self.generate(token_ids, output_tokens, **body)["meta_info"]
+        details = meta_info.get("cached_tokens_details") or {}
+        tiers = {"device": 0, "host": 0, "storage": 0, **details}
+        return {"total": meta_info["cached_tokens"], **tiers}
 
     def flush(self) -> None:
         """Flush once nothing runs: an answer may come before the scheduler has ended its last step."""
@@ -117,8 +118,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: Any) -> Any:
-    """Return the context manager of a server; a model without weights gets random ones. Servers
-    are killed at the end: SGLang's own shutdown takes seven seconds."""
+    """Return the context manager of a server; a model without weights gets random ones. A server
+    is killed at the end, since SGLang's own shutdown takes seven seconds."""
     port = free_port()
     flags = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32"), *arguments]
     if options.pop("overlap", False):  # SGLang's default schedule, which no other server here needs
@@ -142,16 +143,16 @@ def processes_of(server: ServerProcess) -> list[int]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Serve:
-    """`with server(model, "--flag", ..., kv_tokens=4096, environment={...}) as client:`"""
+def launch(tmp_path: Path) -> Serve:
+    """`with launch(model, "--flag", ..., kv_tokens=4096, environment={...}) as client:`"""
 
     @contextlib.contextmanager
     def start(model, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Iterator[Client]:
         log = tmp_path / f"server-{len(list(tmp_path.glob('server-*.log')))}.log"
-        with serve(model, log, *arguments, kv_tokens=kv_tokens, **options) as started:
-            assert len(processes_of(started)) >= 3  # HTTP, scheduler, detokenizer
-            yield Client(started)
-        assert processes_of(started) == []
+        with serve(model, log, *arguments, kv_tokens=kv_tokens, **options) as process:
+            assert len(processes_of(process)) >= 3  # HTTP, scheduler, detokenizer
+            yield Client(process)
+        assert processes_of(process) == []
 
     return start
 
@@ -173,7 +174,7 @@ def shared_servers() -> Iterator[dict[tuple[Any, ...], SharedServer]]:
 @pytest.fixture(scope="module")
 def shared_server(shared_servers, tmp_path_factory):
     """`client = shared_server(model, "--flag", ...)`, flushed. The next module with the same
-    arguments gets it too, unless another server started in between."""
+    arguments gets it too, unless another server starts in between."""
     requested_keys = set()
 
     def start(model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Client:
@@ -184,9 +185,8 @@ def shared_server(shared_servers, tmp_path_factory):
                 shared_servers.pop(stale_key).exit_stack.close()
             log = tmp_path_factory.mktemp("server") / "server.log"
             stack = contextlib.ExitStack()
-            process = serve(model, log, *arguments, kv_tokens=kv_tokens, **options)
-            started = stack.enter_context(process)
-            shared_servers[key] = SharedServer(Client(started), stack)
+            serving_context = serve(model, log, *arguments, kv_tokens=kv_tokens, **options)
+            shared_servers[key] = SharedServer(Client(stack.enter_context(serving_context)), stack)
         client = shared_servers[key].client
         client.flush()
         return client
@@ -195,10 +195,10 @@ def shared_server(shared_servers, tmp_path_factory):
 
 
 @pytest.fixture
-def stock(
+def plain_sglang(
     shared_server: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Client]:
-    """`client = stock(model, "--flag", ...)`: SGLang without Canopy, on the CPU's kernels alone."""
+    """`client = plain_sglang(model, "--flag", ...)`: SGLang without Canopy, on the CPU's kernels alone."""
     with_plugin(tmp_path, "plain", "canopy_cpu:install")
 
     def start(model: Path, *arguments: str, **options: Any) -> Client:

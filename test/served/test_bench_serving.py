@@ -1,6 +1,7 @@
-"""The replay against a real server: exact lengths, turns that hit generated tokens, labels."""
+"""Replays against a real server: exact lengths, turns that hit generated tokens, labels, the server's log."""
 
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from sglang_canopy.bench_serving import main, replay
 from sglang_canopy.errors import CanopyError
 
 pytestmark = pytest.mark.xdist_group("canopy")
-FIRST_TOKENS, ANSWER_TOKENS, USER_TOKENS = 100, 16, 36
+FIRST_PROMPT_TOKENS, ANSWER_TOKENS, USER_TOKENS = 100, 16, 36
 """Tokens of a first prompt, of an answer, and of what a user adds to it."""
 TURN_TOKENS = ANSWER_TOKENS + USER_TOKENS
 
@@ -23,7 +24,7 @@ def chat_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = []
     for turn in range(1, 4):
         for number in range(3):
-            tokens = FIRST_TOKENS + TURN_TOKENS * (turn - 1)
+            tokens = FIRST_PROMPT_TOKENS + TURN_TOKENS * (turn - 1)
             blocks = [1000 * number + i for i in range(-(-tokens // 16))]
             if tokens % 16:  # a partial block's id is its own
                 blocks[-1] = 1000 * number + 500 + turn
@@ -44,20 +45,20 @@ def chat_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_turn_hits_the_previous_answer(client, tiny_model, chat_trace, tmp_path):
-    out = tmp_path / "out.json"
+    result_path = tmp_path / "out.json"
     result = replay(
         "bailian", str(chat_trace), client.url, "tiny", tokenizer=str(tiny_model), time_scale=0,
-        max_concurrency=2, output_file=str(out), output_details=True,
+        max_concurrency=2, output_file=str(result_path), output_details=True,
     )  # fmt: skip
-    assert json.loads(out.read_text()) == result
+    assert json.loads(result_path.read_text()) == result
     assert result["outputs_forced"]
     assert (result["completed"], result["errors"]["count"]) == (9, 0)
     for request in result["details"]:
         turn = request["turn"]
-        assert request["prompt_tokens"] == FIRST_TOKENS + TURN_TOKENS * (turn - 1)
+        assert request["prompt_tokens"] == FIRST_PROMPT_TOKENS + TURN_TOKENS * (turn - 1)
         assert request["output_tokens"] == ANSWER_TOKENS
         # The last generated token's KV is computed only when another follows it.
-        previous_tokens = FIRST_TOKENS + TURN_TOKENS * (turn - 2) + ANSWER_TOKENS - 1
+        previous_tokens = FIRST_PROMPT_TOKENS + TURN_TOKENS * (turn - 2) + ANSWER_TOKENS - 1
         assert request["cached_tokens"] >= (previous_tokens if turn > 1 else 0)
         assert request["cached_tokens"] < request["prompt_tokens"]
     assert set(result["by_category"]) == {"text", "search", "file"}
@@ -67,7 +68,7 @@ def test_a_turn_hits_the_previous_answer(client, tiny_model, chat_trace, tmp_pat
         assert 0 < result["overall"][name]["p50"] <= result["overall"][name]["p99"]
 
 
-def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(client, tiny_model, chat_trace):
+def test_without_forced_outputs_a_turn_hits_the_prompt_before(client, tiny_model, chat_trace):
     result = replay(
         "bailian", str(chat_trace), client.url, "tiny", tokenizer=str(tiny_model),
         backend="openai", time_scale=0, output_details=True,
@@ -75,7 +76,7 @@ def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(client, tiny_mo
     assert not result["outputs_forced"]
     assert result["completed"] == 9
     for request in result["details"]:
-        previous_tokens = FIRST_TOKENS + TURN_TOKENS * (request["turn"] - 2)
+        previous_tokens = FIRST_PROMPT_TOKENS + TURN_TOKENS * (request["turn"] - 2)
         if request["turn"] > 1:
             assert previous_tokens <= request["cached_tokens"] < previous_tokens + 16
 
@@ -88,7 +89,7 @@ def test_the_completions_endpoint_forces_and_reports_tiers_too(client, tiny_mode
     assert result["outputs_forced"]
     assert result["completed"] == 6
     by_tier = result["by_turn"]["2"]["cached_tokens_by_tier"]
-    assert by_tier["device"] >= 3 * (FIRST_TOKENS + ANSWER_TOKENS - 1)
+    assert by_tier["device"] >= 3 * (FIRST_PROMPT_TOKENS + ANSWER_TOKENS - 1)
 
 
 def test_lengths_scale_and_blocks_stay_shared(client: Any, chat_trace: Path) -> None:
@@ -96,15 +97,15 @@ def test_lengths_scale_and_blocks_stay_shared(client: Any, chat_trace: Path) -> 
         "bailian", str(chat_trace), client.url, "tiny", vocab_size=40_000,
         time_scale=0, scale_lengths="1/4", output_details=True,
     )  # fmt: skip
-    assert {r["prompt_tokens"] for r in result["details"]} == {25, 38, 51}
-    assert {r["output_tokens"] for r in result["details"]} == {4}
-    second_turns = [r["cached_tokens"] for r in result["details"] if r["turn"] == 2]
-    assert min(second_turns) >= 25 + 4 - 1
+    assert {request["prompt_tokens"] for request in result["details"]} == {25, 38, 51}
+    assert {request["output_tokens"] for request in result["details"]} == {4}
+    second_turns = [request for request in result["details"] if request["turn"] == 2]
+    assert min(request["cached_tokens"] for request in second_turns) >= 25 + 4 - 1
 
 
 def test_agents_are_replayed_at_every_rate(client: Any, tmp_path: Path) -> None:
     """A closed loop: three agents of three turns, each of which thinks for 0.2 s."""
-    trace, out, think_s = tmp_path / "agents.jsonl", tmp_path / "out.json", 0.2
+    trace, result_path, think_s = tmp_path / "agents.jsonl", tmp_path / "out.json", 0.2
     rows = [
         {"t": turn * 1.0 + agent / 10, "in": 40 + 10 * turn, "out": 2, "block_size": 10,
          "hash_ids": [100 * agent + i for i in range(4 + turn)], "turn": turn + 1,
@@ -119,10 +120,10 @@ def test_agents_are_replayed_at_every_rate(client: Any, tmp_path: Path) -> None:
     flushes, prompts = count_posts("/flush_cache"), count_posts("/generate")
     result = replay(
         "agentic", str(trace), client.url, "tiny", vocab_size=40_000, closed_loop=True,
-        rates="36000,360000", slo="max_ttft<1h", warm_up_share=0, output_file=str(out),
+        rates="36000,360000", slo="max_ttft<1h", warm_up_share=0, output_file=str(result_path),
         output_details=True,
     )  # fmt: skip
-    assert json.loads(out.read_text()) == result
+    assert json.loads(result_path.read_text()) == result
     assert [row["rate"] for row in result["rates"]] == [36000, 360000]
     assert result["goodput_rate"] == 360000
     assert count_posts("/flush_cache") == flushes + 2
@@ -145,15 +146,15 @@ def test_a_servers_own_log_reads_back_as_the_replayed_trace(client, chat_trace, 
     )  # fmt: skip
     (log,) = request_log.iterdir()
     logged = list(open_trace(log, "sglang"))[-9:]
-    for entry, row in zip(logged, open_trace(chat_trace, "bailian"), strict=True):
-        assert (entry.input_tokens, entry.output_tokens) == (row.input_tokens, row.output_tokens)
-        assert (entry.category, entry.turn, entry.conversation) == (
-            row.category, row.turn, row.conversation
-        )  # fmt: skip
-    by_turn = {(r.conversation, r.turn): r for r in logged}
-    for (conversation, turn), request in by_turn.items():
+    labels_of = operator.attrgetter("category", "turn", "conversation")
+    for logged_request, request in zip(logged, open_trace(chat_trace, "bailian"), strict=True):
+        logged_lengths = logged_request.input_tokens, logged_request.output_tokens
+        assert logged_lengths == (request.input_tokens, request.output_tokens)
+        assert labels_of(logged_request) == labels_of(request)
+    logged_by_turn = {(request.conversation, request.turn): request for request in logged}
+    for (conversation, turn), request in logged_by_turn.items():
         if turn > 1:
-            previous = by_turn[conversation, turn - 1]
+            previous = logged_by_turn[conversation, turn - 1]
             full_blocks = previous.input_tokens // 16
             assert request.blocks[:full_blocks] == previous.blocks[:full_blocks]
 
@@ -162,14 +163,11 @@ def test_an_impossible_run_ends_with_one_line(client, chat_trace, capsys):
     common_flags = ["--dataset-path", str(chat_trace), "--base-url", client.url, "--model", "tiny"]
     common_flags += ["--vocab-size", "40000"]
     bad_file = chat_trace.with_name("bad.jsonl")
-    rows = [(0, 100, list(range(9))), (1, 4000, [1, 2])]  # no block size fits both
-    fields = {"output_length": 4}
-    bad_file.write_text(
-        "".join(
-            json.dumps({**fields, "timestamp": t, "input_length": n, "hash_ids": ids}) + "\n"
-            for t, n, ids in rows
-        )
-    )
+    requests = [  # no block size fits both
+        {"timestamp": 0, "input_length": 100, "output_length": 4, "hash_ids": list(range(9))},
+        {"timestamp": 1, "input_length": 4000, "output_length": 4, "hash_ids": [1, 2]},
+    ]
+    bad_file.write_text("".join(json.dumps(request) + "\n" for request in requests))
     bad_trace = ["--dataset-path", str(bad_file), *common_flags[2:]]
     assert main([*bad_trace, "--dataset-name", "mooncake"]) == 2
     assert "line 1: 'hash_ids' has 9 blocks of 512 tokens" in capsys.readouterr().err
@@ -180,9 +178,10 @@ def test_an_impossible_run_ends_with_one_line(client, chat_trace, capsys):
 
 
 def test_datasets_of_the_original_still_run(client: Any, tiny_model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "random.jsonl"
+    result_path = tmp_path / "random.jsonl"
     arguments = ["--dataset-name", "random-ids", "--tokenize-prompt", "--base-url", client.url]
     arguments += ["--model", "tiny", "--tokenizer", str(tiny_model), "--num-prompts", "3"]
-    arguments += ["--random-input-len", "20", "--random-output-len", "4", "--output-file", str(out)]
+    arguments += ["--random-input-len", "20", "--random-output-len", "4"]
+    arguments += ["--output-file", str(result_path)]
     assert main(arguments) == 0
-    assert json.loads(out.read_text())["completed"] == 3
+    assert json.loads(result_path.read_text())["completed"] == 3

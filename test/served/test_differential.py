@@ -1,9 +1,8 @@
-"""600 kinds of requests to plain SGLang and to ``auto`` give equal answers; chats with documents under templates
-of eight families too, while nothing is reused.
+"""600 requests to plain SGLang and to ``auto`` give equal answers. So do chats with documents,
+under templates of eight families, while nothing is reused.
 
 ``fixtures/requests.jsonl`` has the requests: every generating route, streamed and not, with most
-fields and many mistakes; sessions, LoRA, weights, pauses, aborts and caches.
-"""
+fields and many mistakes; sessions, LoRA, weights, pauses, aborts and caches."""
 
 import http.client
 import json
@@ -20,11 +19,11 @@ import pytest
 from support.chat_templates import TEMPLATES
 from support.document_client import REUSE_FLAG
 
-REQUESTS = Path(__file__).parent.parent / "fixtures" / "requests.jsonl"
+REQUESTS_FILE = Path(__file__).parent.parent / "fixtures" / "requests.jsonl"
 FLAGS = ("--served-model-name", "m", "--page-size", "16", "--chunked-prefill-size", "256")
 FLAGS += ("--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3")
 FLAGS += ("--trust-request-chat-template",)
-AUTO = ("--radix-eviction", "auto")
+AUTO_FLAGS = ("--radix-eviction", "auto")
 VOLATILE_KEYS = re.compile(
     r"(^|_)(id|created|created_at|completed_at|ts|time|tstamp|timestamp|latency|duration|throughput"
     r"|uptime|moments|us|weight_gb|cached_tokens\w*|prompt_tokens_details|input_tokens_details|wait"
@@ -35,12 +34,12 @@ RANDOM_NAMES = re.compile(
     r"\b(resp|msg|chatcmpl|cmpl|call|rs|fc)_[0-9a-f]{8,}|\b[0-9a-f]{32}\b|127\.0\.0\.1:\d+|0x[0-9a-f]+|\[\d\d(:\d\d){2}\]"
 )
 JOINED_KEYS = {"content", "reasoning_content", "arguments", "text", "delta", "partial_json", "thinking"}  # fmt: skip
-"""Keys of streams' pieces: a stream's pieces depend on time, and their sum does not."""
+"""Keys whose pieces are joined: the number of a stream's pieces depends on time, their sum does not."""
 PIECE_PATHS = (".choices", ".response", ".message", ".content")  # others repeat what was sent
 
 
 class FoldedAnswer(NamedTuple):
-    """An answer's status, and its values by leaf; "broken" if its stream was."""
+    """An answer's status, and its values by path in the JSON; "broken" if the server broke its stream off."""
 
     status: int
     leaves: Any
@@ -48,13 +47,13 @@ class FoldedAnswer(NamedTuple):
 
 def send(url: str, row: dict[str, Any], model: Path) -> FoldedAnswer:
     """Return the answer to a request of the file."""
-    raw = row.get("raw", json.dumps(row["body"]) if "body" in row else None)
-    if raw is not None:
-        raw = re.sub(r"WORDS:(\d+)", lambda match: "word " * int(match[1]), raw)
-        raw = raw.replace('"MODEL"', json.dumps(str(model)))
+    text = row.get("raw", json.dumps(row["body"]) if "body" in row else None)
+    if text is not None:
+        text = re.sub(r"WORDS:(\d+)", lambda match: "word " * int(match[1]), text)
+        text = text.replace('"MODEL"', json.dumps(str(model)))
     request = urllib.request.Request(
         url + row["path"],
-        None if raw is None else raw.encode(),
+        None if text is None else text.encode(),
         {"Content-Type": "application/json", **row.get("headers", {})},
         method=row["method"],
     )
@@ -68,7 +67,7 @@ def send(url: str, row: dict[str, Any], model: Path) -> FoldedAnswer:
 
 
 def fold(text: str) -> Any:
-    """Return an answer's or a whole stream's values by leaf."""
+    """Return the values of an answer or of a whole stream, by path in the JSON."""
     lines = [line.removeprefix("data:").strip() for line in text.splitlines()]
     events = lines if text.startswith(("data:", "event:")) or text.count('"done"') > 1 else [text]
     leaves: dict[str, Any] = defaultdict(str)
@@ -105,15 +104,15 @@ def _fold(value: Any, path: str, is_streamed: bool, leaves: dict[str, Any]) -> N
 
 
 def _round(value: Any) -> Any:
-    """Return a value without the errors of sums in another order."""
+    """Return a value rounded, since sums in another order have other errors."""
     if isinstance(value, list):
         return [_round(item) for item in value]
     return round(value, 3) + 0.0 if isinstance(value, float) else value
 
 
 def types_of(answer: FoldedAnswer) -> FoldedAnswer:
-    """Return the types of an answer's leaves: SGLang's defaults draw its text."""
-    return FoldedAnswer(answer.status, {leaf: type(v) for leaf, v in answer.leaves.items()})
+    """Return the types of an answer's values, for requests whose text SGLang samples."""
+    return FoldedAnswer(answer.status, {leaf: type(value) for leaf, value in answer.leaves.items()})
 
 
 def differences(expected: FoldedAnswer, actual: FoldedAnswer) -> Iterator[str]:
@@ -122,27 +121,27 @@ def differences(expected: FoldedAnswer, actual: FoldedAnswer) -> Iterator[str]:
         yield f"{str(expected)[:600]}, {str(actual)[:600]}"
         return
     for leaf in sorted({*expected.leaves, *actual.leaves}):
-        values = [str(a.leaves.get(leaf, "missing"))[:200] for a in (expected, actual)]
+        values = [str(answer.leaves.get(leaf, "missing"))[:200] for answer in (expected, actual)]
         if values[0] != values[1]:
             yield f"{leaf}: {', '.join(values)}"
 
 
-REQUESTS_BY_KIND = {"chat": 174, "comp": 103, "gen": 122, "raw": 72, "others": 131}
-"""Number of requests by the first word of their names; a stream's word ends in s."""
+REQUEST_COUNTS = {"chat": 174, "comp": 103, "gen": 122, "raw": 72, "others": 131}
+"""Requests of the file by the first word of their names; the word of a streamed one ends in s."""
 
 
 def kind_of(row: dict[str, Any]) -> str:
     word = re.split("[:/]", row["name"])[0].removesuffix("s")
-    return word if word in REQUESTS_BY_KIND and "-" not in row["name"] else "others"
+    return word if word in REQUEST_COUNTS and "-" not in row["name"] else "others"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", REQUESTS_BY_KIND)
-def test_plain_sglang_and_auto_answer_alike(shared_server, stock, small_model, kind) -> None:
-    rows = [json.loads(line) for line in REQUESTS.read_text(encoding="utf-8").splitlines()]
+@pytest.mark.parametrize("kind", REQUEST_COUNTS)
+def test_plain_sglang_and_auto_answer_alike(shared_server, plain_sglang, small_model, kind) -> None:
+    rows = [json.loads(line) for line in REQUESTS_FILE.read_text(encoding="utf-8").splitlines()]
     selected = [row for row in rows if kind_of(row) == kind]
-    assert (len(selected), len(rows)) == (REQUESTS_BY_KIND[kind], sum(REQUESTS_BY_KIND.values()))
-    clients = stock(small_model, *FLAGS), shared_server(small_model, *FLAGS, *AUTO)
+    assert (len(selected), len(rows)) == (REQUEST_COUNTS[kind], sum(REQUEST_COUNTS.values()))
+    clients = plain_sglang(small_model, *FLAGS), shared_server(small_model, *FLAGS, *AUTO_FLAGS)
     differing_answers = {}
     for row in selected:
         expected, actual = (send(client.url, row, small_model) for client in clients)
@@ -158,7 +157,7 @@ def test_plain_sglang_and_auto_answer_alike(shared_server, stock, small_model, k
 NOUNS = ("river", "lamp", "king", "town", "fox")
 
 
-def parts(*texts: str) -> list[dict[str, str]]:
+def text_parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
@@ -175,21 +174,20 @@ def chat(client: Any, family: str, messages: list[Any], **params: str) -> tuple[
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_text_is_sglangs_while_nothing_is_reused(shared_server, stock, small_model, family) -> None:
-    baseline = stock(small_model, *FLAGS)
-    client = shared_server(small_model, *FLAGS, *REUSE_FLAG, *AUTO)
-    sights = [f"Under {family} the {noun} was seen at the old mill, by the sea, in May of that year, at dawn." for noun in NOUNS]  # fmt: skip
-    system = {"role": "system", "content": "Read, and answer in a few words."}
-    messages: list[Any] = [system]
+def test_text_is_sglangs_while_nothing_is_reused(shared_server, plain_sglang, small_model, family):
+    plain_client = plain_sglang(small_model, *FLAGS)
+    client = shared_server(small_model, *FLAGS, *REUSE_FLAG, *AUTO_FLAGS)
+    sentences = [f"Under {family} the {noun} was seen at the old mill, by the sea, in May of that year, at dawn." for noun in NOUNS]  # fmt: skip
+    messages: list[Any] = [{"role": "system", "content": "Read, and answer in a few words."}]
     new_messages = [
-        {"role": "user", "content": parts(*sights[:3], "What was seen?")},
+        {"role": "user", "content": text_parts(*sentences[:3], "What was seen?")},
         {"role": "user", "content": "And who saw it?"},
-        {"role": "tool", "tool_call_id": "a", "content": parts(sights[3])},
-        {"role": "user", "content": parts(sights[4], "Which was first?")},
+        {"role": "tool", "tool_call_id": "a", "content": text_parts(sentences[3])},
+        {"role": "user", "content": text_parts(sentences[4], "Which was first?")},
     ]
     for message in new_messages:
         messages.append(message)
-        text, prompt_tokens, _ = chat(baseline, family, messages)
+        text, prompt_tokens, _ = chat(plain_client, family, messages)
         *text_and_tokens, report = chat(client, family, messages, canopy_documents="parts")
         assert (text_and_tokens, report["fused"]) == ([text, prompt_tokens], False), report
         messages.append({"role": "assistant", "content": f"<think>Well.</think>{text}"})

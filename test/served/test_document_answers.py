@@ -18,11 +18,11 @@ from support.document_client import (
     ORDERS,
     QUESTION_TOKENS,
     REUSE_FLAG,
-    learn,
-    prompt,
+    counters_of,
+    prompt_of,
     query,
-    report,
-    state,
+    report_of,
+    send_and_encode,
     tokens,
     wait_until_encoded,
 )
@@ -30,16 +30,16 @@ from support.served import body_of, wait_until
 
 pytestmark = pytest.mark.xdist_group("documents")
 MAX_TEST_S = 600.0
-"""More than a test takes."""
-FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
+"""Longer than a test takes, shorter than the time since 1970 or since the machine's start."""
+FACTS = [f"The {noun} of the {owner} is {number}." for noun, owner, number in zip(["colour", "name", "size"] * 3,
          ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
 
 
 def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
-    learn(client, [(0, 1, 2, 3)])
-    fused_before = state(client)["fused_requests"]
-    answer = query(client, *prompt((2, 0, 3, 1), 1))
-    reuse = report(answer)
+    send_and_encode(client, [(0, 1, 2, 3)])
+    fused_before = counters_of(client)["fused_requests"]
+    answer = query(client, *prompt_of((2, 0, 3, 1), 1))
+    reuse = report_of(answer)
     assert reuse["fused"]
     assert reuse["reused"] + reuse["recomputed"] == 4 * DOCUMENT_TOKENS
     assert reuse["recomputed"] == int(0.15 * 4 * DOCUMENT_TOKENS)
@@ -47,44 +47,44 @@ def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
     assert reuse["missing_documents"] == 0
     assert answer["meta_info"]["cached_tokens"] == reuse["prefix"] == 0  # no exact KV
     assert reuse["kept"] == 0
-    assert state(client)["fused_requests"] == fused_before + 1
+    assert counters_of(client)["fused_requests"] == fused_before + 1
     # The page shows the status.
     wait_until(lambda: client.status()["documents"]["fused_requests"] == fused_before + 1)
 
 
-def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
+def test_full_recompute_answers_as_plain_serving_token_for_token(client) -> None:
     client.flush()  # with exact KV of all four documents nothing is fused
-    learn(client, [(0, 1, 2, 3)])
+    send_and_encode(client, [(0, 1, 2, 3)])
     orders = random.Random(0).sample(list(itertools.permutations(range(4))), 10)
-    prompts = [prompt(order, i) for i, order in enumerate(orders)]
+    jobs = [prompt_of(order, i) for i, order in enumerate(orders)]
     with ThreadPoolExecutor(4) as pool:
-        fused = list(pool.map(lambda p: query(client, *p, 8, canopy_recompute_ratio=1.0), prompts))
-        plain = list(pool.map(lambda p: query(client, p[0], "off", 8), prompts))
-    assert all(report(f)["fused"] and report(f)["reused"] == 0 for f in fused)
-    assert [f["output_ids"] for f in fused] == [p["output_ids"] for p in plain]
+        fused = list(pool.map(lambda job: query(client, *job, 8, canopy_recompute_ratio=1.0), jobs))
+        plain = list(pool.map(lambda job: query(client, job[0], "off", 8), jobs))
+    assert all(report_of(a)["fused"] and report_of(a)["reused"] == 0 for a in fused)
+    assert [answer["output_ids"] for answer in fused] == [answer["output_ids"] for answer in plain]
 
 
 def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> None:
-    learn(client, [(0, 1, 2, 3)])
-    ids, bounds = prompt((1, 3, 0, 2), 3)
-    sampling = {"temperature": 0, "max_new_tokens": 2}
-    sampling["custom_params"] = {"canopy_document_bounds": bounds}
-    body = {"input_ids": ids, "sampling_params": sampling}
+    send_and_encode(client, [(0, 1, 2, 3)])
+    ids, bounds = prompt_of((1, 3, 0, 2), 3)
+    sampling_params = {"temperature": 0, "max_new_tokens": 2}
+    sampling_params["custom_params"] = {"canopy_document_bounds": bounds}
+    body = {"input_ids": ids, "sampling_params": sampling_params}
     body |= {"return_logprob": True, "logprob_start_len": 0}
     answer = client.post("/generate", body)
-    assert not report(answer)["fused"]
-    assert report(answer)["why"] == "prompt logprobs"
-    assert state(client)["not_fused"]["prompt logprobs"] >= 1
-    other_ids, _ = prompt((0, 3, 1, 2), 4)  # the other prompt is in the exact tree now
+    assert not report_of(answer)["fused"]
+    assert report_of(answer)["why"] == "prompt logprobs"
+    assert counters_of(client)["not_fused"]["prompt logprobs"] >= 1
+    other_ids, _ = prompt_of((0, 3, 1, 2), 4)  # the other prompt is in the exact tree now
     body |= {"input_ids": other_ids, "logprob_start_len": -1, "top_logprobs_num": 2}
-    assert report(client.post("/generate", body))["fused"]
+    assert report_of(client.post("/generate", body))["fused"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("bounds", [[10, 50, 30, 80], [0, 10_000], "yes"])
-def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> None:
+def test_bad_bounds_get_400_and_the_server_continues(client, bounds, is_streamed) -> None:
     params = {"max_new_tokens": 1, "custom_params": {"canopy_document_bounds": bounds}}
-    body = {"sampling_params": params, "stream": stream}
+    body = {"sampling_params": params, "stream": is_streamed}
     code, text = client.send("/generate", {"input_ids": tokens(200, 1), **body})
     assert code == 400
     assert "canopy_document_bounds" in text
@@ -94,9 +94,8 @@ def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> 
     assert client.generate(tokens(10, 2), 1)["output_ids"]
 
 
-def parts_of(texts) -> list[dict]:
-    question = "What is the size of the king?"
-    parts = [{"type": "text", "text": text} for text in (*texts, question)]
+def messages_of(texts) -> list[dict]:
+    parts = [{"type": "text", "text": text} for text in (*texts, "What is the size of the king?")]
     return [{"role": "user", "content": parts}]
 
 
@@ -112,12 +111,12 @@ PART_DOCUMENTS = {"canopy_documents": "parts"}
 
 
 def test_text_parts_of_a_chat_are_documents_on_request(client) -> None:
-    texts = [f"{f} Nobody knows why, and nobody asks any more in these days." * 2 for f in FACTS]
-    first_report, usage = chat_report(client, parts_of(texts[:4]), **PART_DOCUMENTS)
+    texts = [f"{fact} Nobody knows why, and nobody asks any more these days." * 2 for fact in FACTS]
+    first_report, usage = chat_report(client, messages_of(texts[:4]), **PART_DOCUMENTS)
     assert not first_report["fused"]
     assert first_report["why"] == "too few of its documents are stored"
     wait_until_encoded(client)
-    reordered = parts_of([texts[i] for i in (3, 1, 0, 2)])
+    reordered = messages_of([texts[i] for i in (3, 1, 0, 2)])
     second_report, second_usage = chat_report(client, reordered, **PART_DOCUMENTS)
     assert second_report["reused"] > second_report["recomputed"] > 0
     assert second_usage["prompt_tokens"] == usage["prompt_tokens"]
@@ -137,8 +136,8 @@ def test_an_agent_keeps_its_exact_prefix_at_its_first_tool_results(client) -> No
             "/v1/chat/completions",
             {"model": "m", "max_tokens": 2, "messages": history, "custom_params": PART_DOCUMENTS},
         )
-        cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-        assert cached >= previous_tokens - 16
+        cached_tokens = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+        assert cached_tokens >= previous_tokens - 16
         previous_tokens = answer["usage"]["prompt_tokens"]
         call = {"id": f"{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         text = f"Result {number}: " + "the lamp was seen at the old mill by the sea, " * 4
@@ -167,7 +166,7 @@ def request_of(client, path: str, text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", TOKEN_FIELDS)
 def test_separated_documents_are_reused_on_every_route(client, path) -> None:
-    texts = [f"{path}: {f} It was seen at the old mill by the sea." * 3 for f in FACTS[:3]]
+    texts = [f"{path}: {fact} It was seen at the old mill by the sea." * 3 for fact in FACTS[:3]]
 
     def send(texts) -> int:
         text = " # # ".join(["Read.", *texts, "What is it?"])
@@ -176,61 +175,62 @@ def test_separated_documents_are_reused_on_every_route(client, path) -> None:
 
     prompt_tokens = send(texts)
     wait_until_encoded(client)
-    fused_before = state(client)["fused_requests"]
+    fused_before = counters_of(client)["fused_requests"]
     assert send(texts[::-1]) == prompt_tokens
-    after = state(client)
-    assert after["fused_requests"] == fused_before + 1, (after["not_fused"], after["quality"])
+    counters = counters_of(client)
+    assert counters["fused_requests"] == fused_before + 1, counters
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
-def test_documents_in_a_field_that_no_route_reads_are_refused(client, path, stream) -> None:
-    fields = {"stream": stream, "documents": FACTS[:2]}
+def test_documents_in_a_field_that_no_route_reads_are_refused(client, path, is_streamed) -> None:
+    fields = {"stream": is_streamed, "documents": FACTS[:2]}
     code, text = client.send(path, fields | request_of(client, path, "What is it?"))
     assert (code, "text parts" in text) == (400, True)
 
 
 def test_deleting_a_tenants_documents_reaches_the_tree_and_the_store(client) -> None:
     for tenant in ("a", "b"):
-        learn(client, [(0, 1, 2, 3)], extra_key=tenant)
-        assert report(query(client, *prompt((2, 0, 3, 1), 1), extra_key=tenant))["fused"]
+        send_and_encode(client, [(0, 1, 2, 3)], extra_key=tenant)
+        assert report_of(query(client, *prompt_of((2, 0, 3, 1), 1), extra_key=tenant))["fused"]
     deleted = client.send("/canopy/documents?extra_key=a", method="DELETE")
     assert (deleted.code, json.loads(deleted.text)) == (200, {"deleted": True})
-    answer = query(client, *prompt((2, 0, 3, 1), 1), 1, extra_key="a")
-    assert (report(answer)["fused"], report(answer)["missing_documents"]) == (False, 4)
+    answer = query(client, *prompt_of((2, 0, 3, 1), 1), 1, extra_key="a")
+    assert (report_of(answer)["fused"], report_of(answer)["missing_documents"]) == (False, 4)
     assert answer["meta_info"]["cached_tokens"] == 0
-    assert report(query(client, *prompt((3, 1, 2, 0), 1), 1, extra_key="b"))["fused"]
+    assert report_of(query(client, *prompt_of((3, 1, 2, 0), 1), 1, extra_key="b"))["fused"]
 
 
 @pytest.mark.long
-def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> None:
+def test_tensor_parallel_ranks_reuse_the_same_documents(launch, tiny_model) -> None:
     # SGLang needs this if a rank has no NUMA node of its own.
     cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
-    with server(tiny_model, *REUSE_FLAG, "--tp", "2", kv_tokens=8192, environment=cores) as client:
-        learn(client, [(0, 1, 2, 3)])  # in idle time; only the first rank detects its end
-        prompts = [prompt(order, i) for i, order in enumerate(ORDERS)]
+    with launch(tiny_model, *REUSE_FLAG, "--tp", "2", kv_tokens=8192, environment=cores) as client:
+        send_and_encode(client, [(0, 1, 2, 3)])  # in idle time; only the first rank detects its end
+        jobs = [prompt_of(order, i) for i, order in enumerate(ORDERS)]
         with ThreadPoolExecutor(4) as pool:
-            reused = list(pool.map(lambda p: query(client, *p, 4), prompts))
-        assert all(report(r)["reused"] > 2 * DOCUMENT_TOKENS for r in reused)
-        for (ids, bounds), first in zip(prompts, reused):
-            longer_ids = ids + first["output_ids"] + tokens(QUESTION_TOKENS, 600)
+            reused = list(pool.map(lambda job: query(client, *job, 4), jobs))
+        assert all(report_of(answer)["reused"] > 2 * DOCUMENT_TOKENS for answer in reused)
+        for (ids, bounds), answer in zip(jobs, reused):
+            longer_ids = ids + answer["output_ids"] + tokens(QUESTION_TOKENS, 600)
             turn = query(client, longer_ids, bounds, 4)
-            assert report(turn)["computed"] == QUESTION_TOKENS + 1  # from kept KV
-        assert state(client)["fallbacks"] == 0
-        for ids, bounds in prompts:
+            assert report_of(turn)["computed"] == QUESTION_TOKENS + 1  # from kept KV
+        assert counters_of(client)["fallbacks"] == 0
+        for ids, bounds in jobs:
             exact = query(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
-            assert report(exact)["fused"]
+            assert report_of(exact)["fused"]
             assert exact["output_ids"] == query(client, ids, "off", 8)["output_ids"]
 
 
-def test_a_ratio_is_found_through_the_server(client, tmp_path, monkeypatch) -> None:
-    out = tmp_path / "calibration.json"
-    sizes = {"prompts": 2, "repeats": 1, "documents": 4, "document_tokens": 64}
-    monkeypatch.setattr(served, "ServedPrompts", functools.partial(served.ServedPrompts, **sizes))
-    assert main(["documents", "calibrate", "--url", client.url, "--out", str(out)]) == 0
-    (entry,) = json.loads(out.read_text()).values()
-    assert 0.15 <= entry["ratio"] <= 1.0
-    measured_on = (entry["tier"], entry["backend"], entry["dtype"])
+def test_a_recompute_ratio_is_calibrated_through_the_server(client, tmp_path, monkeypatch) -> None:
+    result_path = tmp_path / "calibration.json"
+    workload = {"prompts": 2, "repeats": 1, "documents": 4, "document_tokens": 64}
+    small_prompts = functools.partial(served.ServedPrompts, **workload)
+    monkeypatch.setattr(served, "ServedPrompts", small_prompts)
+    assert main(["documents", "calibrate", "--url", client.url, "--out", str(result_path)]) == 0
+    (calibration,) = json.loads(result_path.read_text()).values()
+    assert 0.15 <= calibration["ratio"] <= 1.0
+    measured_on = tuple(calibration[key] for key in ("tier", "backend", "dtype"))
     assert measured_on == ("memory", "torch_native", "float32")
 
 
@@ -253,13 +253,12 @@ def test_times_in_answers_are_named_as_documented(client) -> None:
     wait_until(lambda: '"cached"' in client.send(path).text)
     time.sleep(0.5)  # the route answers once in that time, for all users together
     unix_s, monotonic_s = time.time(), time.monotonic()
-    names = set()
-    answers = [client.status(), json.loads(client.get(path))]
-    for name, value in named_numbers(answers):
-        names.add(name)
+    number_names = set()
+    for name, value in named_numbers([client.status(), json.loads(client.get(path))]):
+        number_names.add(name)
         assert (abs(value - unix_s) < MAX_TEST_S) == name.endswith("_unix_s"), (name, value)
         assert not name.endswith("_ago_s") or 0.0 <= value < MAX_TEST_S, (name, value)
         # A whole number may be a bound of that size.
-        is_clock = abs(value - monotonic_s) < MAX_TEST_S / 10 and value % 1
-        assert not is_clock, (name, value)
-    assert {"time_unix_s", "clock_ago_s", "last_use_ago_s"} <= names
+        is_monotonic_time = abs(value - monotonic_s) < MAX_TEST_S / 10 and value % 1
+        assert not is_monotonic_time, (name, value)
+    assert {"time_unix_s", "clock_ago_s", "last_use_ago_s"} <= number_names

@@ -25,7 +25,7 @@ from support.served import wait_until
 from support.small_models import LLAMA, write_model
 
 pytestmark = pytest.mark.long
-FIELDS = {"canopy_category": "agent", "canopy_turn": 2}
+AGENT_FIELDS = {"canopy_category": "agent", "canopy_turn": 2}
 ENGINE_PROGRAM = """
 import json, pathlib, os, sys, time, sglang
 if __name__ == "__main__":
@@ -60,7 +60,7 @@ def model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_engine_in_python_stamps_learns_and_answers_as_without_cache(model, tmp_path) -> None:
-    """``sglang.Engine`` has no HTTP; fields come in ``custom_params``."""
+    """``sglang.Engine`` has no HTTP server; the fields are in ``custom_params``."""
     script = tmp_path / "engine.py"
     script.write_text(ENGINE_PROGRAM)
     heads = [token_ids(300, seed) for seed in (1, 2, 3)]
@@ -77,9 +77,9 @@ def test_an_engine_in_python_stamps_learns_and_answers_as_without_cache(model, t
     assert [ids for ids, _ in warm] == [ids for ids, _ in cold]
     assert {cached for _, cached in cold} == {0}
     assert all(cached >= 300 for _, cached in warm[3:6]), warm
-    status = json.loads((tmp_path / "rank-0.json").read_text())
-    requests = {row["category"].split("/")[0]: row["requests"] for row in status["categories"]}
-    assert sum(n for name, n in requests.items() if name.startswith("agent")) == 18, requests
+    categories = json.loads((tmp_path / "rank-0.json").read_text())["categories"]
+    agents = [row["requests"] for row in categories if row["category"].startswith("agent")]
+    assert sum(agents) == 18, categories
 
 
 SGLANG = str(Path(sys.executable).with_name("sglang"))
@@ -104,8 +104,8 @@ def chat_over_grpc(port: int, body: dict[str, Any]) -> bytes:
     """Return the answer to an OpenAI chat body, which is the request's only field."""
     import grpc
 
-    raw = json.dumps(body).encode()
-    length, varint = len(raw), b""
+    message = json.dumps(body).encode()
+    length, varint = len(message), b""
     while length >= 0x80:
         varint += bytes([length & 0x7F | 0x80])
         length >>= 7
@@ -113,21 +113,21 @@ def chat_over_grpc(port: int, body: dict[str, Any]) -> bytes:
         call = channel.unary_stream(
             CHAT_METHOD, request_serializer=lambda raw: raw, response_deserializer=lambda raw: raw
         )
-        return b"".join(call(b"\x0a" + varint + bytes([length]) + raw, timeout=120))
+        return b"".join(call(b"\x0a" + varint + bytes([length]) + message, timeout=120))
 
 
-def test_chats_over_grpc_to_sglang_serve_are_stamped_and_their_answers_unchanged(server, model):
+def test_chats_over_grpc_to_sglang_serve_are_stamped_and_their_answers_unchanged(launch, model):
     pytest.importorskip("grpc")
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": "Plan a walk. " * 30}],
         "max_tokens": 6,
         "temperature": 0,
-        "custom_params": FIELDS,
+        "custom_params": AGENT_FIELDS,
     }
     port = free_port()
     options = ("--grpc-port", str(port), "--radix-eviction-policy", "wa")
-    with server(model, *options, kv_tokens=1024, start=sglang_serve) as client:
+    with launch(model, *options, kv_tokens=1024, start=sglang_serve) as client:
         cold = client.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
         client.flush()
         for _ in range(2):
@@ -152,37 +152,37 @@ def count_workers(client: Any) -> int:
     return len(processes)
 
 
-def test_two_workers_make_equal_stamps_and_accept_hints(server, model) -> None:
+def test_two_workers_make_equal_stamps_and_accept_hints(launch, model) -> None:
     server_flags = ("--tokenizer-worker-num", "2", "--radix-eviction", "wa")
     heads = [token_ids(200, seed) for seed in (1, 2, 3)]
-    prompts = [heads[n % 3] + token_ids(9, 50 + n) for n in range(24)]
+    prompts = [heads[number % 3] + token_ids(9, 50 + number) for number in range(24)]
 
     def output_ids(number: int, **body: Any) -> list[int]:
-        fields = {**FIELDS, "canopy_conversation": f"c{number}"}
+        fields = {**AGENT_FIELDS, "canopy_conversation": f"c{number}"}
         return client.generate(prompts[number], 6, fields, **body)["output_ids"]
 
-    with server(model, *server_flags, kv_tokens=2048, environment=SLOW_MACHINE) as client:
+    with launch(model, *server_flags, kv_tokens=2048, environment=SLOW_MACHINE) as client:
         cold = [output_ids(number, extra_key=f"cold {number}") for number in range(24)]
         with ThreadPoolExecutor(8) as pool:  # each connection is one of the workers'
             assert list(pool.map(output_ids, range(24))) == cold
         assert count_workers(client) == 2
-        wait_until(lambda: requests_with_fields(client) >= 48)
+        wait_until(lambda: count_agent_requests(client) >= 48)
         for turn in range(4):  # a connection may reach any worker
-            old, ended = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
+            unended, ended = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
             client.flush()
-            client.generate(old, custom_params={"canopy_conversation": f"old{turn}"})
+            client.generate(unended, custom_params={"canopy_conversation": f"unended{turn}"})
             client.generate(ended, custom_params={"canopy_conversation": f"ended{turn}"})
             client.post("/canopy/hint", {"conversation": f"ended{turn}", "over": True})
             time.sleep(2.0)  # the other worker's next request could overtake the hint
             client.generate(token_ids(1400, 33 + 10 * turn))
-            assert client.cached(old)["total"] > 400
+            assert client.cached(unended)["total"] > 400
         # Only at the end: a further request makes its client's hint wrong, and the client loses trust.
         assert client.cached(ended)["total"] < 250
         assert "Traceback" not in client.server.log_text()
 
 
-def requests_with_fields(client: Any) -> int:
-    """Return the number of requests with fields."""
+def count_agent_requests(client: Any) -> int:
+    """Return the number of requests that the server counts with the category of ``AGENT_FIELDS``."""
     rows = client.requests_by_category().items()
     return sum(requests for name, requests in rows if name.startswith("agent"))
 
@@ -207,25 +207,25 @@ TIER_FLAGS = (
 )
 
 
-def flags_of(number: int, *kinds: type) -> list[str]:
-    """Return the flags of ``kinds``, each with its value of this number."""
+def flags_of(value_number: int, *flag_classes: type) -> list[str]:
+    """Return all flags of ``flag_classes``, each with its value number ``value_number`` (modulo their count)."""
     values_by_flag: dict[str, str | None] = {}
-    for kind in kinds:
-        for field, option in declared_fields(kind):
+    for flag_class in flag_classes:
+        for field, option in declared_fields(flag_class):
             values = option.choices or FLAG_VALUES.get(option.flag, ())
             assert values or "bool" in str(field.type), f"give values of {option.flag}"
             assert len(values) <= len(POLICIES), option.flag
-            values_by_flag[option.flag] = values[number % len(values)] if values else None
+            values_by_flag[option.flag] = values[value_number % len(values)] if values else None
     return [word for pair in values_by_flag.items() for word in pair if word is not None]
 
 
 POLICIES = (AUTO, "wa", "etlru")
-"""Each has one value of every other flag; the state machines use all policies."""
+"""Each policy gets one value of every other flag; the state machines test all policies."""
 FLAGS_BY_NAME = {
     name: [
         *("--radix-eviction", name, *TIER_FLAGS),
         *(DOCUMENTS_FLAG, FLAG_VALUES[DOCUMENTS_FLAG][number]),
-        *(f for f in flags_of(number, *FLAG_CLASSES) if f != OBSERVE_FLAG),
+        *(flag for flag in flags_of(number, *FLAG_CLASSES) if flag != OBSERVE_FLAG),
     ]
     for number, name in enumerate(POLICIES)
 }
@@ -234,21 +234,22 @@ FLAGS_BY_NAME[DISK_BELOW_LRU] = ["--radix-eviction", "lru", *TIER_FLAGS]
 
 
 @pytest.mark.parametrize("name", FLAGS_BY_NAME)
-def test_every_flag_starts_serves_and_drains(server, small_model, tmp_path, name: str) -> None:
+def test_every_flag_starts_serves_and_drains(launch, small_model, tmp_path, name: str) -> None:
     disk = json.dumps({"path": str(tmp_path / "disk"), "capacity_gb": 0.05})
     server_flags = [*FLAGS_BY_NAME[name], "--admin-api-key", "admin"]
     if TIER_FLAGS[0] in server_flags:
         server_flags += ["--hicache-storage-backend-extra-config", disk]
     # SGLang waits 10 s for the writes of many pages.
     prompt_tokens, kv_tokens = (5000, 16384) if name == DISK_BELOW_LRU else (300, 4096)
-    with server(small_model, *server_flags, kv_tokens=kv_tokens) as client:
+    with launch(small_model, *server_flags, kv_tokens=kv_tokens) as client:
         for _ in range(2):  # an idle server generates a token for each
             for probe in ("/health", "/health_generate", "/ready"):
                 client.get(probe)
         with ThreadPoolExecutor(3) as pool:
             answers = [pool.submit(generate, client, prompt_tokens, number) for number in range(3)]
             os.kill(client.server.process.pid, signal.SIGTERM)
-            assert [a.result()["meta_info"]["completion_tokens"] for a in answers] == [200] * 3
+            meta_infos = [answer.result()["meta_info"] for answer in answers]
+            assert [meta_info["completion_tokens"] for meta_info in meta_infos] == [200] * 3
         client.server.process.wait(timeout=120)
         log = client.server.log_text()
     assert "Traceback" not in log

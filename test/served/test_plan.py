@@ -19,25 +19,26 @@ from canopy_lab.trace.served_log import read_served
 from environment import ROOT
 from launch_server import ServerProcess, cpu_arguments, free_port, wait_until_ready
 from support.document_client import reuse_flag, wait_until_encoded
-from support.example_files import EXAMPLES, load
+from support.example_files import EXAMPLES, load_example
 from support.served import wait_until as wait_for_value
 
 pytestmark = pytest.mark.long
 EXTRA_CONFIG = "hicache-storage-backend-extra-config"
 PAGE_TOKENS = 64
 DEVICE_TOKENS = 2048
-KV_TOKENS = 4096
+POOL_TOKENS = 4096
 LOGGING_FLAGS = ("--log-requests", "--log-requests-level", "3", "--log-requests-format", "json")
-KV_BYTES = 2 * 2 * 2 * 32 * 4  # of a token: k and v, layers, heads, size, float32
+TOKEN_BYTES = 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, head size, float32
+PROFILE_CHANGE = {"kv_bytes_per_token": TOKEN_BYTES}
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """A plan for six conversations that grow, faster than the engine serves them: a disk pays at once."""
+    """A plan for six growing conversations that arrive faster than the engine serves them: a disk pays off at once."""
     folder = tmp_path_factory.mktemp("plan")
-    draw, paths, ids, lines = random.Random(0), [[] for _ in range(6)], iter(range(10_000)), []
+    rng, paths, ids, lines = random.Random(0), [[] for _ in range(6)], iter(range(10_000)), []
     for number in range(60):
-        path = draw.choice(paths)
+        path = rng.choice(paths)
         path += [next(ids)]
         lines.append({"timestamp": number * 2000, "input_length": len(path) * 512, "output_length": 4,
                       "hash_ids": list(path)})  # fmt: skip
@@ -45,8 +46,8 @@ def plan(tmp_path_factory):
             path.clear()
     trace, profile = folder / "trace.jsonl", folder / "profile.json"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    engine = load_profile("smollm2-135m-cpu").to_json() | {"kv_bytes_per_token": KV_BYTES}
-    profile.write_text(json.dumps(engine))
+    profile_fields = load_profile("smollm2-135m-cpu").to_json() | PROFILE_CHANGE
+    profile.write_text(json.dumps(profile_fields))
     plan = folder / "plan.yaml"
     search = f"dram_gib={2**-8},dram_levels=1,disk_gib={2**-5},disk_levels=1"
     tier_flags = ("--search", search, "--disks", "gp3")
@@ -67,7 +68,7 @@ def client(plan, shared_server, tiny_model):
 
 
 def write_variant(plan, name, **flags):
-    """Return a copy of the plan with other flags. A store locks its folder, so it has its own folder."""
+    """Write a copy of the plan with other flags; return its path. A store locks its folder, so the copy has its own."""
     config = read_config(plan) | flags
     config[EXTRA_CONFIG]["path"] = str(plan.parent / f"{name}-disk")
     write_config(plan.parent / f"{name}.yaml", config, {})
@@ -93,7 +94,7 @@ def check_tiers(server, plan):
     (rank,) = wait_for_value(lambda: server.status()["ranks"])
     assert rank["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
     capacity_bytes = {name: tier["capacity_bytes"] for name, tier in rank["tiers"].items()}
-    assert host_bytes <= capacity_bytes["host"] <= host_bytes + 2 * PAGE_TOKENS * KV_BYTES
+    assert host_bytes <= capacity_bytes["host"] <= host_bytes + 2 * PAGE_TOKENS * TOKEN_BYTES
     assert capacity_bytes["disk"] == disk_bytes
     assert [group["ttl_s"] for group in rank["groups"]] == [900]
 
@@ -129,18 +130,18 @@ def test_sglangs_settings_are_the_plans(client, plan):
 
 
 def test_a_servers_log_is_compared_with_the_simulation(client, plan, tmp_path):
-    draw = random.Random(1)
-    starts = [7000 + 10 * k for k in range(6)]
+    rng = random.Random(1)
+    first_tokens = [7000 + 10 * number for number in range(6)]
     for _ in range(40):
-        first_token = draw.choice(starts)
+        first_token = rng.choice(first_tokens)
         client.generate([first_token, *range(8000, 8000 + 3 * PAGE_TOKENS)], output_tokens=4)
     log = client.server.log
     assert wait_until(lambda: len(read_served(log)) >= 40, 30)
-    out = tmp_path / "errors.json"
+    errors_path = tmp_path / "errors.json"
     profile = str(plan.parent / "profile.json")
     command = ["validate", str(log), "--plan", str(plan), "--profile", profile]
-    assert main([*command, "--disk-mib-per-s", "500", "--json-out", str(out)]) == 0
-    report = json.loads(out.read_text())
+    assert main([*command, "--disk-mib-per-s", "500", "--json-out", str(errors_path)]) == 0
+    report = json.loads(errors_path.read_text())
     assert report["requests"] >= 36
     assert report["seen"]["mean_ttft_s"] > 0
     assert set(report["errors"]) >= {"throughput_tokens_per_s", "disk_hit_ratio", "p99_ttft_s"}
@@ -148,16 +149,16 @@ def test_a_servers_log_is_compared_with_the_simulation(client, plan, tmp_path):
     assert abs(report["errors"]["token_hit_ratio"]) < 0.02
 
 
-def test_a_servers_tiers_can_be_profiled(plan, shared_server, tiny_model, tmp_path):
-    """A host that holds more than the device and one prompt: else what is read was evicted from it."""
-    host_gb = 4 * DEVICE_TOKENS * KV_BYTES / 1e9
+def test_the_tiers_of_a_server_are_profiled(plan, shared_server, tiny_model, tmp_path):
+    """The host holds more than the device and one prompt: a smaller one would evict the prompt to read."""
+    host_gb = 4 * DEVICE_TOKENS * TOKEN_BYTES / 1e9
     larger_plan = write_variant(plan, "larger", **{"canopy-host-gb": host_gb})
     server = shared_server(tiny_model, "--config", larger_plan, kv_tokens=DEVICE_TOKENS)
-    out = tmp_path / "profile.json"
+    profile_path = tmp_path / "profile.json"
     limits = ["--max-prompt-tokens", "64", "--max-context-tokens", "256", "--max-batch", "1"]
-    command = ["profile", "--url", server.url, "--out", str(out), *limits, "--repeats", "1"]
-    assert main(command) == 0
-    profile = load_profile(out)
+    command = ["profile", "--url", server.url, "--out", str(profile_path), "--repeats", "1"]
+    assert main([*command, *limits]) == 0
+    profile = load_profile(profile_path)
     for tier in (profile.host, profile.disk):
         assert tier is not None
         assert 1e4 < tier.read_bytes_per_s < 1e12
@@ -167,13 +168,12 @@ def test_a_servers_tiers_can_be_profiled(plan, shared_server, tiny_model, tmp_pa
 @pytest.fixture
 def logging_server(shared_server, tiny_model):
     flags = ("--radix-eviction", "wa", "--canopy-documents", "on", *LOGGING_FLAGS)
-    return shared_server(tiny_model, *flags, kv_tokens=KV_TOKENS)
+    return shared_server(tiny_model, *flags, kv_tokens=POOL_TOKENS)
 
 
 def test_an_agent_hints_and_two_tenants_stay_apart(logging_server) -> None:
-    answers = load("agent_loop").main(logging_server.url, "Which leaf goes first?")
-    assert len(answers) == 3
-    cached = load("two_tenants").main(logging_server.url)
+    assert len(load_example("agent_loop").main(logging_server.url, "Which leaf goes first?")) == 3
+    cached = load_example("two_tenants").main(logging_server.url)
     assert cached["ann"][0] == cached["bob"][0] == 0
     assert cached["ann"][1] == cached["bob"][1] > 50
 
@@ -189,7 +189,7 @@ def test_the_quick_starts_agents_work_and_find_their_conversations_cached(loggin
 
 
 def test_documents_in_another_order_are_reused(logging_server) -> None:
-    first_answer, second_answer = load("rag_documents").main(logging_server.url)
+    first_answer, second_answer = load_example("rag_documents").main(logging_server.url)
     assert not first_answer["fused"]
     assert second_answer["fused"]
     assert second_answer["reused"] > second_answer["recomputed"] > 0
@@ -198,8 +198,8 @@ def test_documents_in_another_order_are_reused(logging_server) -> None:
 def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatch) -> None:
     """Runs if LangChain is installed; test_document_answers.py sends the same bodies without it."""
     pytest.importorskip("langchain_classic")
-    client = shared_server(tiny_model, *reuse_flag(separator="\n###\n"), kv_tokens=KV_TOKENS)
-    module = load("documents_langchain")
+    client = shared_server(tiny_model, *reuse_flag(separator="\n###\n"), kv_tokens=POOL_TOKENS)
+    module = load_example("documents_langchain")
     clock = SimpleNamespace(sleep=lambda _seconds: wait_until_encoded(client))
     monkeypatch.setattr(module, "time", clock)
     first_answer, second_answer, reordered = module.main(client.url)
@@ -210,23 +210,23 @@ def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatc
 
 def test_a_log_becomes_a_plan_and_a_server_that_follows_it(logging_server, tiny_model, tmp_path):
     for task in ("Which leaf goes first?", "Which one stays?", "Who asked for it?"):
-        load("agent_loop").main(logging_server.url, task)
+        load_example("agent_loop").main(logging_server.url, task)
     log = logging_server.server.log
     assert wait_until(lambda: len(read_served(log)) >= 9, 30)
-    engine = load_profile("smollm2-135m-cpu").to_json() | {"kv_bytes_per_token": KV_BYTES}
+    profile_fields = load_profile("smollm2-135m-cpu").to_json() | PROFILE_CHANGE
     profile = tmp_path / "profile.json"
-    profile.write_text(json.dumps(engine))
-    plan = f"--profile {profile}=0.05 --device-tokens {KV_TOKENS} --policy wa --disks none"
+    profile.write_text(json.dumps(profile_fields))
+    plan = f"--profile {profile}=0.05 --device-tokens {POOL_TOKENS} --policy wa --disks none"
     plan += f" --search dram_gib={2**-8},dram_levels=1 --server page_size=16 --jobs 1"
-    port, tools = free_port(), Path(sys.executable).parent
+    port, commands_folder = free_port(), Path(sys.executable).parent
     command = [EXAMPLES / "log_to_server.sh", log, tiny_model, "--load-format", "dummy"]
-    command += [*cpu_arguments(tiny_model, kv_tokens=KV_TOKENS, dtype="float32")[2:]]
+    command += [*cpu_arguments(tiny_model, kv_tokens=POOL_TOKENS, dtype="float32")[2:]]
     log_file = tmp_path / "server.log"
     with log_file.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--port", str(port)],
             cwd=tmp_path,
-            env={**os.environ, "PLAN": plan, "PATH": f"{tools}:{os.environ['PATH']}"},
+            env={**os.environ, "PLAN": plan, "PATH": f"{commands_folder}:{os.environ['PATH']}"},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -24,23 +24,24 @@ from support.served import ROUTES, body_of, greedy_ids, wait_until
 pytestmark = pytest.mark.xdist_group("metrics")
 TEXT = "Which leaf goes first? " * 8
 TOOL = {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {}}}
-SCHEMA = {"name": "look", "description": "d", "input_schema": {"type": "object"}}
+TIERS = {"device": "device", "host": "host", "storage": "disk"}
+ANTHROPIC_TOOL = {"name": "look", "description": "d", "input_schema": {"type": "object"}}
 CHAT = [{"role": "user", "content": TEXT}]
-SECOND_TURN = [*CHAT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+TWO_TURNS = [*CHAT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
 
-SECOND_TURNS: dict[str, tuple[dict[str, Any], str]] = {
+SECOND_TURN_BY_PATH: dict[str, tuple[dict[str, Any], str]] = {
     "/generate": ({}, "generate"),
     "/v1/completions": ({}, "completion"),
     "/v1/chat/completions": (
-        {"messages": SECOND_TURN, "tools": [{"type": "function", "function": TOOL}]}, "chat-tools",
+        {"messages": TWO_TURNS, "tools": [{"type": "function", "function": TOOL}]}, "chat-tools",
     ),
-    "/v1/responses": ({"input": SECOND_TURN, "tools": [{"type": "function", **TOOL}]}, "chat-tools"),
-    "/v1/messages": ({"messages": SECOND_TURN, "tools": [SCHEMA]}, "chat-tools"),
-    "/invocations": ({"messages": SECOND_TURN}, "chat"),
-    "/api/chat": ({"messages": SECOND_TURN}, "chat"),
+    "/v1/responses": ({"input": TWO_TURNS, "tools": [{"type": "function", **TOOL}]}, "chat-tools"),
+    "/v1/messages": ({"messages": TWO_TURNS, "tools": [ANTHROPIC_TOOL]}, "chat-tools"),
+    "/invocations": ({"messages": TWO_TURNS}, "chat"),
+    "/api/chat": ({"messages": TWO_TURNS}, "chat"),
     "/api/generate": ({}, "generate"),
 }  # fmt: skip
-"""Path -> fields of a second turn with tools, and its category."""
+"""Fields of a second turn by path, with tools where the route has them, and its category."""
 
 
 def request_to(path: str, params: Any, **fields: Any) -> dict[str, Any]:
@@ -53,8 +54,8 @@ def request_to(path: str, params: Any, **fields: Any) -> dict[str, Any]:
     return {**body, "custom_params": params}
 
 
-def wait_until_counted(client: Any, category: str, before: int = 0) -> None:
-    wait_until(lambda: client.requests_by_category().get(category, 0) > before)
+def wait_until_counted(client: Any, category: str, requests_before: int = 0) -> None:
+    wait_until(lambda: client.requests_by_category().get(category, 0) > requests_before)
 
 
 ABSENT_HOOKS = {
@@ -93,7 +94,7 @@ def samples_after(client, requests: int) -> Samples:
 
     def all_counted() -> Any:
         samples = read_samples(client.get("/metrics"))
-        counted = sum(total(samples, "requests_total", category=c) for c in ("talk", "rag"))
+        counted = sum(total(samples, "requests_total", category=name) for name in ("talk", "rag"))
         return samples if counted == requests else None
 
     return wait_until(all_counted)
@@ -101,27 +102,26 @@ def samples_after(client, requests: int) -> Samples:
 
 def test_metrics_agree_with_the_responses(client) -> None:
     """Hits by tier and category are the sums of what each response reported."""
-    draw = random.Random(1)
-    prompts = [[draw.randrange(1000, 9000) for _ in range(PROMPT_TOKENS)] for _ in range(20)]
-    counts = {"talk": 0, "rag": 0}
-    hits = {category: dict.fromkeys(("device", "host", "storage"), 0) for category in counts}
+    rng = random.Random(1)
+    prompts = [[rng.randrange(1000, 9000) for _ in range(PROMPT_TOKENS)] for _ in range(20)]
+    request_counts = {"talk": 0, "rag": 0}
+    hits_by_category = {name: dict.fromkeys(TIERS, 0) for name in request_counts}
     for i in (0, 0, *range(1, 20), 0, 1, 18):
         category = "rag" if i % 2 else "talk"
         answer = client.generate(prompts[i], 2, custom_params={"canopy_category": category})
         details = answer["meta_info"].get("cached_tokens_details") or {}
-        for tier in hits[category]:
-            hits[category][tier] += details.get(tier, 0)
-        counts[category] += 1
-    tiers = {"device": "device", "host": "host", "storage": "disk"}
-    assert sum(row["device"] for row in hits.values()) > 0, hits
-    assert sum(row["host"] + row["storage"] for row in hits.values()) > 0, hits
+        for tier in hits_by_category[category]:
+            hits_by_category[category][tier] += details.get(tier, 0)
+        request_counts[category] += 1
+    assert sum(hits["device"] for hits in hits_by_category.values()) > 0
+    assert sum(hits["host"] + hits["storage"] for hits in hits_by_category.values()) > 0
 
-    samples = samples_after(client, sum(counts.values()))
-    for category, hits_by_tier in hits.items():
+    samples = samples_after(client, sum(request_counts.values()))
+    for category, hits_by_tier in hits_by_category.items():
         for tier, tokens in hits_by_tier.items():
-            shown = total(samples, "hit_tokens_total", tier=tiers[tier], category=category)
-            assert shown == tokens, (category, tier)
-        prompt_tokens = counts[category] * PROMPT_TOKENS
+            labels = {"tier": TIERS[tier], "category": category}
+            assert total(samples, "hit_tokens_total", **labels) == tokens, (category, tier)
+        prompt_tokens = request_counts[category] * PROMPT_TOKENS
         assert total(samples, "prompt_tokens_total", category=category) == prompt_tokens
         missed_tokens = total(samples, "miss_tokens_total", category=category)
         assert missed_tokens == prompt_tokens - sum(hits_by_tier.values())
@@ -129,18 +129,19 @@ def test_metrics_agree_with_the_responses(client) -> None:
         assert total(samples, "evicted_tokens_total", tier=tier) > 0
     assert total(samples, "demoted_tokens_total", tier="device") > 0
     assert total(samples, "disk_written_bytes_total") > 0
-    bytes_a_token = total(samples, "kv_bytes_per_token")
+    bytes_per_token = total(samples, "kv_bytes_per_token")
     for tier in ("device", "host", "disk"):
         capacity = total(samples, "capacity_bytes", tier=tier)
         assert 0 < total(samples, "used_bytes", tier=tier) <= capacity
-        assert capacity >= 2048 * bytes_a_token
+        assert capacity >= 2048 * bytes_per_token
     assert total(samples, "group_ttl_seconds", tier="disk", group="category rag") == 60
     assert total(samples, "group_ttl_seconds", tier="disk", group="residual") == 3600
-    documented = {PREFIX + m.name for m in (*CACHE_METRICS, *IGNORED_METRICS)}
-    shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in samples}
-    assert shown <= documented, shown - documented
+    documented_names = {PREFIX + metric.name for metric in (*CACHE_METRICS, *IGNORED_METRICS)}
+    shown_names = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in samples}
+    assert shown_names <= documented_names, shown_names - documented_names
     # Before any other test of this file: their traffic would hide that the status is a second old.
-    wait_until(lambda: client.rank()["prompt_tokens"] >= sum(counts.values()) * PROMPT_TOKENS)
+    sent_tokens = sum(request_counts.values()) * PROMPT_TOKENS
+    wait_until(lambda: client.rank()["prompt_tokens"] >= sent_tokens)
     status, samples = client.rank(), read_samples(client.get("/metrics"))
     for tier, row in status["tiers"].items():
         assert total(samples, "hit_tokens_total", tier=tier) == row["hit_tokens"]
@@ -153,24 +154,24 @@ def test_metrics_agree_with_the_responses(client) -> None:
 
 def test_auto_with_a_host_and_a_disk_tier_generates_transformers_text(client, small_model) -> None:
     """test_differential.py compares with a server without Canopy."""
-    prompts = [token_ids(64, seed=1) + token_ids(336, seed=2 + n) for n in range(10)]
+    prompts = [token_ids(64, seed=1) + token_ids(336, seed=2 + i) for i in range(10)]
 
     def output_ids() -> list[list[int]]:
         answers = [client.generate(prompt, 8) for prompt in prompts]
         for answer in answers:
             details = answer["meta_info"].get("cached_tokens_details") or {}
-            cached.update({tier: details.get(tier, 0) for tier in ("host", "storage")})
+            cached_tokens.update({tier: details.get(tier, 0) for tier in ("host", "storage")})
         return [answer["output_ids"] for answer in answers]
 
-    cached: Counter[str] = Counter()
+    cached_tokens: Counter[str] = Counter()
     expected = greedy_ids(small_model, prompts, 8)
     pages_before = client.rank()["disk"]["pages"]
     assert output_ids() == output_ids() == expected
-    assert cached["host"] > 300
+    assert cached_tokens["host"] > 300
     wait_until(lambda: client.rank()["disk"]["pages"] >= pages_before + 40)
     client.flush()
     assert output_ids() == expected
-    assert cached["storage"] > 300
+    assert cached_tokens["storage"] > 300
     assert client.status()["off"].keys() <= ABSENT_HOOKS
 
 
@@ -183,14 +184,13 @@ def test_the_status_folder_is_private(client) -> None:
 
 
 def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client) -> None:
-    """Salts as a gateway sets them; every route that a user's key opens, and the access log."""
+    """The salts are as a gateway sets them. A user's key opens these routes; the log includes the access log."""
     salt, key = "salt-of-acme/7f!", "key-of-acme"
     owner = {"cache_salt": salt, "extra_key": key}
     hint_fields = {"canopy_keep_s": 600, "canopy_conversation": "a"}
     client.generate(list(range(2000, 2064)), 2, custom_params=hint_fields, **owner)
     hint = {"conversation": "a", "return_in_s": 5, **owner}
-    admin = client.key_header("--admin-api-key")
-    assert client.send("/canopy/hint", hint, **admin).code == 200
+    assert client.send("/canopy/hint", hint, **client.key_header("--admin-api-key")).code == 200
     query = urllib.parse.urlencode(owner)
     assert client.get(f"/canopy/status?{query}")
 
@@ -207,7 +207,7 @@ def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client)
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
-    second, category = SECOND_TURNS[path]
+    second_turn, category = SECOND_TURN_BY_PATH[path]
     name = "from" + path.replace("/", "-")
     params = {"canopy_category": name, "canopy_turn": 2, "canopy_conversation": f"c{path}"}
     code, text = client.send(path, request_to(path, params))
@@ -215,10 +215,10 @@ def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
     wait_until_counted(client, name)
     explained = json.loads(client.get(f"/canopy/explain?conversation=c{path}"))
     assert explained["replicas"][0][0]["cached"], explained
-    before = client.requests_by_category().get(category, 0)
-    code, text = client.send(path, request_to(path, None, **second))
+    requests_before = client.requests_by_category().get(category, 0)
+    code, text = client.send(path, request_to(path, None, **second_turn))
     assert code == 200, text
-    wait_until_counted(client, category, before)
+    wait_until_counted(client, category, requests_before)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
@@ -239,16 +239,14 @@ def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
     assert client.requests_by_category()[name] == 2
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
-    client: Any, path: str, stream: bool
-) -> None:
+def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(client, path, is_streamed):
     wrong_fields = {"canopy_turn": 0, "canopy_nonsense": 1, "canopy": {"time": 0}}
-    assert client.send(path, request_to(path, wrong_fields, stream=stream)).code == 200
-    ignored = client.status()["ignored_fields"]
-    assert ignored.keys() >= {"canopy_turn", "other"}
-    code, text = client.send(path, request_to(path, None, extra_key=DOCUMENTS_MARK, stream=stream))
+    assert client.send(path, request_to(path, wrong_fields, stream=is_streamed)).code == 200
+    assert client.status()["ignored_fields"].keys() >= {"canopy_turn", "other"}
+    marked = {"extra_key": DOCUMENTS_MARK, "stream": is_streamed}
+    code, text = client.send(path, request_to(path, None, **marked))
     assert (code, "extra_key" in text) == (400, True), text
 
 
@@ -257,7 +255,7 @@ CHANGING_PARTS = ("start_", "stop_", "dump_", "flush_", "expert_distribution", "
 
 
 def test_no_route_and_no_line_of_the_log_shows_a_key(client: Any) -> None:
-    """The last test: from here on requests are logged, with their salts."""
+    """The last test of the file, since it makes the server log requests with their salts."""
     user, admin = (client.key_header(flag) for flag in ("--api-key", "--admin-api-key"))
     paths = [
         path
@@ -268,9 +266,9 @@ def test_no_route_and_no_line_of_the_log_shows_a_key(client: Any) -> None:
     assert "admin_api_key" in client.get("/server_info")
     paths += ["/metrics", "/canopy/status", "/canopy/ui", "/canopy/explain?conversation=c"]
     texts = {
-        f"{path} with key {n}": client.send(path, **header).text
+        f"{path} with key {number}": client.send(path, **header).text
         for path in paths
-        for n, header in enumerate(({"Authorization": ""}, user, admin))
+        for number, header in enumerate(({"Authorization": ""}, user, admin))
     }
     assert client.send("/configure_logging", {"log_requests": True}, **admin).code == 200
     body = {"model": "m", "messages": CHAT, "max_tokens": 2}

@@ -1,7 +1,6 @@
 """Agents at real servers: recognised by their answers, and held by ``--canopy-session-gate``.
 
-Weights are random: SGLang's own ``regex`` gives an answer the form that its tool parser reads.
-"""
+Weights are random: SGLang's own ``regex`` gives an answer the format that its tool parser reads."""
 
 import random
 import threading
@@ -19,14 +18,14 @@ from support.served import TIMEOUT_S, wait_until
 TEMPLATE = Path(__file__).parents[2] / "benchmark" / "agents" / "hermes.jinja"
 FLAGS = ("--radix-eviction", "auto", "--canopy-session-gate", "auto", "--served-model-name", "m")
 FLAGS += ("--chat-template", str(TEMPLATE))
-PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
-TOOL = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
-ANSWER_FORMS = {
+TOOL_PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": TOOL_PARAMETERS}}
+ANSWER_PATTERNS = {
     "hermes": r'<tool_call>\n\{"name": "look", "arguments": \{"at": "[a-z]{4}"\}\}\n</tool_call>',
     "qwen3_coder": r"<tool_call>\n<function=look>\n<parameter=at>\n[a-z]{4}\n</parameter>\n"
     r"</function>\n</tool_call>",
 }
-"""An answer's form by ``--tool-call-parser``; test_tool_calls.py has the other parsers'."""
+"""Regular expressions of an answer, by ``--tool-call-parser``; test_tool_calls.py has the other parsers'."""
 
 
 def recognised_agents(client: Any) -> int:
@@ -34,16 +33,16 @@ def recognised_agents(client: Any) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("parser", ANSWER_FORMS)
-def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) -> None:
-    trees = random.Random(1).choices(("oak", "ash", "elm", "fir", "box"), k=200)
-    messages: list[Any] = [{"role": "user", "content": " ".join(trees)}]
-    with server(small_model, *FLAGS, "--tool-call-parser", parser, kv_tokens=2048) as client:
+@pytest.mark.parametrize("parser", ANSWER_PATTERNS)
+def test_an_agent_is_recognised_by_its_answer(launch, small_model, parser: str) -> None:
+    words = random.Random(1).choices(("oak", "ash", "elm", "fir", "box"), k=200)
+    messages: list[Any] = [{"role": "user", "content": " ".join(words)}]
+    with launch(small_model, *FLAGS, "--tool-call-parser", parser, kv_tokens=2048) as client:
         api = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)
         for turn in (1, 2):
             answer = api.chat.completions.create(
                 model="m", messages=messages, temperature=0, max_tokens=64, tools=[TOOL],
-                extra_body={"regex": ANSWER_FORMS[parser]},
+                extra_body={"regex": ANSWER_PATTERNS[parser]},
             )  # fmt: skip
             message = answer.choices[0].message
             assert [call.function.name for call in message.tool_calls] == ["look"]
@@ -55,7 +54,7 @@ def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) 
 GATE_FLAGS = ("--radix-eviction", "canopy-lru", "--canopy-session-gate", "auto", "--enable-metrics")
 PROMPT_TOKENS = 900
 THRASHING_AGENTS, SMALL_PROMPT_TOKENS = 8, 400
-"""Agents, and tokens of the prompt of each: about five fit, so that waiting saves enough."""
+"""Agents, and tokens of each one's prompt. About five fit, so that holding some saves recomputation."""
 AGENT = {"canopy_category": "agent", "canopy_stop": "tool"}
 
 
@@ -71,21 +70,21 @@ def gate(client: Any) -> dict[str, Any]:
     return client.rank()["session_gate"]
 
 
-def wait_for_waiting(client: Any, sessions: int) -> None:
+def wait_until_held(client: Any, sessions: int) -> None:
     """Wait until the gate holds ``sessions`` sessions."""
     wait_until(lambda: gate(client)["waiting_sessions"] == sessions)
 
 
 def fill_device(client: Any) -> str:
-    """Agents evict each other until the gate is active, and end; then two take all memory. Returns the
-    answer of session ``c`` alone, from before."""
+    """Let agents evict each other until the gate is active, and end them; then let two fill the device.
+    Return the answer that session ``c`` gets alone, from before."""
     answer_alone = send_turn(client, "alone", token_ids(PROMPT_TOKENS, 2))["text"]
     end_conversation(client, "alone")
     client.flush()
-    gate_is_active = threading.Event()
+    is_gate_active = threading.Event()
 
     def run_agent(number: int) -> None:
-        while not gate_is_active.is_set():
+        while not is_gate_active.is_set():
             send_turn(client, f"thrashing {number}", token_ids(SMALL_PROMPT_TOKENS, 10 + number))
 
     with ThreadPoolExecutor(THRASHING_AGENTS) as pool:
@@ -93,25 +92,25 @@ def fill_device(client: Any) -> str:
         try:
             wait_until(lambda: (state := gate(client))["active"] and state["pauses"], 2 * TIMEOUT_S)
         finally:
-            gate_is_active.set()
-            while not all(running.done() for running in agents):
+            is_gate_active.set()
+            while not all(finished_agent.done() for finished_agent in agents):
                 for number in range(THRASHING_AGENTS):
                     end_conversation(client, f"thrashing {number}")
                 time.sleep(0.1)
-        for running in agents:
-            running.result()
+        for finished_agent in agents:
+            finished_agent.result()
     for seed, name in enumerate("ab"):
         send_turn(client, name, token_ids(PROMPT_TOKENS, seed))
     return answer_alone
 
 
 @pytest.mark.long
-def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm2) -> None:
-    with server(smollm2, *GATE_FLAGS, kv_tokens=2048) as client, ThreadPoolExecutor(1) as pool:
+def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(launch, smollm2) -> None:
+    with launch(smollm2, *GATE_FLAGS, kv_tokens=2048) as client, ThreadPoolExecutor(1) as pool:
         answer_alone = fill_device(client)
         delayed_before = gate(client)["delayed_sessions"]
         third_answer = pool.submit(send_turn, client, "c", token_ids(PROMPT_TOKENS, 2))
-        wait_for_waiting(client, 1)
+        wait_until_held(client, 1)
         next_prompt = token_ids(PROMPT_TOKENS, 0) + token_ids(9, 20)
         assert send_turn(client, "a", next_prompt)["meta_info"]["cached_tokens"] >= PROMPT_TOKENS
         time.sleep(2.0)
@@ -121,17 +120,17 @@ def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm
         end_conversation(client, "b")
         assert third_answer.result()["text"] == answer_alone
         wait_until(lambda: gate(client)["delayed_sessions"] == delayed_before + 1)
-        wait_for_waiting(client, 0)
+        wait_until_held(client, 0)
         assert "canopy:gate_delayed_sessions_total" in client.get("/metrics")
         # Requests aborted while they wait leave no state behind.
         for rid in ("gone", ""):
             params = {**AGENT, "canopy_conversation": f"d{rid}"}
-            sampling = {"max_new_tokens": 4, "custom_params": params}
-            body = {"input_ids": token_ids(PROMPT_TOKENS, 3), "sampling_params": sampling}
+            sampling_params = {"max_new_tokens": 4, "custom_params": params}
+            body = {"input_ids": token_ids(PROMPT_TOKENS, 3), "sampling_params": sampling_params}
             aborted = pool.submit(client.send, "/generate", body | ({"rid": rid} if rid else {}))
-            wait_for_waiting(client, 1)
+            wait_until_held(client, 1)
             client.post("/abort_request", {"rid": rid, "abort_all": not rid})
             aborted.result()
-            wait_for_waiting(client, 0)
+            wait_until_held(client, 0)
         assert gate(client)["footprint_tokens"] < 3 * PROMPT_TOKENS
         assert "Traceback" not in client.server.log_text()

@@ -1,6 +1,5 @@
-"""Ranks, replicas and workers: two tensor-parallel ranks over three tiers evict alike, with clients that
-disconnect; hints and tenants at replicas and behind gateways.
-"""
+"""Ranks, replicas and workers: two tensor-parallel ranks over three tiers evict alike, with clients
+that disconnect; hints and tenants at replicas and behind gateways."""
 
 import contextlib
 import http.client
@@ -18,35 +17,35 @@ from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from sglang_canopy.request.sent import TENANT_METADATA
 from support.gateways import MODULES, post, run_gateway, skip_without
 from support.prompts import continuing_prompts, token_ids
-from support.served import CORES_BY_RANK, agreed_status, disk_flags, wait_until
+from support.served import RANK_CORES_ENVIRONMENT, agreed_status, disk_flags, wait_until
 
 pytestmark = pytest.mark.long
-PAGE_TOKENS, REQUESTS, ANSWER_TOKENS, TIMEOUT_S = 16, 500, 4, 120.0
+PAGE_TOKENS, REQUEST_COUNT, ANSWER_TOKENS, TIMEOUT_S = 16, 500, 4, 120.0
 CATEGORIES = ("chat", "agent", "batch")
 
 
 def conversations(requests: int, seed: int, turns: int = 5) -> list[tuple[list[int], dict]]:
-    """Return prompts and fields of growing conversations, in random order; a third share a head."""
-    draw = random.Random(seed)
+    """Return (prompt, fields) of the turns of growing conversations, in random order; a third share a head."""
+    rng = random.Random(seed)
     shared_head = token_ids(64, seed)
-    waiting: list[list[tuple[list[int], dict]]] = []
+    unsent: list[list[tuple[list[int], dict]]] = []
     for number in range(-(-requests // turns)):
         tokens = list(shared_head) if number % 3 == 0 else []
         conversation = []
         for turn in range(1, turns + 1):
-            tokens = tokens + [draw.randrange(100, 40_000) for _ in range(draw.randrange(16, 48))]
+            tokens = tokens + [rng.randrange(100, 40_000) for _ in range(rng.randrange(16, 48))]
             fields = {
                 "canopy_category": CATEGORIES[number % 3],
                 "canopy_turn": turn,
                 "canopy_conversation": f"c{number}",
             }
             conversation.append((tokens, fields))
-        waiting.append(conversation)
+        unsent.append(conversation)
     turns_in_order = []
-    while waiting:
-        conversation = draw.choice(waiting[:20])  # twenty at a time
+    while unsent:
+        conversation = rng.choice(unsent[:20])  # twenty at a time
         turns_in_order.append(conversation.pop(0))
-        waiting = [conversation for conversation in waiting if conversation]
+        unsent = [conversation for conversation in unsent if conversation]
     return turns_in_order[:requests]
 
 
@@ -61,30 +60,31 @@ def client(shared_server, small_model, tmp_path_factory):
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
         *disk_flags(disk),
         kv_tokens=1024,
-        environment=CORES_BY_RANK,
+        environment=RANK_CORES_ENVIRONMENT,
     )
 
 
 def test_both_ranks_evict_the_same_leaves_over_500_requests(client) -> None:
-    hits = dict.fromkeys(("device", "host", "storage"), 0)
-    for tokens, fields in conversations(REQUESTS, seed=1):
-        counts = client.generate(tokens, custom_params=fields)["meta_info"]["cached_tokens_details"]
-        for tier in hits:
-            hits[tier] += (counts or {}).get(tier, 0)
-    assert min(hits.values()) > 0, hits
-    wait_until(lambda: sum(client.requests_by_category().values()) >= REQUESTS)
+    hit_tokens = dict.fromkeys(("device", "host", "storage"), 0)
+    for tokens, fields in conversations(REQUEST_COUNT, seed=1):
+        meta_info = client.generate(tokens, custom_params=fields)["meta_info"]
+        for tier in hit_tokens:
+            hit_tokens[tier] += (meta_info["cached_tokens_details"] or {}).get(tier, 0)
+    assert min(hit_tokens.values()) > 0, hit_tokens
+    wait_until(lambda: sum(client.requests_by_category().values()) >= REQUEST_COUNT)
     status = agreed_status(client)
-    assert status["agreement"]["victims"] > REQUESTS
+    assert status["agreement"]["victims"] > REQUEST_COUNT
     assert status["agreement"]["records_compared"] > 0
     assert status["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
-    missed_tokens = status["prompt_tokens"] - sum(t["hit_tokens"] for t in status["tiers"].values())
+    tiers = status["tiers"].values()
+    missed_tokens = status["prompt_tokens"] - sum(tier["hit_tokens"] for tier in tiers)
     causes = status["missed"]["tokens"].values()
-    assert sum(sum(row.values()) for row in causes) == missed_tokens
+    assert sum(sum(tokens_by_tier.values()) for tokens_by_tier in causes) == missed_tokens
     assert status["missed"]["corrected_tokens"] == 0
     assert "Traceback" not in client.server.log_text()
 
 
-def entered_host(client: Any, category: str) -> float:
+def host_entered_tokens(client: Any, category: str) -> float:
     """Return the category's tokens that entered the host: computed, or read with their metadata."""
     line = re.compile(r"^canopy:entered_tokens_total\{(.*)\} (\S+)$", re.MULTILINE)
     for labels, value in line.findall(client.get("/metrics")):
@@ -99,32 +99,32 @@ def test_metadata_is_restored_with_every_read_from_disk(client) -> None:
     client.generate(prompt, custom_params=fields)
     for read in range(1, 5):
         # Pages that are read without their records count as "default".
-        wait_until(lambda read=read: entered_host(client, "kept") >= read * len(prompt))
-        assert entered_host(client, "kept") == read * len(prompt)
+        wait_until(lambda read=read: host_entered_tokens(client, "kept") >= read * len(prompt))
+        assert host_entered_tokens(client, "kept") == read * len(prompt)
         client.flush()
         answer = client.generate([*prompt, read], custom_params=fields)
         assert answer["meta_info"]["cached_tokens_details"]["storage"] == len(prompt), read
 
 
 class Clients:
-    """Clients that stream, disconnect, retry and reuse names, and the outcomes of their requests."""
+    """Clients that stream, disconnect, retry and reuse request ids, and the outcomes of their requests."""
 
     def __init__(self, client: Any, prompts: list[list[int]], expected: list[list[int]]) -> None:
-        self.client, self.prompts, self.expected = client, prompts, expected
+        self.client, self.prompts, self.expected_answers = client, prompts, expected
         self.outcomes: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def run(self, seed: int) -> None:
-        draw = random.Random(seed)
+        rng = random.Random(seed)
         for _ in range(25):
-            number = draw.randrange(len(self.prompts))
-            body: dict[str, Any] = {"extra_key": draw.choice([None, "a", "b"])}
-            if draw.random() < 0.5:
-                body["rid"] = f"job-{seed}-{draw.randrange(4)}-"
-            timeout_s = draw.choice([0.01, 0.1, 0.5, TIMEOUT_S, TIMEOUT_S])
+            number = rng.randrange(len(self.prompts))
+            body: dict[str, Any] = {"extra_key": rng.choice([None, "a", "b"])}
+            if rng.random() < 0.5:
+                body["rid"] = f"job-{seed}-{rng.randrange(4)}-"
+            timeout_s = rng.choice([0.01, 0.1, 0.5, TIMEOUT_S, TIMEOUT_S])
             ids = self.answer(self.prompts[number], timeout_s, body)
             if ids is not None:
-                outcome = "answered" if ids == self.expected[number] else "wrong"
+                outcome = "answered" if ids == self.expected_answers[number] else "wrong"
             elif timeout_s < TIMEOUT_S:
                 outcome = "disconnected"
             else:
@@ -134,8 +134,8 @@ class Clients:
 
     def answer(self, ids: list[int], timeout_s: float, body: dict[str, Any]) -> list[int] | None:
         """Return all tokens; ``None`` if the client disconnected, or after a refusal."""
-        sampling = {"temperature": 0, "max_new_tokens": ANSWER_TOKENS, "ignore_eos": True}
-        request = {"input_ids": ids, "sampling_params": sampling, "stream": True, **body}
+        sampling_params = {"temperature": 0, "max_new_tokens": ANSWER_TOKENS, "ignore_eos": True}
+        request = {"input_ids": ids, "sampling_params": sampling_params, "stream": True, **body}
         output_ids: list[int] = []
         host = self.client.url.removeprefix("http://")
         with (
@@ -154,8 +154,8 @@ class Clients:
 
 
 def test_ranks_agree_and_others_are_answered_when_clients_disconnect(client) -> None:
-    """The scheduler alone: test/server/scheduler."""
-    prompts = continuing_prompts(12, 5, most_shared=300)
+    """Tests of the scheduler alone are in test/server/scheduler."""
+    prompts = continuing_prompts(12, 5, max_shared_tokens=300)
     prompts = [ids[:700] for ids in prompts]
     expected = [client.generate(ids, ANSWER_TOKENS)["output_ids"] for ids in prompts]
     clients = Clients(client, prompts, expected)
@@ -171,45 +171,45 @@ def test_ranks_agree_and_others_are_answered_when_clients_disconnect(client) -> 
     assert "Traceback" not in client.server.log_text()
 
 
-ADMIN, SECRET = "the-administrators-key", "0123456789abcdef-of-the-gateway"
-BEARER = {"Authorization": f"Bearer {ADMIN}"}
-GATEWAY = {GATEWAY_HEADER: SECRET}
+ADMIN_KEY, GATEWAY_SECRET = "the-administrators-key", "0123456789abcdef-of-the-gateway"
+ADMIN_HEADER = {"Authorization": f"Bearer {ADMIN_KEY}"}
+GATEWAY_HEADERS = {GATEWAY_HEADER: GATEWAY_SECRET}
 
 
 def fill_replica(client: Any, rank: int, seed: int) -> tuple[list[int], list[int]]:
-    """Fill a replica with two conversations; the older is evicted first. Its client's hint that it is over
-    is ignored, since users of this server may not give that hint."""
-    old, ended = token_ids(500, seed), token_ids(500, seed + 1)
-    for name, prompt in (("old", old), ("ended", ended)):
-        fields = {"canopy_conversation": name, "canopy_over": name == "old"}
+    """Fill a replica with two conversations; the first is evicted first. Its client says that it is over,
+    which is ignored, since users of this server may not give that hint."""
+    unended, ended = token_ids(500, seed), token_ids(500, seed + 1)
+    for name, prompt in (("unended", unended), ("ended", ended)):
+        fields = {"canopy_conversation": name, "canopy_over": name == "unended"}
         client.generate(prompt, custom_params=fields, routed_dp_rank=rank, cache_salt="a")
-    return old, ended
+    return unended, ended
 
 
-def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_model) -> None:
+def test_a_trusted_hint_reaches_every_replica_and_no_other_counts(launch, tiny_model) -> None:
     flags = ("--radix-eviction", "wa", "--dp-size", "2")
-    flags += ("--admin-api-key", ADMIN, "--canopy-client-hints", "trusted")
-    environment = {SECRET_VARIABLE: SECRET, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
-    with server(tiny_model, *flags, kv_tokens=2048, environment=environment) as client:
+    flags += ("--admin-api-key", ADMIN_KEY, "--canopy-client-hints", "trusted")
+    environment = {SECRET_VARIABLE: GATEWAY_SECRET, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
+    with launch(tiny_model, *flags, kv_tokens=2048, environment=environment) as client:
         check_that_no_user_reads_of_another_tenants_prompt(client)
-        assert client.send("/flush_cache?timeout=20", {}, **BEARER).code == 200
+        assert client.send("/flush_cache?timeout=20", {}, **ADMIN_HEADER).code == 200
         prompts = [fill_replica(client, rank, 10 * rank) for rank in range(2)]
         hint = {"conversation": "ended", "over": True, "cache_salt": "a"}
-        false_hint = {**hint, "conversation": "old"}
+        false_hint = {**hint, "conversation": "unended"}
         assert client.send("/canopy/hint", false_hint).code == 401
         assert client.send("/canopy/hint", false_hint, **{GATEWAY_HEADER: "a guess"}).code == 401
-        assert client.send("/canopy/hint", hint, **GATEWAY).code == 200
-        forged = {"server_args": {"canopy_hints:[]": 1}}
-        assert client.send("/set_internal_state", forged, **BEARER).code == 403
+        assert client.send("/canopy/hint", hint, **GATEWAY_HEADERS).code == 200
+        forged_hints = {"server_args": {"canopy_hints:[]": 1}}
+        assert client.send("/set_internal_state", forged_hints, **ADMIN_HEADER).code == 403
         # This request is refused after it was stamped. Its hints must not be lost.
         too_long = {"input_ids": token_ids(9000, 7), "sampling_params": {}}
         assert client.send("/generate", too_long).code == 400
-        for rank, (old, ended) in enumerate(prompts):
+        for rank, (unended, ended) in enumerate(prompts):
             client.generate(token_ids(1400, 50 + rank), routed_dp_rank=rank)
-            assert client.cached(old, routed_dp_rank=rank, cache_salt="a")["total"] > 400
+            assert client.cached(unended, routed_dp_rank=rank, cache_salt="a")["total"] > 400
             assert client.cached(ended, routed_dp_rank=rank, cache_salt="a")["total"] < 250
         log = client.server.log_text()
-        assert SECRET not in log
+        assert GATEWAY_SECRET not in log
         assert "Traceback" not in log
         check_answers_are_equal_on_both_replicas(client)
 
@@ -223,7 +223,7 @@ def check_that_no_user_reads_of_another_tenants_prompt(client: Any) -> None:
         rank = json.loads(client.send("/canopy/status", **headers).text)["ranks"][0]
         return rank["prompt_tokens"] >= 800 and rank["missed"]
 
-    for headers in ({}, BEARER):
+    for headers in ({}, ADMIN_HEADER):
         missed_tokens = wait_until(lambda headers=headers: missed(**headers))
         assert missed_tokens["tokens"]["never_seen"]["none"] >= 2 * 398
         for path in ("/canopy/status", "/metrics"):
@@ -274,7 +274,7 @@ def received_hint(client: Any, conversation: str, salt: str) -> str | None:
 
 
 def test_tenants_are_separate_behind_gateways_and_hints_reach_both_workers(
-    server, tiny_model, tmp_path
+    launch, tiny_model, tmp_path
 ) -> None:
     for gateway in MODULES:
         skip_without(gateway)
@@ -282,7 +282,7 @@ def test_tenants_are_separate_behind_gateways_and_hints_reach_both_workers(
     flags += ("--served-model-name", "tiny")
     with contextlib.ExitStack() as stack:
         workers = [
-            stack.enter_context(server(tiny_model, *flags, kv_tokens=16_384)) for _ in range(2)
+            stack.enter_context(launch(tiny_model, *flags, kv_tokens=16_384)) for _ in range(2)
         ]
         urls = [worker.url for worker in workers]
         for gateway in MODULES:
@@ -290,10 +290,10 @@ def test_tenants_are_separate_behind_gateways_and_hints_reach_both_workers(
             name = f"{gateway}-c"
             for salt in ("a", "b"):
                 # Round robin: the first two requests meet both workers.
-                first = [send_chat(url, gateway, salt) for _ in urls]
-                second = [send_chat(url, gateway, salt) for _ in urls]
-                assert max(first) < 100, "another tenant's KV"
-                assert min(second) > 300
+                first_hits = [send_chat(url, gateway, salt) for _ in urls]
+                second_hits = [send_chat(url, gateway, salt) for _ in urls]
+                assert max(first_hits) < 100, "another tenant's KV"
+                assert min(second_hits) > 300
             for worker in workers:
                 worker.post("/canopy/hint", {"conversation": name, "over": True, "cache_salt": "a"})
                 wait_until(

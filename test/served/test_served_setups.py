@@ -1,7 +1,6 @@
 """Set-ups of SGLang: an answer with KV of any tier equals the cold answer of the same server.
 
-A prompt under a tenant of its own finds no KV, so its answer is the oracle of later ones.
-"""
+A prompt under a tenant of its own finds no KV: its *cold* answer is the expected one."""
 
 import json
 from collections.abc import Callable
@@ -14,81 +13,81 @@ import pytest
 
 from support import hybrid_models
 from support.prompts import token_ids
-from support.served import CORES_BY_RANK, disk_flags, wait_until
-from support.small_models import DEEPSEEK_V2, LLAMA, VOCABULARY, write_adapter, write_model
-from support.vision_models import PICTURE, picture, write_vision_model
+from support.served import RANK_CORES_ENVIRONMENT, disk_flags, wait_until
+from support.small_models import DEEPSEEK_V2, LLAMA, VOCABULARY_TOKENS, write_adapter, write_model
+from support.vision_models import PICTURE, noise_picture, write_vision_model
 
 HEAD_TOKENS, PAGE_TOKENS = 304, 16
 ADAPTERS = ("law", "tax", None)
-Job = dict[str, Any]
+Body = dict[str, Any]
 
 
-def write_llama(out: Path, smollm2: Path) -> Path:
+def write_llama(folder: Path, smollm2: Path) -> Path:
     # The last of SGLang's stages lacks the embeddings, and so a head that is tied to them.
-    return write_model(out, smollm2, LLAMA, tie_word_embeddings=False)
+    return write_model(folder, smollm2, LLAMA, tie_word_embeddings=False)
 
 
-def write_mla(out: Path, smollm2: Path) -> Path:
-    return write_model(out, smollm2, DEEPSEEK_V2)
+def write_mla(folder: Path, smollm2: Path) -> Path:
+    return write_model(folder, smollm2, DEEPSEEK_V2)
 
 
-def hybrid_writer(kind: str) -> Callable[[Path, Path], Path]:
-    def write_hybrid(out: Path, smollm2: Path) -> Path:
-        hybrid_models.build_model(kind, out, smollm2, vocab_size=VOCABULARY)
-        return out
+def hybrid_writer(component: str) -> Callable[[Path, Path], Path]:
+    def write_hybrid(folder: Path, smollm2: Path) -> Path:
+        hybrid_models.build_model(component, folder, smollm2, vocab_size=VOCABULARY_TOKENS)
+        return folder
 
     return write_hybrid
 
 
-def shared_heads(count: int = 5) -> list[Job]:
-    """Return each head once with a tail, then each twice with other tails."""
-    heads = [token_ids(HEAD_TOKENS, seed) for seed in range(1, count + 1)]
+def shared_heads(head_count: int = 5) -> list[Body]:
+    """Return a prompt of each head with a tail, then two of each head with other tails."""
+    heads = [token_ids(HEAD_TOKENS, seed) for seed in range(1, head_count + 1)]
     order = [*heads, *(head for head in heads for _ in range(2))]
-    return [{"input_ids": ids + token_ids(12, 60 + n)} for n, ids in enumerate(order)]
+    return [{"input_ids": ids + token_ids(12, 60 + i)} for i, ids in enumerate(order)]
 
 
-def heads_under_adapters() -> list[Job]:
-    jobs = [{**job, "lora_path": name} for job in shared_heads(3) for name in ADAPTERS]
-    return [{key: value for key, value in job.items() if value is not None} for job in jobs]
+def heads_under_adapters() -> list[Body]:
+    bodies = [{**body, "lora_path": name} for body in shared_heads(3) for name in ADAPTERS]
+    return [{key: value for key, value in body.items() if value is not None} for body in bodies]
 
 
-def growing_prompts() -> list[Job]:
-    prompts = hybrid_models.conversations() + hybrid_models.prompts_by_turn()
+def growing_prompts() -> list[Body]:
+    prompts = hybrid_models.conversation_prompts() + hybrid_models.prompts_by_turn()
     return [{"input_ids": ids} for ids in prompts]
 
 
-def pictures() -> list[Job]:
-    """Return a picture twice, another picture, and another question about the first."""
+def pictures() -> list[Body]:
+    """Return a question about a picture twice, about another picture, and another question about the first."""
     story = "Here is what was seen on the way home, told in the order in which it happened: "
     questions = ((1, "Who is it?"), (1, "Who is it?"), (2, "Who is it?"), (1, "Where?"))
     return [
         {
             "text": f"{story}{PICTURE} {question}",
-            "image_data": [picture(seed)],
+            "image_data": [noise_picture(seed)],
             "return_logprob": True,
         }
         for seed, question in questions
     ]
 
 
-def with_priorities_and_schemas() -> list[Job]:
+def with_priorities_and_schemas() -> list[Body]:
     person = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}
     schema = {"type": "object", "properties": person, "required": list(person)}
     sampling = {"json_schema": json.dumps(schema), "max_new_tokens": 40, "ignore_eos": False}
-    texts = [f"Describe person {n} as JSON: " for n in (1, 2, 1)]
-    schema_jobs = [{"text": text, "sampling": sampling} for text in texts]
-    return [{**job, "priority": n % 2} for n, job in enumerate(shared_heads())] + schema_jobs
+    texts = [f"Describe person {number} as JSON: " for number in (1, 2, 1)]
+    schema_bodies = [{"text": text, "sampling": sampling} for text in texts]
+    return [{**body, "priority": i % 2} for i, body in enumerate(shared_heads())] + schema_bodies
 
 
 @dataclass(slots=True, frozen=True)
 class SetUp:
-    """Flags of a server, its model and its jobs."""
+    """Flags of a server, its model, and the requests to it."""
 
     flags: tuple[str, ...] = ()
-    model: Callable[[Path, Path], Path] = write_llama
-    jobs: Callable[[], list[Job]] = shared_heads
+    write_model: Callable[[Path, Path], Path] = write_llama
+    bodies: Callable[[], list[Body]] = shared_heads
     kv_tokens: int = 1024
-    """Fewer than the jobs' tokens, except for pictures."""
+    """Fewer than the requests' tokens, except for pictures."""
     policy: tuple[str, ...] = ("--radix-eviction", "wa")
     host_ratio: float = 0.0
     """Host memory, in multiples of the device's."""
@@ -96,7 +95,7 @@ class SetUp:
     has_disk: bool = False
     concurrent_requests: int = 1
     min_hits: int = 4 * HEAD_TOKENS
-    """Of all jobs together."""
+    """Least number of cached tokens, of all requests together."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -106,10 +105,10 @@ BATCH_FLAGS = (
     *("--enable-priority-scheduling", "--disable-priority-preemption"),
     *("--default-priority-value", "0", "--canopy-queue-order", "bounded-shortest"),
 )
-HYBRID_FIELDS = {"jobs": growing_prompts, "kv_tokens": 700, "min_hits": 1}
+HYBRID_FIELDS = {"bodies": growing_prompts, "kv_tokens": 700, "min_hits": 1}
 
 SETUPS = {
-    "pipeline": SetUp(("--pp-size", "2"), options={"environment": CORES_BY_RANK}),
+    "pipeline": SetUp(("--pp-size", "2"), options={"environment": RANK_CORES_ENVIRONMENT}),
     "chunks, mixed batches, pages of 64, priorities, schemas, order, overlap": SetUp(
         BATCH_FLAGS,
         lambda _, smollm2: smollm2,
@@ -133,7 +132,7 @@ SETUPS = {
     ),
     "adapters, disk": SetUp(
         ("--enable-lora", "--lora-backend", "torch_native"),
-        jobs=heads_under_adapters,
+        bodies=heads_under_adapters,
         page_tokens=4,
         host_ratio=4,
         has_disk=True,
@@ -147,17 +146,17 @@ SETUPS = {
 }
 
 
-def run_job(client: Any, job: Job, tenant: str | None = None) -> dict[str, Any]:
+def send_body(client: Any, body: Body, tenant: str | None = None) -> dict[str, Any]:
     sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
-    body = {key: value for key, value in job.items() if key != "sampling"}
-    body["sampling_params"] = sampling | job.get("sampling", {})
-    return client.post("/generate", body | ({"extra_key": tenant} if tenant else {}))
+    request = {key: value for key, value in body.items() if key != "sampling"}
+    request["sampling_params"] = sampling | body.get("sampling", {})
+    return client.post("/generate", request | ({"extra_key": tenant} if tenant else {}))
 
 
 def check_answer(answer: dict[str, Any], cold: dict[str, Any]) -> None:
     assert answer["output_ids"] == cold["output_ids"]
-    logprobs, cold_probs = (a["meta_info"].get("output_token_logprobs", ()) for a in (answer, cold))
-    for (logprob, *_), (expected, *_) in zip(logprobs, cold_probs, strict=True):
+    logprobs = (info["meta_info"].get("output_token_logprobs", ()) for info in (answer, cold))
+    for (logprob, *_), (expected, *_) in zip(*logprobs, strict=True):
         assert logprob == pytest.approx(expected, abs=1e-4)
 
 
@@ -173,37 +172,37 @@ def cached_tokens(answer: dict[str, Any]) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SETUPS)
-def test_answers_from_every_tier_equal_cold_answers(name, server, smollm2, tmp_path: Path) -> None:
+def test_answers_from_every_tier_equal_cold_answers(name, launch, smollm2, tmp_path: Path) -> None:
     setup = SETUPS[name]
-    model, jobs = setup.model(tmp_path / "model", smollm2), setup.jobs()
+    model, bodies = setup.write_model(tmp_path / "model", smollm2), setup.bodies()
     flags = [*setup.policy, *setup.flags, "--page-size", str(setup.page_tokens)]
-    if setup.jobs is heads_under_adapters:
-        paths = [f"{a}={write_adapter(tmp_path / a, model, n)}" for n, a in enumerate(ADAPTERS[:2])]
-        flags += ["--lora-paths", *paths]
+    if setup.bodies is heads_under_adapters:
+        folders = [write_adapter(tmp_path / f"a{seed}", model, seed) for seed in range(2)]
+        flags += ["--lora-paths", *[f"{name}={folder}" for name, folder in zip(ADAPTERS, folders)]]
     if setup.host_ratio:
         flags += ["--enable-hierarchical-cache", "--hicache-ratio", str(setup.host_ratio)]
     if setup.has_disk:
         flags += disk_flags(tmp_path / "disk")
-    with server(model, *flags, kv_tokens=setup.kv_tokens, **setup.options) as client:
-        cold = [run_job(client, job, f"cold {n}") for n, job in enumerate(jobs)]
-        assert sum(map(cached_tokens, cold)) == 0, "a tenant found another's KV"
-        assert len({str(answer["output_ids"]) for answer in cold}) > len(jobs) // 3
+    with launch(model, *flags, kv_tokens=setup.kv_tokens, **setup.options) as client:
+        cold = [send_body(client, body, f"cold {i}") for i, body in enumerate(bodies)]
+        assert sum(map(cached_tokens, cold)) == 0, "a tenant matched another's KV"
+        assert len({str(answer["output_ids"]) for answer in cold}) > len(bodies) // 3
         with ThreadPoolExecutor(setup.concurrent_requests) as pool:
-            answers = list(pool.map(lambda job: run_job(client, job), jobs))
+            answers = list(pool.map(lambda body: send_body(client, body), bodies))
         for answer, cold_answer in zip(answers, cold, strict=True):
             check_answer(answer, cold_answer)
         hit_tokens = [*map(cached_tokens, answers)]
         assert sum(hit_tokens) >= setup.min_hits, hit_tokens
         if setup.host_ratio and "buffer_only" not in setup.flags:
             assert tokens_from_tier(answers, "host") > 0
-        if "--canopy-observe" not in flags and setup.jobs is not pictures:
+        if "--canopy-observe" not in flags and setup.bodies is not pictures:
             wait_until(lambda: has_evicted(client))
         if setup.has_disk:
-            check_disk_reads(client, jobs, cold, setup.page_tokens)
+            check_disk_reads(client, bodies, cold, setup.page_tokens)
         FURTHER_CHECKS.get(name, lambda *_: None)(client, answers)
         if name in ("windows, host", "states, host"):
             reference = hybrid_models.load_model(name.partition(",")[0], model)
-            prompts = [job["input_ids"] for job in jobs[:9]]
+            prompts = [body["input_ids"] for body in bodies[:9]]
             expected = [hybrid_models.answer_greedily(reference, ids, 8) for ids in prompts]
             answered = [answer["output_ids"] for answer in cold[:9]]
             assert hybrid_models.answers_agree(answered, expected)
@@ -216,31 +215,32 @@ def has_evicted(client: Any) -> bool:
     return all(sum(by_tier["device"]["evicted_tokens"].values()) > 0 for by_tier in tiers)
 
 
-def check_disk_reads(client: Any, jobs: list[Job], cold: list[Any], page_tokens: int) -> None:
-    """Empty the memory: each prompt is read from the disk, by its own adapter alone."""
-    head_pages = len({json.dumps(job) for job in jobs}) * (HEAD_TOKENS // page_tokens)
+def check_disk_reads(client: Any, bodies: list[Body], cold: list[Any], page_tokens: int) -> None:
+    """Check that each prompt is read from the disk once the memory is empty, and only by its own adapter."""
+    head_pages = len({json.dumps(body) for body in bodies}) * (HEAD_TOKENS // page_tokens)
     wait_until(lambda: client.rank()["disk"]["pages"] >= 2 * head_pages // 3)
     client.flush()
-    for job, cold_answer in zip(jobs[::-1], cold[::-1], strict=True):
-        check_answer(answer := run_job(client, job), cold_answer)
+    for body, cold_answer in zip(bodies[::-1], cold[::-1], strict=True):
+        check_answer(answer := send_body(client, body), cold_answer)
         assert tokens_from_tier([answer], "storage") >= HEAD_TOKENS - page_tokens
         client.flush()
 
 
 def check_adapters(client: Any, answers: list[dict[str, Any]]) -> None:
-    assert not any(map(cached_tokens, answers[:9])), "an adapter found another's KV"
+    assert not any(map(cached_tokens, answers[:9])), "an adapter matched another's KV"
 
 
 def check_pictures(_: Any, answers: list[dict[str, Any]]) -> None:
     first, repeated, other_picture, other_question = map(cached_tokens, answers)
     assert first == 0
     assert repeated > other_question > other_picture > 0, "KV of a picture matches it alone"
-    logprobs = [[p for p, *_ in answer["meta_info"]["output_token_logprobs"]] for answer in answers]
+    tokens = (answer["meta_info"]["output_token_logprobs"] for answer in answers)
+    logprobs = [[logprob for logprob, *_ in tokens_of_answer] for tokens_of_answer in tokens]
     assert logprobs[0] != pytest.approx(logprobs[2], abs=1e-3), "the picture changes nothing"
 
 
 def check_observation(client: Any, answers: list[dict[str, Any]]) -> None:
-    requests = 2 * len(answers)
+    requests = 2 * len(answers)  # cold and warm
     wait_until(lambda: (client.status()["whatif"] or {}).get("sampled_requests", 0) >= requests)
     status = client.status()
     arms = {(arm["policy"], arm["capacity"]): arm for arm in status["whatif"]["arms"]}

@@ -14,19 +14,20 @@ from support.served import greedy_ids
 pytestmark = pytest.mark.xdist_group("canopy")
 
 
-def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) -> None:
+def test_greedy_text_with_a_cache_equals_that_of_transformers(canopy_server, small_model) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(small_model))
     story = "Once upon a time there was a small lighthouse on a rock in the sea. " * 8
     prompts = [tokenizer(story + end)["input_ids"] for end in ("Its keeper", "At night", "One day")]
     prompts += [prompts[0] + tokenizer(" was old. He")["input_ids"], prompts[1]]
-    answers = [canopy_server.generate(p, 16) for p in prompts]
-    assert [a["meta_info"]["cached_tokens"] > 100 for a in answers] == [False] + [True] * 4
+    answers = [canopy_server.generate(prompt, 16) for prompt in prompts]
+    cached_tokens = [answer["meta_info"]["cached_tokens"] for answer in answers]
+    assert cached_tokens[0] <= 100 < min(cached_tokens[1:])
     assert [answer["output_ids"] for answer in answers] == greedy_ids(small_model, prompts, 16)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -37,18 +38,18 @@ def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) ->
     ],
 )
 def test_prompts_that_cannot_be_computed_are_errors_and_the_server_continues(
-    canopy_server, path, body, stream
+    canopy_server, path, body, is_streamed
 ) -> None:
     """Some errors are SGLang's own: a 500, an error in a stream, or a stream that breaks."""
     try:
-        code, text = canopy_server.send(path, {**body, "stream": stream})
+        code, text = canopy_server.send(path, {**body, "stream": is_streamed})
     except http.client.IncompleteRead:
         code, text = 500, ""
     assert code >= 400 or '"error"' in text, text
     assert canopy_server.generate(token_ids(5, seed=1))["output_ids"]
 
 
-def test_a_hint_and_the_status_have_routes_of_their_own(canopy_server) -> None:
+def test_a_hint_is_accepted_and_the_status_reports_it(canopy_server) -> None:
     client = canopy_server
     assert client.post("/canopy/hint", {"conversation": "c-1", "over": True}) == {"waiting": 1}
     code, text = client.send("/canopy/hint", {"conversation": "c-1"})
@@ -59,16 +60,16 @@ def test_a_hint_and_the_status_have_routes_of_their_own(canopy_server) -> None:
     assert (status["policy"], status["hints_waiting"]) == ("wa", 0)
     assert status["ttft_model"]["requests"] >= 30
     # A busy machine's times may show no line; a falling line would be wrong.
-    slope = status["ttft_model"]["alpha_ms_per_1k_tokens"]
-    assert slope is None or slope > 0
+    slope_ms = status["ttft_model"]["alpha_ms_per_1k_tokens"]
+    assert slope_ms is None or slope_ms > 0
 
 
 KV_HINTS = {
     "protocol_version": "0.1",
     "message_id": "m",
     "actions": [
-        {"action_id": kind, "action_type": kind, "action_version": "1.0", "payload": {}}
-        for kind in ("kv.release", "kv.fetch")
+        {"action_id": action, "action_type": action, "action_version": "1.0", "payload": {}}
+        for action in ("kv.release", "kv.fetch")
     ],
 }
 
@@ -79,14 +80,14 @@ KV_HINTS = {
 )
 def test_kv_of_a_conversation_ended_by_a_hint_is_evicted_first(canopy_server, seed, fields) -> None:
     client = canopy_server
-    old, ended = token_ids(500, seed=seed), token_ids(500, seed=seed + 1)
+    unended, ended = token_ids(500, seed=seed), token_ids(500, seed=seed + 1)
     ignored_before = client.status()["ignored_fields"].get("kv_hints", 0)
-    client.generate(old, custom_params={"canopy_conversation": "old"})
+    client.generate(unended, custom_params={"canopy_conversation": "unended"})
     client.generate(ended, **fields)
     if "kv_hints" not in fields:
         client.post("/canopy/hint", {"conversation": "ended", "over": True})
     client.generate(token_ids(1400, seed=seed + 2))
-    assert client.cached(old)["total"] > 400
+    assert client.cached(unended)["total"] > 400
     assert client.cached(ended)["total"] < 250
     ignored_after = client.status()["ignored_fields"].get("kv_hints", 0)
     assert ignored_after == ignored_before + ("kv_hints" in fields)  # ``kv.fetch``
@@ -109,9 +110,9 @@ class Biases(CustomLogitProcessor):
 
 
 def test_a_logit_processor_receives_its_clients_parameters_alone(canopy_server) -> None:
-    names: dict[str, Any] = {"__name__": "__main__"}  # a server cannot import this file
-    exec(PROCESSOR_SOURCE, names)
-    body = {"input_ids": token_ids(50, 1), "custom_logit_processor": names["Biases"].to_str()}
+    namespace: dict[str, Any] = {"__name__": "__main__"}  # a server cannot import this file
+    exec(PROCESSOR_SOURCE, namespace)
+    body = {"input_ids": token_ids(50, 1), "custom_logit_processor": namespace["Biases"].to_str()}
     biases, stamp = {"777": 1000.0}, {"canopy_category": "chat", "canopy_turn": 2}
 
     def output_ids(params: dict[str, Any] | None, **sampling: Any) -> list[int]:

@@ -1,8 +1,7 @@
 """Flat traces against libCacheSim, an independent simulator, and against Belady: equal miss counts.
 
-Single-block requests make the tree an ordinary cache. libCacheSim's LFU breaks ties among the
-least frequent by when each reached its frequency, that is by last access, as ours does.
-"""
+Single-block requests make the tree an ordinary cache. libCacheSim's LFU breaks ties among the least
+frequent by when each reached its frequency, that is by last access, as ours does."""
 
 import random
 from itertools import chain, islice
@@ -14,7 +13,7 @@ from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from sglang_canopy.policy.registry import make_policy
-from support.trace_samples import data_folder, flat, mooncake
+from support.trace_samples import data_folder, mooncake, single_block_trace
 
 libcachesim = pytest.importorskip("libcachesim")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.stack import lru_curve
 from sglang_canopy.policy.registry import make_policy
-from support.trace_samples import flat, random_trace
+from support.trace_samples import random_trace, single_block_trace
 
 
 @pytest.mark.parametrize("batch_accesses", [1 << 19, 7])
@@ -32,4 +32,4 @@ def test_flat_traces_equal_a_list_that_moves_to_front(ids, capacity):
         if block in recent_blocks:
             recent_blocks.remove(block)
         recent_blocks.insert(0, block)
-    assert lru_curve(flat(ids), batch_accesses=9).block_hits(capacity) == hits
+    assert lru_curve(single_block_trace(ids), batch_accesses=9).block_hits(capacity) == hits

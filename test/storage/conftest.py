@@ -1,4 +1,4 @@
-"""Pages that a test of the storage describes are its own."""
+"""The process's table of described pages is empty before and after each test of the storage."""
 
 from collections.abc import Iterator
 

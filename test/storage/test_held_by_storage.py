@@ -1,4 +1,4 @@
-"""The storage reads and writes below KV of the device: every token counted as evictable can be evicted."""
+"""While the storage reads or writes below KV of the device, every token counted as evictable can be evicted."""
 
 import random
 import threading
@@ -14,31 +14,31 @@ from sglang_canopy.radix import storage_holds
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_recount import recount
 from support.disk_tree import DiskTree, prompt
-from support.live_tree import LiveTree, check
+from support.live_tree import LiveTree, check_tree
 
 PAGE_TOKENS = 2
 
 
 class PausableTree(DiskTree):
-    """A tree whose storage reads and writes only while ``reads`` and ``writes`` are set."""
+    """A tree whose storage reads and writes only while ``may_read`` and ``may_write`` are set."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         options.setdefault("config", {"quantum_tokens": 1})
         super().__init__(folder, write_policy="write_back", **options)
-        self.reads, self.writes = threading.Event(), threading.Event()
+        self.may_read, self.may_write = threading.Event(), threading.Event()
         self.delay_s = 0.0
         self.resume()
-        read, write = self.storage.batch_get_v1, self.storage.batch_set_v1
+        original_read, original_write = self.storage.batch_get_v1, self.storage.batch_set_v1
 
         def wait_and_read(*arguments: Any) -> Any:
-            self.reads.wait()
+            self.may_read.wait()
             time.sleep(self.delay_s)
-            return read(*arguments)
+            return original_read(*arguments)
 
         def wait_and_write(*arguments: Any) -> Any:
-            self.writes.wait()
+            self.may_write.wait()
             time.sleep(self.delay_s)
-            return write(*arguments)
+            return original_write(*arguments)
 
         self.storage.batch_get_v1, self.storage.batch_set_v1 = wait_and_read, wait_and_write
 
@@ -47,8 +47,8 @@ class PausableTree(DiskTree):
         return self.cache.cache_controller.mem_pool_host
 
     def resume(self) -> None:
-        self.reads.set()
-        self.writes.set()
+        self.may_read.set()
+        self.may_write.set()
 
     def fill_host(self) -> None:
         """Take all host slots, as retracted requests do."""
@@ -71,8 +71,9 @@ class PausableTree(DiskTree):
         assert self.allocator.available_size() == free_tokens + evictable_tokens
 
     def count_locks(self) -> int:
-        nodes = [n for n in self.core._node_arena.values() if n is not self.core.root_node]
-        return sum(data.lock_ref + data.host_lock_ref for n in nodes for data in n.component_data)
+        nodes = (node for node in self.core._node_arena.values() if node is not self.core.root_node)
+        components = [component for node in nodes for component in node.component_data]
+        return sum(component.lock_ref + component.host_lock_ref for component in components)
 
 
 @pytest.fixture
@@ -89,18 +90,18 @@ def test_the_disk_is_read_below_kv_that_only_the_device_holds(tree: PausableTree
     assert tree.match(prompt(1, 16)) == 8
     assert tree.serve(prompt(1, 16), 3.0) == 16
     assert tree.kv(prompt(1, 16)) == prompt(1, 16)
-    check(tree)
+    check_tree(tree)
 
 
 @pytest.mark.parametrize("is_reading", [True, False], ids=["reading", "looking up"])
 def test_the_anchor_of_a_read_is_evictable(tree: PausableTree, is_reading: bool) -> None:
     tree.leave_on_disk_only(prompt(1, 16))
     tree.insert(prompt(1, 8), tree.request(2.0, prompt_tokens=8))
-    tree.reads.clear()
+    tree.may_read.clear()
     handle = tree.begin_fetch(prompt(1, 16))
     assert handle in tree.cache.ongoing_prefetch
     if is_reading:
-        tree._drain(n_storage_hit=1)
+        tree._process_messages(n_storage_hit=1)
         assert tree.cache.ongoing_prefetch[handle].host_indices is not None
     assert tree.count_locks() == 1
     tree.fill_host()
@@ -118,7 +119,7 @@ def _begin_write_below_device(tree: PausableTree) -> None:
     tree.serve(prompt(1, 8), 2.0)
     tree.cache.evict_host(tree.host.size)  # the copy on the host was a duplicate
     tree.serve(prompt(1, 16), 3.0)
-    tree.writes.clear()
+    tree.may_write.clear()
     tree.evict(8)  # the second half, which is being written
     assert tree.cache.ongoing_backup
     tree.fill_host()
@@ -126,9 +127,9 @@ def _begin_write_below_device(tree: PausableTree) -> None:
 
 
 def test_the_device_kv_above_a_write_is_evictable(tree: PausableTree) -> None:
-    """SGLang has this fault itself: it reads the disk below the root alone."""
+    """SGLang has this fault too, but reads the disk only below the root."""
     _begin_write_below_device(tree)
-    threading.Timer(0.2, tree.writes.set).start()
+    threading.Timer(0.2, tree.may_write.set).start()
     tree.evict_all()
     tree.settle()
     assert tree.count_locks() == 0
@@ -159,7 +160,7 @@ def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypa
         tree.serve(prompt(4, 8), 8.0)
         tree.evict_all()
     assert tree.store.unavailable
-    tree.writes.set()
+    tree.may_write.set()
     tree.settle()
     tree.host.free(slots)
     assert not tree.cache.ongoing_backup
@@ -192,28 +193,28 @@ def test_an_ancestor_is_demoted_only_after_its_copy(tree: PausableTree) -> None:
     tree.cache.sanity_check()
 
 
-class RandomSteps:
+class RandomActions:
     """Random requests, reads, aborts, retractions and evictions on a tree with a slow storage."""
 
     def __init__(self, tree: PausableTree, seed: int) -> None:
-        self.tree, self.draw = tree, random.Random(seed)
+        self.tree, self.rng = tree, random.Random(seed)
         self.retracted_slots: list[Any] = []
         self.handles: list[Any] = []
-        self.paths = [self.draw_path() for _ in range(30)]
+        self.paths = [self.random_path() for _ in range(30)]
 
-    def draw_path(self) -> list[int]:
+    def random_path(self) -> list[int]:
         """Return a path of pages, each of which is one of two at its depth."""
         path = []
-        for depth in range(self.draw.randrange(4, 13)):
-            first_token = 100 * depth + 10 * self.draw.randrange(2)
+        for depth in range(self.rng.randrange(4, 13)):
+            first_token = 100 * depth + 10 * self.rng.randrange(2)
             path += range(first_token, first_token + PAGE_TOKENS)
         return path
 
-    def step(self, now: float) -> None:
+    def act(self, now: float) -> None:
         actions = (self.compute, self.compute, self.read, self.drain, self.retract, self.abort)
-        action = self.draw.choice([*actions, lambda _path, _now: self.tree.evict_all()])
-        action(self.draw.choice(self.paths), now)
-        self.check()
+        action = self.rng.choice([*actions, lambda _path, _now: self.tree.evict_all()])
+        action(self.rng.choice(self.paths), now)
+        self.check_tree()
 
     def compute(self, path: list[int], now: float) -> None:
         tree = self.tree
@@ -241,10 +242,10 @@ class RandomSteps:
 
     def abort(self, *_: Any) -> None:
         if self.handles:
-            handle = self.handles.pop(self.draw.randrange(len(self.handles)))
+            handle = self.handles.pop(self.rng.randrange(len(self.handles)))
             self.tree.cache.release_aborted_request(handle)
 
-    def check(self) -> None:
+    def check_tree(self) -> None:
         tree = self.tree
         for path in self.paths:
             assert tree.kv(path) == path[: tree.match(path)]
@@ -257,8 +258,8 @@ class RandomSteps:
 
     def finish(self) -> None:
         """Let every read and write end."""
-        cache, deadline_s = self.tree.cache, time.monotonic() + 60
-        while (cache.ongoing_prefetch or cache.ongoing_backup) and time.monotonic() < deadline_s:
+        cache, deadline = self.tree.cache, time.monotonic() + 60
+        while (cache.ongoing_prefetch or cache.ongoing_backup) and time.monotonic() < deadline:
             self.drain()
         time.sleep(0.1)
         self.drain()
@@ -267,18 +268,18 @@ class RandomSteps:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_prompt_finds_memory_while_the_storage_is_slow(tmp_path: Path, seed: int) -> None:
+def test_every_prompt_gets_memory_while_the_storage_is_slow(tmp_path: Path, seed: int) -> None:
     tree = PausableTree(tmp_path / "disk", host_tokens=36)
     tree.delay_s = 0.003
     tree.settle = lambda: LiveTree.settle(tree)  # does not wait for the storage
     try:
-        steps = RandomSteps(tree, seed)
+        actions = RandomActions(tree, seed)
         for now in range(150):
-            steps.step(float(now))
-        steps.finish()
+            actions.act(float(now))
+        actions.finish()
         assert tree.count_locks() == 0
         assert tree.cache.cache_controller.prefetch_tokens_occupied == 0
-        check(tree)
+        check_tree(tree)
         recount(tree.store)
     finally:
         tree.cache.shutdown()

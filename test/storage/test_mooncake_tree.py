@@ -1,7 +1,6 @@
 """Live trees above a real Mooncake: shared pages, and the lifetime of a used page.
 
-Each tree is a client of its own. Needs the wheel (docs/guide/mooncake.md); skipped without.
-"""
+Each tree is a client of its own. Needs the wheel (docs/guide/mooncake.md); skipped without."""
 
 import contextlib
 import json
@@ -18,30 +17,30 @@ from sglang_canopy.storage import disk_retry, mooncake
 from sglang_canopy.storage.mooncake import MAX_PIN_S, pin_s
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.disk_tree import RANKS, DiskTree
-from support.live_tree import LiveTree, check
+from support.disk_tree import FIRST_RANK, DiskTree
+from support.live_tree import LiveTree, check_tree
 from support.mooncake_cluster import cluster, mooncake_folder
 from support.served import wait_until
 
 __all__ = ["cluster", "mooncake_folder"]
-TTL_S = 3.0
+PIN_TTL_S = 3.0
 
 
 @pytest.fixture
-def tree(cluster) -> Iterator[Callable[..., DiskTree]]:
-    """``tree(ttl_s)``: a real tree whose storage is the cluster."""
+def open_tree(cluster) -> Iterator[Callable[..., DiskTree]]:
+    """``open_tree(ttl_s)``: a real tree whose storage is the cluster."""
     trees: list[Any] = []
     stack = contextlib.ExitStack()
-    stack.enter_context(get_parallel().override(**RANKS))
+    stack.enter_context(get_parallel().override(**FIRST_RANK))
 
-    def start(ttl_s: float) -> DiskTree:
+    def build(ttl_s: float) -> DiskTree:
         mooncake.install_backend(TTLTable(residual_ttl_s=ttl_s))
         trees.append(MooncakeTree(cluster.client_config()))
         return trees[-1]
 
-    yield start
-    for started in trees:
-        started.cache.shutdown()
+    yield build
+    for tree in trees:
+        tree.cache.shutdown()
     stack.close()
 
 
@@ -51,13 +50,13 @@ class MooncakeTree(DiskTree):
     def __init__(self, client_config: dict[str, Any]) -> None:
         PAGES.clear()
         extra_config = {**client_config, "prefetch_threshold": 1}
-        storage = {
+        arguments = {
             "hicache_storage_backend": "mooncake",
             "hicache_storage_backend_extra_config": json.dumps(extra_config),
             "hicache_storage_prefetch_policy": "wait_complete",
             "hicache_mem_layout": "page_first_direct",
         }
-        LiveTree.__init__(self, 64, page_size=2, host_tokens=128, storage=storage)
+        LiveTree.__init__(self, 64, page_size=2, host_tokens=128, storage_arguments=arguments)
         self.epoch, self.delivers_reports = 0.0, False
         self.storage = self.cache.cache_controller.storage_backend
 
@@ -65,45 +64,45 @@ class MooncakeTree(DiskTree):
         return self.storage.batch_exists(self.keys(tokens)) * self.page_size
 
 
-def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tree) -> None:
-    """Queries renew no pin, only a short lease; writing again does."""
-    live = tree(TTL_S)
-    used, unused = list(range(300, 308)), list(range(400, 408))
-    begin = time.monotonic()
-    live.serve(used, 0.0)
-    live.serve(unused, 0.0)
+def test_a_page_in_use_outlives_its_pin_and_an_unused_one_does_not(cluster, open_tree) -> None:
+    """A query renews only a short lease; another write renews the pin."""
+    tree = open_tree(PIN_TTL_S)
+    used_path, unused_path = list(range(300, 308)), list(range(400, 408))
+    begin_s = time.monotonic()
+    tree.serve(used_path, 0.0)
+    tree.serve(unused_path, 0.0)
 
     def is_evicted() -> bool:
-        now = time.monotonic() - begin
-        live.serve(used, now)
-        live.request(now)
-        live.settle()
+        now = time.monotonic() - begin_s
+        tree.serve(used_path, now)
+        tree.request(now)
+        tree.settle()
         cluster.fill(1500)  # three times the memory, and longer than a query's lease
-        assert live.disk_tokens(used) == 8
-        return live.disk_tokens(unused) == 0 and now > 3 * TTL_S
+        assert tree.disk_tokens(used_path) == 8
+        return tree.disk_tokens(unused_path) == 0 and now > 3 * PIN_TTL_S
 
     wait_until(is_evicted)
-    check(live)
+    check_tree(tree)
 
 
-def test_renewing_writes_have_a_budget(tree, monkeypatch) -> None:
+def test_writes_that_renew_a_pin_have_a_budget(open_tree, monkeypatch) -> None:
     monkeypatch.setattr(disk_retry, "RENEW_BYTES_S", 1e-3)  # one node, then nothing for long
-    live = tree(60.0)
+    tree = open_tree(60.0)
     rewritten_keys = []
-    rewrite = live.storage._rewrite
+    original_rewrite = tree.storage._rewrite
 
     def record_and_rewrite(keys, now):
         rewritten_keys.extend(keys)
-        return rewrite(keys, now)
+        return original_rewrite(keys, now)
 
-    monkeypatch.setattr(live.storage, "_rewrite", record_and_rewrite)
+    monkeypatch.setattr(tree.storage, "_rewrite", record_and_rewrite)
     prompts = [list(range(500, 508)), list(range(600, 608))]
     for prompt in prompts:
-        live.serve(prompt, 0.0)
+        tree.serve(prompt, 0.0)
     for time_s in (40.0, 41.0, 42.0):
         for prompt in prompts:
-            live.serve(prompt, time_s)
-    assert rewritten_keys == live.keys(prompts[0])
+            tree.serve(prompt, time_s)
+    assert rewritten_keys == tree.keys(prompts[0])
 
 
 @pytest.mark.parametrize(

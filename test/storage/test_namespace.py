@@ -21,9 +21,9 @@ from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.namespace import rank_namespace
 from sglang_canopy.storage.server_arguments import CHANGES_KV, LEAVES_KV, unreviewed_arguments
 from sglang_canopy.storage.weights import adapter_id
-from support.store_pool import host_pool, keys, storage_config, token_indices
+from support.store_pool import host_pool, page_hashes, storage_config, token_indices
 
-CONFIG = {
+MODEL_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 16,
@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Path:
 
 def make_model(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(MODEL_CONFIG))
     (folder / "model.safetensors").write_bytes(bytes(range(256)) * 4096)
     return folder
 
@@ -59,32 +59,32 @@ def namespace_of(model: object, **arguments: Any) -> str:
 
 def rewrite_byte(path: Path, offset: int, byte: bytes) -> None:
     """Change one byte and keep size and modification time."""
-    old_stat = path.stat()
+    stat = path.stat()
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(byte)
-    os.utime(path, ns=(old_stat.st_atime_ns, old_stat.st_mtime_ns))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def open_storage(model: Path, disk: Path) -> tuple[Any, CanopyStorage]:
+def open_storage(model: Path, disk_folder: Path) -> tuple[Any, CanopyStorage]:
     """Return the pool and the disk tier of a server that starts with ``model``."""
     pool = host_pool(2)
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
-    settings = {"path": str(disk), "capacity_bytes": 1 << 20, "sweep_s": 3600}
-    storage = CanopyStorage(storage_config(settings, model_name=str(model)))
+    extra_config = {"path": str(disk_folder), "capacity_bytes": 1 << 20, "sweep_s": 3600}
+    storage = CanopyStorage(storage_config(extra_config, model_name=str(model)))
     storage.register_mem_pool_host(pool)
     return pool, storage
 
 
 def test_the_same_model_downloaded_again_finds_its_pages_after_a_restart(model, tmp_path):
     pool, storage = open_storage(model, tmp_path / "disk")
-    storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1]))
+    storage.batch_set_v1(page_hashes("a", 2), token_indices(pool, [0, 1]))
     storage.close()
-    copy = tmp_path / "elsewhere" / "the-model"
-    shutil.copytree(model, copy, copy_function=shutil.copyfile)
-    os.utime(copy / "model.safetensors", (1, 1))
-    _, storage = open_storage(copy, tmp_path / "disk")
-    assert storage.batch_exists(keys("a", 2)) == 2
+    copied_model = tmp_path / "elsewhere" / "the-model"
+    shutil.copytree(model, copied_model, copy_function=shutil.copyfile)
+    os.utime(copied_model / "model.safetensors", (1, 1))
+    _, storage = open_storage(copied_model, tmp_path / "disk")
+    assert storage.batch_exists(page_hashes("a", 2)) == 2
     storage.close()
 
 
@@ -123,11 +123,10 @@ def test_every_argument_of_sglang_is_reviewed() -> None:
 
 
 def test_an_unreviewed_argument_counts_as_changing_kv(model: Path, monkeypatch) -> None:
-    pool, old_namespace = host_pool(2), namespace_of(model)
-    resolved = get_context().resolved_server_args_dict()
-    changed = {**resolved, "new": 1}
+    pool, namespace = host_pool(2), namespace_of(model)
+    changed = {**get_context().resolved_server_args_dict(), "new": 1}
     monkeypatch.setattr(type(get_context()), "resolved_server_args_dict", lambda _: changed)
-    assert rank_namespace(storage_config(None), pool) != old_namespace
+    assert rank_namespace(storage_config(None), pool) != namespace
 
 
 @pytest.mark.parametrize("argument", ["kt_weight_path", "quantization_param_path"])
@@ -136,10 +135,10 @@ def test_expert_weights_and_kv_scales_count_by_content(model, tmp_path, argument
     file = tmp_path / "experts" / "0.json"
     file.write_text('{"scale": 1.0}')
     arguments = {argument: str(file.parent if argument == "kt_weight_path" else file)}
-    old_namespace = namespace_of(model, **arguments)
-    assert old_namespace != namespace_of(model)
+    namespace = namespace_of(model, **arguments)
+    assert namespace != namespace_of(model)
     rewrite_byte(file, 10, b"2")
-    assert namespace_of(model, **arguments) != old_namespace
+    assert namespace_of(model, **arguments) != namespace
 
 
 @pytest.mark.parametrize(
@@ -148,13 +147,13 @@ def test_expert_weights_and_kv_scales_count_by_content(model, tmp_path, argument
     ids=str,
 )
 def test_weights_not_read_from_files_find_no_pages_of_earlier_starts(model, monkeypatch, arguments):
-    settings = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
+    extra_config = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
     folders = []
     for _ in range(2):
         monkeypatch.setattr(weights, "WEIGHTS", weights.Weights())
         pool = host_pool(2)
         namespace_of(model, **arguments)
-        storage = CanopyStorage(storage_config(settings))
+        storage = CanopyStorage(storage_config(extra_config))
         storage.register_mem_pool_host(pool)
         folders.append(storage.store.path)
         assert (storage.store.path / "temporary").exists()
@@ -165,18 +164,18 @@ def test_weights_not_read_from_files_find_no_pages_of_earlier_starts(model, monk
 def test_weights_that_differ_far_into_a_file_change_the_namespace(model: Path) -> None:
     weights_file = model / "model.safetensors"
     os.truncate(weights_file, 20 << 20)
-    old_namespace = namespace_of(model)
+    namespace = namespace_of(model)
     with weights_file.open("r+b") as file:  # one tensor of a file was retrained
         file.seek(9 << 20)
         file.write(b"\x01" * (5 << 20))
-    assert namespace_of(model) != old_namespace
+    assert namespace_of(model) != namespace
 
 
 def test_files_that_are_no_part_of_the_model_keep_the_namespace(model: Path) -> None:
-    old_namespace = namespace_of(model)
+    namespace = namespace_of(model)
     (model / "README.md").write_text("new")
     (model / "runs.tfevents").write_text("new")
-    assert namespace_of(model) == old_namespace
+    assert namespace_of(model) == namespace
 
 
 def test_a_model_named_by_hub_id_is_identified_by_its_snapshot(tmp_path, monkeypatch) -> None:
@@ -192,7 +191,7 @@ def test_a_model_named_by_hub_id_is_identified_by_its_snapshot(tmp_path, monkeyp
     for revision, theta in (("a" * 40, 5.0), ("b" * 40, 6.0)):
         (repo / "refs" / "main").write_text(revision)
         config = repo / "snapshots" / revision / "config.json"
-        config.write_text(json.dumps({**CONFIG, "rope_theta": theta}))
+        config.write_text(json.dumps({**MODEL_CONFIG, "rope_theta": theta}))
         namespaces.append(namespace_of("canopy/tiny", download_dir=str(hub)))
     assert namespaces[0] != namespaces[1]
 
@@ -218,11 +217,11 @@ def test_an_adapter_is_identified_by_its_content(tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text("{}")
     weights_file = adapter / "adapter_model.safetensors"
     weights_file.write_bytes(bytes(1 << 20))
-    old_id = LoRARef.deterministic_id("law", str(adapter))
-    assert LoRARef.deterministic_id("law", str(adapter)) == old_id
-    assert LoRARef.deterministic_id("tax", str(adapter)) != old_id
+    first_id = LoRARef.deterministic_id("law", str(adapter))
+    assert LoRARef.deterministic_id("law", str(adapter)) == first_id
+    assert LoRARef.deterministic_id("tax", str(adapter)) != first_id
     rewrite_byte(weights_file, 777_777, b"\x01")
-    assert LoRARef.deterministic_id("law", str(adapter)) != old_id
+    assert LoRARef.deterministic_id("law", str(adapter)) != first_id
 
 
 def test_an_adapters_id_does_not_depend_on_times_that_differ_by_machine(tmp_path: Path) -> None:
@@ -235,7 +234,7 @@ def test_an_adapters_id_does_not_depend_on_times_that_differ_by_machine(tmp_path
 
 
 def test_an_adapter_named_by_hub_id_counts_with_the_model(model, tmp_path, monkeypatch) -> None:
-    """Its id is of its name alone, so that the ranks of all machines agree on it."""
+    """Its id has only its name, so that the ranks of all machines agree on the id."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub = tmp_path / "hub"
     snapshot = hub / "models--canopy--law" / "snapshots" / ("c" * 40)
@@ -245,23 +244,22 @@ def test_an_adapter_named_by_hub_id_counts_with_the_model(model, tmp_path, monke
     weights_file = snapshot / "adapter_model.safetensors"
     weights_file.write_bytes(b"one")
     (snapshot / "adapter_config.json").write_text("{}")
-    unchanged_id = adapter_id(lambda name, path: "id", "law", "canopy/law")
-    assert unchanged_id == "id"
+    assert adapter_id(lambda name, path: "id", "law", "canopy/law") == "id"
     adapters = [LoRARef(lora_id="id", lora_name="law", lora_path="canopy/law", pinned=False)]
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
-    old_namespace = namespace_of(model, enable_lora=True, lora_paths=adapters)
+    namespace = namespace_of(model, enable_lora=True, lora_paths=adapters)
     rewrite_byte(weights_file, 0, b"t")
-    assert namespace_of(model, enable_lora=True, lora_paths=adapters) != old_namespace
+    assert namespace_of(model, enable_lora=True, lora_paths=adapters) != namespace
     absent_adapters = [LoRARef(lora_id="id", lora_name="tax", lora_path="canopy/tax", pinned=False)]
     with pytest.raises(CanopyError, match="adapter 'tax'"):
         namespace_of(model, enable_lora=True, lora_paths=absent_adapters)
 
 
 def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> None:
-    pools = [host_pool(2), host_pool(2, page_tokens=64), host_pool(2, heads=4)]
+    pools = [host_pool(2), host_pool(2, page_tokens=64), host_pool(2, head_count=4)]
     pools.append(host_pool(2, "layer_first"))
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
     namespaces = {rank_namespace(storage_config(None), pool) for pool in pools}
@@ -275,12 +273,12 @@ def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> Non
     assert len(namespaces) == 8
 
 
-def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: Path) -> None:
-    """The store computes it once: later files on disk are not the loaded weights."""
+def test_files_that_change_under_a_running_server_keep_its_namespace(model: Path) -> None:
+    """The store computes its namespace once: files that change later are not the loaded weights."""
     pool, storage = open_storage(model, model.parent / "disk")
-    old_namespace = storage.current.namespace
+    namespace = storage.current.namespace
     rewrite_byte(model / "model.safetensors", 0, b"\xff")
     storage.maintain()
-    assert storage.current.namespace == old_namespace
-    assert rank_namespace(storage_config(None), pool) != old_namespace
+    assert storage.current.namespace == namespace
+    assert rank_namespace(storage_config(None), pool) != namespace
     storage.close()

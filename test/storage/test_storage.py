@@ -15,14 +15,14 @@ from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import DYNAMIC_BACKEND, StorageSettings
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.store_pool import host_pool, keys, storage_config, token_indices
+from support.store_pool import host_pool, page_hashes, storage_config, token_indices
 
 LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
 
 
-def open_storage(folder: Path, pool, **extra) -> CanopyStorage:
+def open_storage(folder: Path, pool, **settings) -> CanopyStorage:
     """Return a backend as SGLang's controller makes it; the sweeper's thread stays idle."""
-    settings = {"path": str(folder), "capacity_bytes": 1 << 20, "sweep_s": 3600, **extra}
+    settings = {"path": str(folder), "capacity_bytes": 1 << 20, "sweep_s": 3600, **settings}
     config = storage_config({**settings, **DYNAMIC_BACKEND})
     storage = StorageBackendFactory.create_backend("dynamic", config, pool)
     storage.register_mem_pool_host(pool)
@@ -39,42 +39,41 @@ def test_pages_are_read_bit_for_bit_into_other_slots(tmp_path, layout):
     pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
     written_kv = pool.kv_buffer.clone()
     source_pages, target_pages = [3, 0, 9], [11, 5, 1]
-    names = keys("a", 3)
-    assert storage.batch_set_v1(names, token_indices(pool, source_pages)) == [True] * 3
-    assert storage.batch_exists(names) == 3
+    hashes = page_hashes("a", 3)
+    assert storage.batch_set_v1(hashes, token_indices(pool, source_pages)) == [True] * 3
+    assert storage.batch_exists(hashes) == 3
     pool.kv_buffer.zero_()
-    assert storage.batch_get_v1(names, token_indices(pool, target_pages)) == [True] * 3
+    assert storage.batch_get_v1(hashes, token_indices(pool, target_pages)) == [True] * 3
     read_kv = pool.kv_buffer.clone()
     pool.kv_buffer.copy_(written_kv)
-    pages = [pool.get_data_page(p * pool.page_size).clone() for p in source_pages]
+    written_pages = [pool.get_data_page(page * pool.page_size).clone() for page in source_pages]
     pool.kv_buffer.copy_(read_kv)
-    for target, page in zip(target_pages, pages):
-        assert torch.equal(pool.get_data_page(target * pool.page_size), page)
-    unread_pages = [p for p in range(16) if p not in target_pages]
-    assert all(pool.get_data_page(p * pool.page_size).count_nonzero() == 0 for p in unread_pages)
+    for target, written in zip(target_pages, written_pages):
+        assert torch.equal(pool.get_data_page(target * pool.page_size), written)
+    other_starts = [page * pool.page_size for page in range(16) if page not in target_pages]
+    assert all(pool.get_data_page(start).count_nonzero() == 0 for start in other_starts)
     storage.close()
 
 
-def test_prefix_keys_of_another_tree_give_the_parents(tmp_path):
+def test_prefix_keys_name_the_parent_and_a_page_without_its_parent_is_refused(tmp_path):
     pool = host_pool(8)
     storage = open_storage(tmp_path, pool)
-    names = keys("a", 3)
-    storage.batch_set_v1(names[:2], token_indices(pool, [0, 1]))
-    extra_info = HiCacheStorageExtraInfo(prefix_keys=names[:2])
-    storage.batch_set_v1(names[2:], token_indices(pool, [2]), extra_info)
-    orphans = keys("b", 2)
-    extra_info = HiCacheStorageExtraInfo(prefix_keys=orphans[:1])
-    storage.batch_set_v1(orphans[1:], token_indices(pool, [3]), extra_info)
-    assert storage.batch_exists(names) == 3
-    assert not storage.exists(orphans[1])
+    hashes = page_hashes("a", 3)
+    storage.batch_set_v1(hashes[:2], token_indices(pool, [0, 1]))
+    extra_info = HiCacheStorageExtraInfo(prefix_keys=hashes[:2])
+    storage.batch_set_v1(hashes[2:], token_indices(pool, [2]), extra_info)
+    orphan_hashes = page_hashes("b", 2)
+    extra_info = HiCacheStorageExtraInfo(prefix_keys=orphan_hashes[:1])
+    storage.batch_set_v1(orphan_hashes[1:], token_indices(pool, [3]), extra_info)
+    assert storage.batch_exists(hashes) == 3
+    assert not storage.exists(orphan_hashes[1])
     assert storage.status()["refused_pages"] == {"no-prefix": 1}
-    assert [page_meta.offset for page_meta in storage.store.meta(names)] == [0, 4, 8]
+    assert [page_meta.offset for page_meta in storage.store.meta(hashes)] == [0, 4, 8]
     storage.close()
 
 
 def test_the_disk_policy_learns_from_announced_requests(tmp_path):
-    pool = host_pool(8)
-    storage = open_storage(tmp_path, pool, policy="wa")
+    storage = open_storage(tmp_path, host_pool(8), policy="wa")
     for i in range(50):
         for event in ("arrive", "finish"):
             PAGES.add_request(event, Request(time=float(i), path=(1, 2), block_tokens=4))
@@ -87,7 +86,7 @@ def test_the_disk_policy_learns_from_announced_requests(tmp_path):
 def test_the_sweeper_removes_expired_pages_by_itself(tmp_path):
     pool = host_pool(8)
     storage = open_storage(tmp_path, pool, ttl=0.0, sweep_s=0.01)
-    storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1]))
+    storage.batch_set_v1(page_hashes("a", 2), token_indices(pool, [0, 1]))
     storage.sweeper.thread.join(timeout=0)  # it is a thread, and it runs
     assert storage.sweeper.thread.is_alive()
     for _ in range(1000):
@@ -105,11 +104,11 @@ def test_an_error_in_the_store_never_reaches_sglang(tmp_path, caplog):
     storage = open_storage(tmp_path, pool)
     storage.store.state.index = None
     for _ in range(3):
-        assert storage.batch_exists(keys("a", 2)) == 0
-        assert storage.batch_get_v1(keys("a", 2), token_indices(pool, [0, 1])) == [False] * 2
-        assert storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1])) == [True] * 2
+        assert storage.batch_exists(page_hashes("a", 2)) == 0
+        assert storage.batch_get_v1(page_hashes("a", 2), token_indices(pool, [0, 1])) == [False] * 2
+        assert storage.batch_set_v1(page_hashes("a", 2), token_indices(pool, [0, 1])) == [True] * 2
     assert storage.store.counters.faults["internal"] == 9
-    assert len([r for r in caplog.records if "logged once" in r.getMessage()]) <= 2
+    assert len([record for record in caplog.records if "logged once" in record.getMessage()]) <= 2
 
 
 def test_other_pools_than_plain_kv_are_refused(tmp_path):
@@ -119,7 +118,7 @@ def test_other_pools_than_plain_kv_are_refused(tmp_path):
     storage.close()
 
 
-def test_errors_of_settings_have_the_reason():
+def test_wrong_settings_are_refused_with_the_reason():
     for settings, message in [
         ({"folder": "x"}, "unknown key 'folder'; allowed keys: path .str., capacity_bytes"),
         ({"capacity_gb": 1, "capacity_bytes": 5}, "not both"),
@@ -163,12 +162,12 @@ def test_the_page_table_drops_the_oldest():
     for i in range(3):
         pages.add_use([str(i)], page_metas[i])
         pages.add_request("arrive", Request(time=i))
-    assert [k for k, _ in pages.take_uses()] == [("1",), ("2",)]
-    assert [r.time for _, r in pages.take_requests()] == [1, 2]
+    assert [keys for keys, _ in pages.take_uses()] == [("1",), ("2",)]
+    assert [request.time for _, request in pages.take_requests()] == [1, 2]
 
 
 def test_unclaimed_requests_with_long_prompts_stay_within_the_bound():
-    """A blocked disk thread, and prompts of 32,768 tokens in pages of one."""
+    """The disk thread is blocked, and prompts have 32,768 tokens in pages of one."""
     pages = PageTable(max_event_bytes=4 << 20)
     tracemalloc.start()
     for i in range(64):

@@ -13,32 +13,32 @@ from sglang_canopy.storage import disk_link, disk_retry
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.disk_tree import DiskTree, prompt
-from support.live_tree import check
+from support.live_tree import check_tree
 
 ONE_TOKEN = {"quantum_tokens": 1}
-KEEP_ALL = {**ONE_TOKEN, "keep_tenant_share": 1.0, "keep_total_share": 1.0}
+KEEPS_WITHOUT_LIMIT = {**ONE_TOKEN, "keep_tenant_share": 1.0, "keep_total_share": 1.0}
 EACH_WRITE_POLICY = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 
 
 @pytest.fixture
 def report_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every use is reported to the disk tier at once, not after a second."""
+    """Report every use to the disk tier at once, not after a second."""
     monkeypatch.setattr(disk_link, "REPORT_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """``start(...)``: a tree on the test's folder; the previous tree is closed first."""
+    """``start(...)``: a new tree on the test's folder, as of a server that starts; the previous tree is closed first."""
     open_trees: list[DiskTree] = []
 
-    def open_tree(**options) -> DiskTree:
+    def build(**options) -> DiskTree:
         while open_trees:
             open_trees.pop().close()
         options.setdefault("config", ONE_TOKEN)
         open_trees.append(DiskTree(tmp_path / "disk", **options))
         return open_trees[0]
 
-    yield open_tree
+    yield build
     while open_trees:
         open_trees.pop().close()
 
@@ -79,7 +79,7 @@ def test_pages_that_are_read_count_under_their_own_category(tree) -> None:
 
 
 def test_times_on_disk_are_seconds_since_1970(start) -> None:
-    tree = start(config=KEEP_ALL)
+    tree = start(config=KEEPS_WITHOUT_LIMIT)
     tree.epoch = 1_000_000.0
     tree.serve(prompt(1, 4), 5.0, keep_until=9.0)
     (meta, _) = tree.store.meta(tree.keys(prompt(1, 4)))
@@ -96,25 +96,26 @@ def test_a_restart_serves_pages_on_disk_with_their_metadata(start, report_at_onc
     tree.evict(1000)  # under write_back, that is when copies are made
     tree.settle()
     leaves = leaves_of_path(tree, 100)
-    old_records = {leaf.offset: record_of(leaf) for leaf in leaves}
-    old_times = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves}
+    records_before = {leaf.offset: record_of(leaf) for leaf in leaves}
+    times_before = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves}
 
     tree = start(write_policy=write_policy)
     tree.epoch = -100.0  # another boot: the requests' clock began at another time
     request = tree.request(120.0)
     assert tree.fetch(prompt(1, 8)) == 8
     read_leaves = leaves_of_path(tree, 100)
-    assert {leaf.offset: record_of(leaf) for leaf in read_leaves} == old_records
+    assert {leaf.offset: record_of(leaf) for leaf in read_leaves} == records_before
     for offset, (hits, shared, over) in {0: (3, True, False), 4: (2, False, True)}.items():
         expected = {"category": "chat", "conversation": "a", "turn": 3, "source": GATEWAY}
         expected |= {"hits": hits, "shared": shared, "over": over}
-        assert expected.items() <= old_records[offset].items()
-    new_times = {leaf.offset: (leaf.created - 100, leaf.last_access - 100) for leaf in read_leaves}
-    assert new_times == old_times
+        assert expected.items() <= records_before[offset].items()
+    times = [(leaf.offset, leaf.created - 100, leaf.last_access - 100) for leaf in read_leaves]
+    times_after = {offset: (created, last_access) for offset, created, last_access in times}
+    assert times_after == times_before
     tree.core.requests.finish(request)
     assert tree.load_back(prompt(1, 8)) == 8
     assert tree.kv(prompt(1, 8)) == prompt(1, 8)
-    check(tree)
+    check_tree(tree)
 
 
 def test_a_node_with_differing_pages_is_loaded_as_several(tree, report_at_once) -> None:
@@ -127,17 +128,17 @@ def test_a_node_with_differing_pages_is_loaded_as_several(tree, report_at_once) 
     leaves = leaves_of_path(tree, 100)
     spans = [(leaf.offset, leaf.length, leaf.hits, leaf.category) for leaf in leaves]
     assert spans == [(0, 4, 2, "chat"), (4, 4, 1, "chat")]
-    check(tree)
+    check_tree(tree)
 
 
 def test_a_prefix_in_use_above_does_not_expire_on_disk(start, report_at_once) -> None:
-    now = [0.0]
+    now_s = 0.0
     tree = start(disk={"ttl": 10.0})
-    tree.store.state.clock = lambda: now[0]
+    tree.store.state.clock = lambda: now_s
     tree.serve(prompt(1, 4), 0.0)
     tree.serve(prompt(2, 4), 0.0)
     for time in (4.0, 8.0, 12.0):
-        now[0] = time
+        now_s = time
         tree.serve(prompt(1, 4), time)  # a hit on the device
     tree.settle()
     assert tree.store.sweep(12.0) == 2
@@ -151,8 +152,7 @@ def test_a_node_in_use_all_the_time_is_reported_once_a_second(tree) -> None:
     PAGES.take_uses()
     for step in range(100):
         tree.serve(prompt(1, 4), 2.0 + step / 100)
-    reports = len(PAGES.take_uses())
-    assert 1 <= reports <= 3
+    assert 1 <= len(PAGES.take_uses()) <= 3
     tree.request(9.0)  # the rest follows with a later request
     (keys, meta) = PAGES.take_uses()[-1]
     assert list(keys) == tree.keys(prompt(1, 4))
@@ -172,11 +172,10 @@ def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:
     tree = start(tiers=TierOptions(ttl=table), disk={"ttl": table.to_json()})
     tree.serve(prompt(1, 8), 1.0, path=[7, 8], block_tokens=4)
     tree.serve(prompt(2, 8), 2.0, path=[5, 6], block_tokens=4)
-    groups = [tree.store.meta(tree.keys(prompt(name, 8)))[0].group for name in (1, 2)]
-    assert groups == [0, -1]
+    assert [tree.store.meta(tree.keys(prompt(number, 8)))[0].group for number in (1, 2)] == [0, -1]
 
 
-def test_a_backend_of_others_receives_no_reports(tree) -> None:
+def test_a_storage_backend_that_is_not_canopys_receives_no_reports(tree) -> None:
     tree.storage.pages = PageTable()
     tree.serve(prompt(1, 8), 1.0)
     tree.serve(prompt(1, 8), 9.0)
@@ -208,7 +207,7 @@ def test_pages_below_a_cleared_prefix_are_written_once_it_is_used(
     tree.request(9.0)
     tree.settle()
     assert tree.disk_tokens(system + prompt(5, 4)) == 12
-    check(tree)
+    check_tree(tree)
 
 
 def test_a_prefix_refused_by_a_full_disk_is_written_later(tree, retry_at_once, monkeypatch):
@@ -224,9 +223,9 @@ def test_a_prefix_refused_by_a_full_disk_is_written_later(tree, retry_at_once, m
     tree.serve(system + prompt(2, 4), 4.0)
     tree.request(5.0)
     tree.settle()
-    for answer in (2, 3):
-        assert tree.disk_tokens(system + prompt(answer, 4)) == 12
-    check(tree)
+    for number in (2, 3):
+        assert tree.disk_tokens(system + prompt(number, 4)) == 12
+    check_tree(tree)
 
 
 def test_a_page_that_is_described_again_was_not_written_again(tree, report_at_once, monkeypatch):
@@ -248,22 +247,22 @@ def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(start, re
     tree.request(4.0)
     tree.settle()
     assert tree.disk_tokens(system + prompt(3, 4)) == 12
-    check(tree)
+    check_tree(tree)
 
 
 def test_a_broken_disk_is_offered_few_pages_at_a_time(start, retry_at_once, monkeypatch) -> None:
     monkeypatch.setattr(disk_retry, "MAX_PAGES_PER_REQUEST", 4)
     monkeypatch.setattr(segments.os, "pwritev", raise_disk_full)
     tree = start(tokens=64, host_tokens=128)
-    for name in range(5):
-        tree.serve(prompt(name, 8), 1.0 + name)
-    for name in range(5):
-        tree.serve(prompt(name, 8), 10.0)
+    for number in range(5):
+        tree.serve(prompt(number, 8), 1.0 + number)
+    for number in range(5):
+        tree.serve(prompt(number, 8), 10.0)
     refused_before = tree.store.counters.refused_pages.total()
     tree.request(11.0)
     tree.settle()
     assert 0 < tree.store.counters.refused_pages.total() - refused_before <= 4
-    check(tree)
+    check_tree(tree)
 
 
 def test_a_healthy_disk_is_offered_each_page_once(tree, retry_at_once) -> None:

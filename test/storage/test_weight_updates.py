@@ -32,9 +32,9 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Weights:
     """SGLang with Canopy's hooks, and a process whose weights were never updated."""
     plugin.load()
     HookRegistry.apply_hooks()
-    new_weights = Weights()
-    monkeypatch.setattr(weights, "WEIGHTS", new_weights)
-    return new_weights
+    fresh_weights = Weights()
+    monkeypatch.setattr(weights, "WEIGHTS", fresh_weights)
+    return fresh_weights
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,10 +46,8 @@ def process_group(tmp_path_factory: pytest.TempPathFactory):
 
 
 class Server:
-    """A tree with a disk tier, and SGLang's manager of weight updates around it.
-
-    A runner loads weights and only reports success.
-    """
+    """A tree with a disk tier, and SGLang's manager of weight updates around it. It is also the runner of
+    the model, which loads nothing and reports success."""
 
     def __init__(self, folder: Path) -> None:
         self.tree = DiskTree(folder)
@@ -89,11 +87,11 @@ class Server:
     def flush(self, empty_cache: bool = False) -> bool:
         return Scheduler.flush_cache(self.scheduler, empty_cache=False)
 
-    def _load(self, *_: Any, **__: Any) -> tuple[bool, str]:
+    def _report_load(self, *_: Any, **__: Any) -> tuple[bool, str]:
         return self.succeeds, "" if self.succeeds else "failed"
 
-    update_weights_from_disk = update_weights_from_tensor = update_weights_from_ipc = _load
-    load_weights_from_distributed = _load
+    update_weights_from_disk = update_weights_from_tensor = update_weights_from_ipc = _report_load
+    load_weights_from_distributed = _report_load
 
     def receive_weights_from_distributed(self, **_: Any) -> list:
         return []
@@ -114,16 +112,16 @@ class Server:
         if source == "distributed":
             fields = {"names": [], "dtypes": [], "shapes": [], "flush_cache": flushes}
             update = UpdateWeightsFromDistributedReqInput(**fields)
-            success = self.manager.update_weights_from_distributed(update).success
+            succeeded = self.manager.update_weights_from_distributed(update).success
         elif source == "tensor":
             fields = {"serialized_named_tensors": [], "flush_cache": flushes}
             update = UpdateWeightsFromTensorReqInput(**fields)
-            success = self.manager.update_weights_from_tensor(update).success
+            succeeded = self.manager.update_weights_from_tensor(update).success
         else:
             assert source == "peer"
-            success = True
+            succeeded = True
         assert self.manager.end_weight_update(EndWeightUpdateReqInput()).success
-        return success
+        return succeeded
 
     def disk_tokens(self) -> int:
         """Return the tokens of the path that a lookup finds on disk."""
@@ -166,7 +164,7 @@ def test_a_peers_weights_and_failed_updates_empty_the_tier(server: Server, succe
 
 @pytest.mark.parametrize("source", ["disk", "tensor"])
 def test_kv_in_memory_after_an_update_is_not_written_to_disk(server: Server, source: str) -> None:
-    """``flush_cache: false`` keeps the old KV in use, as its user requested."""
+    """``flush_cache: false`` keeps the KV of the earlier weights in use, as the request says."""
     assert server.update(source, flushes=False)
     server.tree.storage.maintain()
     server.tree.insert([*PATH_TOKENS, 200, 201], server.tree.request(2.0))
@@ -207,12 +205,12 @@ def test_a_flush_without_an_update_keeps_the_pages(server: Server) -> None:
 
 def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
     disk_folder = server.tree.store.path.parent
-    old_folders = set(disk_folder.iterdir())
+    folders_before = set(disk_folder.iterdir())
     for time in range(2, 6):
         assert server.update("tensor")
         server.tree.storage.maintain()
         server.tree.serve(PATH_TOKENS, float(time))
-    assert len(set(disk_folder.iterdir()) - old_folders) == 1  # of the current weights
+    assert len(set(disk_folder.iterdir()) - folders_before) == 1  # of the current weights
     assert len(list(disk_folder.rglob("segment-*"))) == 1
     assert server.tree.store.counters.written_pages == 20  # of all updates together
 

@@ -38,9 +38,10 @@ class ReceivedRequests:
         """The ``Authorization`` header of each hint, and of each request to another route."""
 
     @property
-    def params(self) -> list[dict[str, Any]]:
+    def custom_params(self) -> list[dict[str, Any]]:
         """``custom_params`` of each completion."""
-        return [body.get("custom_params") or {} for url, body in self.requests if url[:3] == "/v1"]
+        bodies = [body for path, body in self.requests if path.startswith("/v1")]
+        return [body.get("custom_params") or {} for body in bodies]
 
     @property
     def hints(self) -> list[dict[str, Any]]:
@@ -60,9 +61,9 @@ def chat_endpoint(
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self.reply_other()
+            self.reply_to_other_route()
 
-        def reply_other(self) -> None:
+        def reply_to_other_route(self) -> None:
             path = self.path.partition("?")[0]
             received.auth_keys.append(self.headers.get("Authorization"))
             if other_answers is None or path not in other_answers:
@@ -78,33 +79,33 @@ def chat_endpoint(
                 self.reply("application/json", b"{}")
                 return
             if not self.path.startswith("/v1/"):
-                self.reply_other()
+                self.reply_to_other_route()
                 return
             message = remaining.pop(0) if remaining else assistant("done")
-            stop = "tool_calls" if message.get("tool_calls") else "stop"
-            common_fields = {"id": "1", "created": 0, "model": "m"}
+            reason = "tool_calls" if message.get("tool_calls") else "stop"
+            completion_fields = {"id": "1", "created": 0, "model": "m"}
             if body.get("stream"):
-                chunk = {**common_fields, "object": "chat.completion.chunk"}
+                chunk = {**completion_fields, "object": "chat.completion.chunk"}
                 parts = [
                     {**chunk, "choices": [{"index": 0, "delta": message, "finish_reason": None}]},
-                    {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": stop}]},
+                    {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
                 ]
                 if body.get("stream_options"):
                     parts.append({**chunk, "choices": [], "usage": USAGE})
                 lines = [f"data: {json.dumps(part)}\n\n" for part in parts] + ["data: [DONE]\n\n"]
                 self.reply("text/event-stream", "".join(lines).encode())
                 return
-            choice = {"index": 0, "finish_reason": stop, "message": message}
-            completion = {**common_fields, "object": "chat.completion", "choices": [choice]}
+            choice = {"index": 0, "finish_reason": reason, "message": message}
+            completion = {**completion_fields, "object": "chat.completion", "choices": [choice]}
             completion["usage"] = USAGE
             self.reply("application/json", json.dumps(completion).encode())
 
-        def reply(self, content_type: str, encoded: bytes) -> None:
+        def reply(self, content_type: str, body: bytes) -> None:
             self.send_response(200)
             self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(encoded)))
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(encoded)
+            self.wfile.write(body)
 
         def log_message(self, *args: Any) -> None:
             pass

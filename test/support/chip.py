@@ -4,14 +4,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """Files of an NVIDIA driver on Linux and under Windows. Importing torch takes seconds, so they are
 checked first."""
 
 
 def has_cuda() -> bool:
     """Whether torch finds a CUDA device."""
-    if not any(Path(driver).exists() for driver in DRIVERS):
+    if not any(Path(driver).exists() for driver in DRIVER_FILES):
         return False
     try:
         import torch
@@ -20,9 +20,9 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def environment(cuda: bool) -> dict[str, str]:
-    """Variables that make SGLang and Triton compile kernels or interpret them; set them before either import."""
-    return {} if cuda else {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
+def kernel_environment(is_compiled: bool) -> dict[str, str]:
+    """Return variables for SGLang and Triton: compile kernels, or interpret them. Set them before either import."""
+    return {} if is_compiled else {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
 
 
 def move_to_chip(*values: Any) -> Any:

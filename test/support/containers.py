@@ -8,9 +8,10 @@ _CONTAINERS = (dict, list, set, frozenset, tuple, deque)
 
 
 def count_entries(*roots: Any) -> dict[str, int]:
-    """Entries of every container that can grow (tuples are followed only), reachable from ``roots``
-    through objects of Canopy's classes, by ``Class.attribute``; containers at the same path are
-    summed, and ``[]`` stands for a container in a container."""
+    """Count the entries of every container that is reachable from ``roots`` through Canopy's objects.
+
+    Keys are ``Class.attribute``, and ``[]`` for a container in a container; containers at one path
+    are summed. Tuples cannot grow: they are followed, not counted."""
     entry_counts: dict[str, int] = {}
     visited: set[int] = set()
     stack: list[tuple[str, Any]] = [(type(root).__name__, root) for root in roots]
@@ -25,27 +26,26 @@ def count_entries(*roots: Any) -> dict[str, int]:
             items = (*value.keys(), *value.values()) if isinstance(value, dict) else value
             stack += [(f"{path}[]", item) for item in items if _is_followed(item)]
         if _is_ours(value):
-            name = type(value).__name__
-            stack += [(f"{name}.{key}", item) for key, item in _attributes(value)]
+            class_name = type(value).__name__
+            stack += [(f"{class_name}.{name}", item) for name, item in _attributes(value)]
     return entry_counts
 
 
 def grown_containers(
-    server: Any, serve: Callable[[int], None], first: int, last: int, share: float, slack: int
-) -> dict[str, tuple[int, int]]:
-    """Return the containers of ``server`` that have more entries after ``last`` requests than after ``first``.
-
-    ``share`` and ``slack``: growth that is allowed, as a part of the entries and in entries.
-    """
+    server: Any, serve: Callable[[int], None], first_count: int, last_count: int,
+    max_growth: float, slack_entries: int,
+) -> dict[str, tuple[int, int]]:  # fmt: skip
+    """Return each container of ``server`` that grows, with its entries after ``first_count`` and ``last_count``
+    requests. Allowed growth: ``max_growth``, a fraction of the first entries, plus ``slack_entries``."""
     before: dict[str, int] = {}
-    for number in range(last):
-        serve(number)
-        if number == first:
+    for request_number in range(last_count):
+        serve(request_number)
+        if request_number == first_count:
             before = server.count_entries()
     return {
         path: (before.get(path, 0), count)
         for path, count in server.count_entries().items()
-        if count > (1.0 + share) * before.get(path, 0) + slack
+        if count > (1.0 + max_growth) * before.get(path, 0) + slack_entries
     }
 
 

@@ -20,24 +20,24 @@ TESTS = Path(__file__).parents[1]
 
 @dataclass
 class CrashCounts:
-    """Sums over kills. Pages unless the name says otherwise."""
+    """Sums over kills."""
 
     kills: int = 0
     start_failures: int = 0
     """Stores that did not open afterwards (or opened unavailable)."""
-    wrong: int = 0
+    wrong_pages: int = 0
     """Pages served with wrong bytes. Must be 0."""
     stored_pages: int = 0
     """Pages on record after the kills."""
-    absent: int = 0
+    lost_pages: int = 0
     """Acknowledged pages without bytes: dropped, not served."""
-    acknowledged: int = 0
+    acknowledged_pages: int = 0
     """Pages of the last acknowledged batch before each kill, which were not evicted yet."""
-    survived: int = 0
+    surviving_pages: int = 0
     """Acknowledged pages that were correct afterwards."""
-    written: int = 0
+    written_pages: int = 0
     """Pages in acknowledged batches, present ones included."""
-    orphans: int = 0
+    orphan_pages: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -52,85 +52,83 @@ def kill_once(folder: Path, seed: int, counts: CrashCounts) -> None:
     assert writer.stdout is not None
     descriptor, output = writer.stdout.fileno(), b""
     os.set_blocking(descriptor, False)
-    deadline = None
-    while deadline is None or time.monotonic() < deadline:
+    kill_time = None
+    while kill_time is None or time.monotonic() < kill_time:
         select.select([descriptor], [], [], 0.01)
-        new_output = _read(descriptor)
-        output += new_output
+        output += _read_available(descriptor)
         # The writer is running: wait some milliseconds before the kill.
-        if deadline is None and output:
-            deadline = time.monotonic() + rng.uniform(0.0, 0.25)
+        if kill_time is None and output:
+            kill_time = time.monotonic() + rng.uniform(0.0, 0.25)
         if writer.poll() is not None:
             break
     was_running = writer.poll() is None
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    output += _read(descriptor)
+    output += _read_available(descriptor)
     writer.stdout.close()
     counts.kills += 1
     if not was_running:
         counts.start_failures += 1
         counts.problems.append(f"the writer ended by itself (seed {seed})")
         return
-    check(folder, output.decode().splitlines(), counts)
+    check_store(folder, output.decode().splitlines(), counts)
 
 
-def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
+def check_store(folder: Path, writer_lines: list[str], counts: CrashCounts) -> None:
     """Open the store and compare every page with its recomputation."""
-    wrong = [line for line in lines if line.startswith("WRONG")]
-    counts.wrong += len(wrong)
-    counts.problems.extend(wrong)
-    batches = [line.split() for line in lines if line and line[0].isdigit()]
+    wrong_lines = [line for line in writer_lines if line.startswith("WRONG")]
+    counts.wrong_pages += len(wrong_lines)
+    counts.problems.extend(wrong_lines)
+    batches = [line.split() for line in writer_lines if line and line[0].isdigit()]
     # The kill may cut the last line short.
-    batches = [b for b in batches if len(b) > 1 and all(len(k) == 64 for k in b[1:])]
-    counts.written += sum(int(b[0]) for b in batches)
+    batches = [words for words in batches if words[1:] and all(len(key) == 64 for key in words[1:])]
+    counts.written_pages += sum(int(page_count) for page_count, *_ in batches)
     store = open_store(folder)
     if store.unavailable is not None:
         counts.start_failures += 1
         counts.problems.append(store.unavailable)
         return
-    counts.orphans += store.counters.orphan_units
-    key_by_raw = {raw_key(key): key for b in batches for key in b[1:]}
+    counts.orphan_pages += store.counters.orphan_units
+    key_by_raw = {raw_key(key): key for _, *keys in batches for key in keys}
     key_by_raw.update((raw, raw.hex()) for raw in store.state.index.rows)
     counts.stored_pages += len(store)
     correct_keys: set[str] = set()
     while True:  # a bad page invalidates its suffix: read each path from its root
-        tip_keys = [
+        leaf_keys = [
             raw
             for raw, row in store.state.index.rows.items()
             if not store.state.index.children[row]
         ]
-        unread_tip_keys = [raw for raw in tip_keys if key_by_raw[raw] not in correct_keys]
-        if not unread_tip_keys:
+        unread_leaf_keys = [raw for raw in leaf_keys if key_by_raw[raw] not in correct_keys]
+        if not unread_leaf_keys:
             break
-        path = _path(store, unread_tip_keys[0], key_by_raw)
-        buffers = [bytearray(PAGE_BYTES) for _ in path]
-        readable_pages = store.read(path, buffers)
-        for key, buffer, readable in zip(path, buffers, readable_pages, strict=True):
+        keys = _path_keys(store, unread_leaf_keys[0], key_by_raw)
+        buffers = [bytearray(PAGE_BYTES) for _ in keys]
+        for key, buffer, readable in zip(keys, buffers, store.read(keys, buffers), strict=True):
             if readable and bytes(buffer) != content(key):
-                counts.wrong += 1
+                counts.wrong_pages += 1
                 counts.problems.append(f"wrong bytes for {key}")
             if readable:
                 correct_keys.add(key)
-    counts.absent += store.counters.faults["corrupt"]
+    counts.lost_pages += store.counters.faults["corrupt"]
     if batches:
         last_batch = batches[-1]
         stored_keys = last_batch[1 : 1 + int(last_batch[0])]
-        counts.acknowledged += len(stored_keys)
-        counts.survived += sum(key in correct_keys for key in stored_keys)
+        counts.acknowledged_pages += len(stored_keys)
+        counts.surviving_pages += sum(key in correct_keys for key in stored_keys)
     recount(store)
     store.close()
 
 
-def _path(store, raw: bytes, key_by_raw: dict[bytes, str]) -> list[str]:
-    row, path = store.state.index.rows[raw], []
+def _path_keys(store, raw: bytes, key_by_raw: dict[bytes, str]) -> list[str]:
+    row, keys = store.state.index.rows[raw], []
     while row >= 0:
-        path.append(key_by_raw[store.state.index.keys[row]])
+        keys.append(key_by_raw[store.state.index.keys[row]])
         row = store.state.index.parent[row]
-    return path[::-1]
+    return keys[::-1]
 
 
-def _read(descriptor: int) -> bytes:
+def _read_available(descriptor: int) -> bytes:
     parts = []
     while True:
         try:

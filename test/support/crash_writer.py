@@ -2,8 +2,8 @@
 
     cd test && python -m support.crash_writer FOLDER SEED
 
-Prints a line per batch that ``write`` acknowledged: the store's clock, the path, and the number of its
-pages on disk. At the same time another writer, readers, uses, sweeps and evictions load the store.
+Prints a line for each batch that ``write`` acknowledged: the number of its pages on disk, then their keys.
+Two threads write; the main thread reads, uses and sweeps, so that pages are evicted meanwhile.
 """
 
 import random
@@ -33,21 +33,21 @@ def open_store(folder: Path) -> DiskStore:
     )
 
 
-def draw_path(rng: random.Random) -> list[str]:
-    """A path in a bushy tree of a few thousand pages."""
-    steps = [rng.randrange(12), *(rng.randrange(3) for _ in range(rng.randrange(1, 12)))]
-    return [key_of(*steps[: i + 1]) for i in range(len(steps))]
+def random_path(rng: random.Random) -> list[str]:
+    """Return the keys of a path in a bushy tree of a few thousand pages."""
+    branches = [rng.randrange(12), *(rng.randrange(3) for _ in range(rng.randrange(1, 12)))]
+    return [key_of(*branches[: i + 1]) for i in range(len(branches))]
 
 
 def write_forever(store: DiskStore, seed: int, lock: threading.Lock) -> None:
     rng = random.Random(seed)
     while True:
-        keys = draw_path(rng)
+        keys = random_path(rng)
         # A tenant has its own part of the tree: the salt is part of every key.
         tenant = f"t{int(keys[0], 16) % 3}"
         stored = store.write(
             keys,
-            [content(k) for k in keys],
+            [content(key) for key in keys],
             page_metas(len(keys), store.clock(), tenant=tenant),
             [None, *keys[:-1]],
         )
@@ -64,7 +64,7 @@ def main() -> None:
         threading.Thread(target=write_forever, args=(store, seed + i, lock), daemon=True).start()
     rng = random.Random(seed + 7)
     while True:
-        keys = draw_path(rng)
+        keys = random_path(rng)
         buffers = [bytearray(PAGE_BYTES) for _ in keys]
         for key, buffer, readable in zip(keys, buffers, store.read(keys, buffers), strict=True):
             if readable and buffer != content(key):

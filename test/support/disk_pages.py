@@ -27,9 +27,9 @@ def key_of(*path: object) -> str:
     return hashlib.sha256(repr(path).encode()).hexdigest()
 
 
-def content(key: str, size: int = PAGE_BYTES) -> bytes:
+def content(key: str, byte_count: int = PAGE_BYTES) -> bytes:
     """Return the page's bytes, as recomputation would give them."""
-    return hashlib.shake_128(key.encode()).digest(size)
+    return hashlib.shake_128(key.encode()).digest(byte_count)
 
 
 def store_at(folder: Path, pages: int = 8, **options: Any) -> DiskStore:
@@ -65,7 +65,7 @@ def put(store: DiskStore, keys: list[str], parent: str | None = None, **fields: 
     """Write a run of pages below ``parent``, used now."""
     parents = [parent, *keys[:-1]]
     metas = page_metas(len(keys), store.clock(), **fields)
-    return store.write(keys, [content(k) for k in keys], metas, parents)
+    return store.write(keys, [content(key) for key in keys], metas, parents)
 
 
 def get(store: DiskStore, keys: list[str]) -> list[bool]:

@@ -8,7 +8,7 @@ from sglang_canopy.disk.store import DiskStore
 
 
 def recount(store: DiskStore) -> None:
-    """Fail for inconsistent state."""
+    """Recount the pages and the evictable pages. Raises AssertionError for an inconsistent state."""
     with store.state.lock:
         _recount_pages(store.state)
         _recount_evictable(store.state)
@@ -19,33 +19,33 @@ def count_bad_pages(store: DiskStore) -> int:
     recount(store)
     state = store.state
     with state.lock:
-        return sum(not _is_good(state, key, row) for key, row in state.index.rows.items())
+        return sum(not _is_correct(state, key, row) for key, row in state.index.rows.items())
 
 
 def _recount_pages(state: StoreState) -> None:
     index, units = state.index, state.units
-    children: dict[int, int] = {}
-    used: set[int] = set()
+    child_counts: dict[int, int] = {}
+    used_units: set[int] = set()
     for key, row in index.rows.items():
         assert index.keys[row] == key, row
         parent = index.parent[row]
         if parent != NO_ROW:
             assert index.keys[parent] is not None, f"page {row} without its prefix"
-            children[parent] = children.get(parent, 0) + 1
-        assert index.unit[row] not in used, f"unit {index.unit[row]} holds two pages"
-        used.add(index.unit[row])
+            child_counts[parent] = child_counts.get(parent, 0) + 1
+        assert index.unit[row] not in used_units, f"unit {index.unit[row]} holds two pages"
+        used_units.add(index.unit[row])
     rows = index.rows.values()
     for row in rows:
-        assert index.children[row] == children.get(row, 0), row
+        assert index.children[row] == child_counts.get(row, 0), row
     assert index.count_pages() == {
         "categories": Counter(index.label("category", row) for row in rows),
         "tenants": Counter(index.label("tenant", row) for row in rows),
         "groups": Counter(index.group[row] for row in rows),
     }
-    assert len(used) == units.used_units, (len(used), units.used_units)
-    unused = {*units._free, *units._freed_while_read, *units._unwritten}
-    assert not used & unused
-    assert len(used) + len(unused) == units.end_unit, (len(used), len(unused), units.end_unit)
+    assert len(used_units) == units.used_units, (len(used_units), units.used_units)
+    unused_units = {*units._free, *units._freed_while_read, *units._unwritten}
+    assert not used_units & unused_units
+    assert units.end_unit == len(used_units) + len(unused_units), (used_units, unused_units)
     assert units.used_units * state.content.page_bytes <= state.capacity_bytes
 
 
@@ -54,17 +54,18 @@ def _recount_evictable(state: StoreState) -> None:
     index, evictable = state.index, state.evictable_pages
     rows = index.rows.values()
     leaves = evictable._leaves
-    locked = evictable._lock_counts
-    expected = {row for row in rows if index.children[row] == 0 and row not in locked}
-    assert set(leaves) == expected, (set(leaves) ^ expected, "evictable")
+    locked_rows = evictable._lock_counts
+    expected_rows = {row for row in rows if index.children[row] == 0 and row not in locked_rows}
+    assert set(leaves) == expected_rows, (set(leaves) ^ expected_rows, "evictable")
     assert {*map(id, evictable.policy.leaves())} == {*map(id, leaves.values())}
-    tenants = Counter(index.label("tenant", row) for row in rows)
-    charged = {t: n * evictable.page_bytes for t, n in tenants.items() if t is not None}
-    assert charged == evictable.tenant_bytes, (charged, evictable.tenant_bytes)
+    pages_by_tenant = Counter(index.label("tenant", row) for row in rows)
+    del pages_by_tenant[None]
+    charged_bytes = {t: pages * evictable.page_bytes for t, pages in pages_by_tenant.items()}
+    assert charged_bytes == evictable.tenant_bytes, (charged_bytes, evictable.tenant_bytes)
 
 
-def _is_good(state: StoreState, key: bytes, row: int) -> bool:
+def _is_correct(state: StoreState, key: bytes, row: int) -> bool:
     index, content = state.index, state.content
-    target = [memoryview(bytearray(content.page_bytes))]
-    errors = state.segments.read([(index.unit[row], target)])
-    return not any(errors) and content.checksum(key, target) == index.checksum(row)
+    buffer = [memoryview(bytearray(content.page_bytes))]
+    errors = state.segments.read([(index.unit[row], buffer)])
+    return not any(errors) and content.checksum(key, buffer) == index.checksum(row)

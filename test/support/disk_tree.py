@@ -16,14 +16,14 @@ from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support.live_tree import LiveTree
 
-RANKS = dict.fromkeys(
+FIRST_RANK = dict.fromkeys(
     ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank"), 0
 )
 
 
-def prompt(name: int, count: int) -> list[int]:
-    """Return the first tokens of the prompt of this name."""
-    return [name * 100 + i for i in range(count)]
+def prompt(number: int, token_count: int) -> list[int]:
+    """Return the first ``token_count`` tokens of the prompt with this number."""
+    return [number * 100 + i for i in range(token_count)]
 
 
 def disk_settings(folder: Path | str, **overrides: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def disk_settings(folder: Path | str, **overrides: Any) -> dict[str, Any]:
 class DiskTree(LiveTree):
     """A live tree with a disk tier. After ``close``, a new one on the same folder is a restarted server.
 
-    Page 1 of a path is token 0 to ``page_size``. Every stamp has the same ``epoch``. ``parallel``: the rank's numbers.
+    ``tokens``: slots of the device pool. ``disk``: settings of the store. ``rank_numbers``: the rank's place in its groups.
     """
 
     def __init__(
@@ -43,22 +43,23 @@ class DiskTree(LiveTree):
         folder: Path,
         tokens: int = 32,
         disk: dict[str, Any] | None = None,
-        parallel: dict[str, int] | None = None,
+        rank_numbers: dict[str, int] | None = None,
         **options: Any,
     ) -> None:
         PAGES.clear()
-        settings = disk_settings(folder, **(disk or {}))
+        store_settings = disk_settings(folder, **(disk or {}))
         options = {"page_size": 2, "host_tokens": 64, **options}
         self.epoch = 0.0
+        """Seconds since 1970 at time 0; the same in every stamp."""
         self.delivers_reports = True
         """Whether ``settle`` delivers the uses that the tree reported to the store."""
-        storage = {
+        storage_arguments = {
             "hicache_storage_backend": "dynamic",
-            "hicache_storage_backend_extra_config": json.dumps(settings),
+            "hicache_storage_backend_extra_config": json.dumps(store_settings),
             "hicache_storage_prefetch_policy": "wait_complete",
         }
-        with get_parallel().override(**RANKS | (parallel or {})):
-            super().__init__(tokens, storage=storage, **options)
+        with get_parallel().override(**FIRST_RANK | (rank_numbers or {})):
+            super().__init__(tokens, storage_arguments=storage_arguments, **options)
         self.storage = self.cache.cache_controller.storage_backend
 
     @property
@@ -73,7 +74,7 @@ class DiskTree(LiveTree):
 
     def attach(self, folder: Path, **overrides: Any) -> str | None:
         """Attach the store to a tree in use. Return the error, if it fails."""
-        with get_parallel().override(**RANKS):
+        with get_parallel().override(**FIRST_RANK):
             succeeded, message = self.cache.attach_storage_backend(
                 storage_backend="dynamic",
                 storage_backend_extra_config_json=json.dumps(disk_settings(folder, **overrides)),
@@ -83,11 +84,9 @@ class DiskTree(LiveTree):
         return None if succeeded else message
 
     def request(self, time: float = 0.0, **fields: Any):
-        late_fields = {name: fields.pop(name) for name in ("ttl_s",) if name in fields}
+        ttl_s = fields.pop("ttl_s", None)
         request = LiveRequest(time=time, **fields)
-        request.epoch = self.epoch
-        for name, value in late_fields.items():
-            setattr(request, name, value)
+        request.epoch, request.ttl_s = self.epoch, ttl_s
         self.core.requests.arrive(request)
         return request
 
@@ -96,7 +95,7 @@ class DiskTree(LiveTree):
         super().settle()
         cache = self.cache
         if cache.enable_storage:
-            self._drain(n_backup=len(cache.ongoing_backup))
+            self._process_messages(n_backup=len(cache.ongoing_backup))
             if self.delivers_reports and self.storage is not None:
                 self.storage.current.deliver_reports()
 
@@ -117,10 +116,10 @@ class DiskTree(LiveTree):
         handle, cache = self.begin_fetch(tokens, extra_key), self.cache
         if handle not in cache.ongoing_prefetch:
             return 0
-        self._drain(n_storage_hit=1)
+        self._process_messages(n_storage_hit=1)
         while handle in cache.ongoing_prefetch:
-            self._drain(n_ack_prefetch=1)
-        self._drain(n_release=cache.cache_controller.host_mem_release_queue.qsize())
+            self._process_messages(n_ack_prefetch=1)
+        self._process_messages(n_release=cache.cache_controller.host_mem_release_queue.qsize())
         return cache.pop_prefetch_loaded_tokens(handle)
 
     def begin_fetch(self, tokens: list[int], extra_key: str | None = None) -> CacheRequestHandle:
@@ -155,11 +154,11 @@ class DiskTree(LiveTree):
         self.settle()
         self.cache.shutdown()
 
-    def _drain(self, **counts: int) -> None:
-        """Wait for ``counts`` messages of the storage's threads and process them."""
-        names = ("n_storage_hit", "n_ack_prefetch", "n_backup", "n_release")
+    def _process_messages(self, **message_counts: int) -> None:
+        """Wait for ``message_counts`` messages of the storage's threads and process them."""
+        queue_names = ("n_storage_hit", "n_ack_prefetch", "n_backup", "n_release")
         self.cache._drain_storage_control_queues_impl(
-            **{name: counts.get(name, 0) for name in names},
+            **{name: message_counts.get(name, 0) for name in queue_names},
             extra_release_counts={},
             log_metrics=False,
         )

@@ -33,10 +33,10 @@ def bare_runner(**fields):
 
 
 class Tokenizer:
-    """One token a letter, within the small model's vocabulary."""
+    """One token a letter, at most 30, within the small model's vocabulary."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [ord(c) % 300 for c in text][:30]
+        return [ord(letter) % 300 for letter in text][:30]
 
     eos_token_id = None
 
@@ -56,8 +56,8 @@ def request(ids, bounds, salt: str | None = None, **fields):
 def prompt(ids, order=(0, 1, 2)):
     """A request's ids and bounds: a system text, documents by number, a question."""
     prompt_ids, bounds = ids[:SYSTEM_TOKENS].tolist(), []
-    for i in order:
-        start = SYSTEM_TOKENS + i * DOCUMENT_TOKENS
+    for document in order:
+        start = SYSTEM_TOKENS + document * DOCUMENT_TOKENS
         bounds += [len(prompt_ids), len(prompt_ids) + DOCUMENT_TOKENS]
         prompt_ids += ids[start : start + DOCUMENT_TOKENS].tolist()
     return prompt_ids + ids[-QUESTION_TOKENS:].tolist(), bounds
@@ -68,10 +68,10 @@ def register_head(engine: DocumentEngine, state) -> None:
     engine.library.heads.record_head(state.salt, state.variants[0].head)
 
 
-def learn(engine: DocumentEngine, req, head_returns: bool = True) -> None:
-    """Act after a fused prefill: request and encode missing chunks."""
+def learn(engine: DocumentEngine, req, head_is_known: bool = True) -> None:
+    """Encode the missing chunks of ``req``, as after a fused prefill."""
     state = engine.new_request(req)
-    if head_returns:
+    if head_is_known:
         register_head(engine, state)
     state.fused = True  # so that nothing is taken from a pool
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))

@@ -59,15 +59,15 @@ def build_model(family, dtype=torch.float32):
     return model.to(dtype).eval()
 
 
-def paged_cache(model: Model, tokens: int, page_size: int, layout: str = "NHD") -> KVCache:
-    """A cache whose pages are scattered over a pool, as a server's do."""
+def paged_cache(model: Model, token_count: int, page_size: int, layout: str = "NHD") -> KVCache:
+    """A cache of ``token_count`` tokens, whose pages are scattered over a pool as a server's are."""
     shape = model.shape
-    page_count = -(-tokens // page_size)
+    page_count = -(-token_count // page_size)
     generator = torch.Generator().manual_seed(0)
     page_order = torch.randperm(page_count + 3, generator=generator)[:page_count]
-    slots = (page_order[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:tokens]
+    slots = (page_order[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:token_count]
     page_shape = (page_size, shape.kv_heads) if layout == "NHD" else (shape.kv_heads, page_size)
-    size = (shape.layers, page_count + 3, *page_shape, shape.head_dim)
-    pools = [torch.zeros(size, dtype=model.dtype, device=model.device) for _ in range(2)]
+    pool_shape = (shape.layers, page_count + 3, *page_shape, shape.head_dim)
+    pools = [torch.zeros(pool_shape, dtype=model.dtype, device=model.device) for _ in range(2)]
     k, v = ([pages.view(layer, layout) for layer in pool] for pool in pools)
     return KVCache(k, v, slots.to(model.device))

@@ -15,28 +15,28 @@ from canopy_kernel import attention, rope_scatter
 from support.document_engine import Tokenizer, bare_runner, pool_runner, prompt, queue_req, request
 from support.separate_device import DeviceTensor, SeparateDevice, unwrap
 
-SLOTS = 400
+POOL_SLOTS = 400
 
 
 def batch_of(row_ranges: list[tuple[int, int]]) -> SimpleNamespace:
     """An extend batch of requests, each with the start and end of its new tokens; request i has row i."""
-    lengths = [end for _, end in row_ranges]
-    table = torch.arange(len(row_ranges) * 100).view(len(row_ranges), 100) + 7
-    slots = torch.cat([table[i, start:end] for i, (start, end) in enumerate(row_ranges)])
-    total = sum(end - start for start, end in row_ranges)
+    prompt_lengths = [end for _, end in row_ranges]
+    slot_table = torch.arange(len(row_ranges) * 100).view(len(row_ranges), 100) + 7
+    slots = torch.cat([slot_table[i, start:end] for i, (start, end) in enumerate(row_ranges)])
+    new_tokens = sum(end - start for start, end in row_ranges)
     return SimpleNamespace(
-        seq_lens=torch.tensor(lengths),
-        seq_lens_cpu=torch.tensor(lengths),
+        seq_lens=torch.tensor(prompt_lengths),
+        seq_lens_cpu=torch.tensor(prompt_lengths),
         prefix_lens=[start for start, _ in row_ranges],
         extend_lens=[end - start for start, end in row_ranges],
-        extend_num_tokens=total,
+        extend_num_tokens=new_tokens,
         extend_logprob_start_lens=[end - start for start, end in row_ranges],
-        input_ids=torch.arange(total),
+        input_ids=torch.arange(new_tokens),
         out_cache_loc=slots,
         prefill_input_ids_cpu=None,
         req_pool_indices=torch.arange(len(row_ranges)),
         req_pool_indices_cpu=torch.arange(len(row_ranges)),
-        table=table,
+        table=slot_table,
     )
 
 
@@ -49,7 +49,7 @@ def extend(batch: SimpleNamespace, req) -> SimpleNamespace:
     return batch
 
 
-class Worker:
+class StepWorker:
     """A worker that records the rows of its forwards, and whether they were sampled from."""
 
     def __init__(self, engine, monkeypatch) -> None:
@@ -57,8 +57,10 @@ class Worker:
         self.forwards: list[tuple[list[int], bool]] = []
         engine.runner.canopy = engine
         engine.runner.token_to_kv_pool = None
-        record = lambda _, __, plan: self.forwards.append((plan.positions.tolist(), False))  # noqa: E731
-        monkeypatch.setattr(forwards, "_run_without_sampling", record)
+        monkeypatch.setattr(forwards, "_run_without_sampling", self.record_rows)
+
+    def record_rows(self, _runner, _batch, plan) -> None:
+        self.forwards.append((plan.positions.tolist(), False))
 
     def set_hicache_consumer(self, index) -> None:
         pass
@@ -75,12 +77,12 @@ class Worker:
 def move_model(model, device: SeparateDevice):
     """Return the model with its weights on the separate device."""
 
-    def to_device(x):
-        return device.put(x) if isinstance(x, torch.Tensor) else x
+    def to_device(value):
+        return device.put(value) if isinstance(value, torch.Tensor) else value
 
     def move_fields(part):
         names = [f.name for f in dataclasses.fields(part)]
-        return dataclasses.replace(part, **{n: to_device(getattr(part, n)) for n in names})
+        return dataclasses.replace(part, **{name: to_device(getattr(part, name)) for name in names})
 
     layers = tuple(move_fields(layer) for layer in model.layers)
     return dataclasses.replace(move_fields(model), layers=layers, rope=move_fields(model.rope))
@@ -98,14 +100,14 @@ def use_torch(monkeypatch) -> None:
 
     monkeypatch.setattr(attention, "sparse_prefill", attend)
 
-    def run_reference(scatter, first=0, end=None) -> None:
-        end = len(scatter.k_pools) if end is None else end
-        numbers = {
+    def run_reference(scatter, first_layer=0, end_layer=None) -> None:
+        end_layer = len(scatter.k_pools) if end_layer is None else end_layer
+        fields = {
             f.name: tree_map(unwrap, getattr(scatter, f.name))
             for f in dataclasses.fields(scatter)
             if f.name != "_transfers"
         }
-        rope_scatter.LayersScatter(**numbers).reference(first, end)
+        rope_scatter.LayersScatter(**fields).reference(first_layer, end_layer)
 
     monkeypatch.setattr(rope_scatter.LayersScatter, "run", run_reference)
     real_energy = frequency.lowpass_energy
@@ -121,8 +123,8 @@ def pool_engine(model, monkeypatch, to_device, **options) -> DocumentEngine:
     """An engine over a pool of garbage; ``to_device`` moves tensors to the model's device."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     shape, generator = model.shape, torch.Generator().manual_seed(9)
-    size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
-    keys, values = (torch.randn(size, generator=generator) for _ in range(2))
+    pool_shape = (shape.layers, POOL_SLOTS, shape.kv_heads, shape.head_dim)
+    keys, values = (torch.randn(pool_shape, generator=generator) for _ in range(2))
     keys, values = [to_device(x.clone()) for x in keys], [to_device(x.clone()) for x in values]
     runner = pool_runner(shape, keys, values, **vars(bare_runner()))
     engine = DocumentEngine(runner, ReuseOptions(memory_mb=64, **options), Tokenizer())
@@ -131,8 +133,8 @@ def pool_engine(model, monkeypatch, to_device, **options) -> DocumentEngine:
     return engine
 
 
-def step_of(engine: DocumentEngine, ids, chunks, to_device, window: int | None = None):
-    """Prepare a window of a prompt with known chunks; return the request, its rows and slots."""
+def set_up(engine: DocumentEngine, ids, chunks, to_device, window: int | None = None):
+    """Prepare the first ``window`` tokens of a prompt with known chunks; return the request, its batch and its slots."""
     tokens, bounds = prompt(ids, (2, 0, 1))
     req = request(
         tokens, bounds, rid="r", full_untruncated_fill_ids=tokens, customized_info=None,
@@ -141,25 +143,26 @@ def step_of(engine: DocumentEngine, ids, chunks, to_device, window: int | None =
         engine.library.store.put(chunk, engine.new_request(req).salt)
     queue_req(engine, req)
     batch = batch_of([(0, window or len(tokens))])
-    table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[None, : len(tokens)]
-    batch.out_cache_loc = to_device(table[0, : window or len(tokens)].clone())
+    slot_table = torch.randperm(POOL_SLOTS, generator=torch.Generator().manual_seed(3))[None]
+    slot_table = slot_table[:, : len(tokens)]
+    batch.out_cache_loc = to_device(slot_table[0, : window or len(tokens)].clone())
     for name in ("seq_lens", "req_pool_indices", "input_ids"):
         setattr(batch, name, to_device(getattr(batch, name)))
     extend(batch, req)
-    engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=to_device(table.clone()))
-    return req, batch, table[0]
+    engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=to_device(slot_table.clone()))
+    return req, batch, slot_table[0]
 
 
 def check_kv(engine: DocumentEngine, reference: DocumentEngine, slots) -> None:
     """Check that two engines' pools have the same KV in these slots."""
-    runner, expected = engine.runner, reference.runner
-    for a, b in zip((*runner.keys, *runner.values), (*expected.keys, *expected.values)):
-        torch.testing.assert_close(unwrap(a)[slots], b[slots], atol=1e-5, rtol=1e-5)
+    buffers, expected_buffers = ((*r.keys, *r.values) for r in (engine.runner, reference.runner))
+    for buffer, expected in zip(buffers, expected_buffers, strict=True):
+        torch.testing.assert_close(unwrap(buffer)[slots], expected[slots], atol=1e-5, rtol=1e-5)
 
 
 def run_step(engine: DocumentEngine, batch, monkeypatch) -> list[torch.Tensor]:
-    """Run the server's step without SGLang's forward; return the rows."""
-    rows, worker = [], Worker(engine, monkeypatch)
+    """Run the server's step without SGLang's forward; return the positions of the rows of each layer."""
+    positions_by_layer, worker = [], StepWorker(engine, monkeypatch)
     engine.runner.token_to_kv_pool = SimpleNamespace(
         get_key_buffer=lambda i: engine.runner.keys[i],
         get_value_buffer=lambda i: engine.runner.values[i],
@@ -171,7 +174,7 @@ def run_step(engine: DocumentEngine, batch, monkeypatch) -> list[torch.Tensor]:
         q = torch.zeros(len(plan.positions), 4, 32, device=plan.positions.device)
         for k, v in zip(engine.runner.keys, engine.runner.values):
             plan.attend(q, k[:, None], v[:, None], 1.0)
-        rows.append(plan.positions)
+        positions_by_layer.append(plan.positions)
 
     forwards.forward(original, worker, batch)
-    return rows
+    return positions_by_layer

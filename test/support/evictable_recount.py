@@ -15,25 +15,25 @@ def recount_core(core: Any) -> None:
         (core.evictable_device_leaves, core._is_device_leaf),
         (core.evictable_host_leaves, core._is_host_leaf),
     ):
-        expected = {node for node in nodes if is_leaf(node)}
-        assert set(leaves) == expected, (len(leaves), len(expected))
+        expected_nodes = {node for node in nodes if is_leaf(node)}
+        assert set(leaves) == expected_nodes, (len(leaves), len(expected_nodes))
         if isinstance(core, CanopyTreeCore):
-            _recount_leaves(leaves, expected)
+            _recount_leaves(leaves, expected_nodes)
     if isinstance(core, CanopyTreeCore):
         for node in nodes:
             _recount_node(node)
         _recount_protected(core, [node.canopy for node in nodes])
 
 
-def _recount_leaves(leaves: Any, expected: set[Any]) -> None:
+def _recount_leaves(leaves: Any, expected_nodes: set[Any]) -> None:
     """Each evictable node of one tier is in exactly one place: the policy, ``pending`` or
     ``unusable``. A floored policy ranks the same leaves in both of its orders."""
-    admitted = [leaf.node for leaf in leaves.policy.leaves()]
-    assert len(admitted) == len(set(admitted)), "a leaf was admitted twice"
+    ranked = [leaf.node for leaf in leaves.policy.leaves()]
+    assert len(ranked) == len(set(ranked)), "a policy ranks a leaf twice"
     unusable = [leaf.node for leaf in leaves.unusable_leaves]
-    parts = [set(admitted), set(leaves.pending), set(unusable)]
-    assert set().union(*parts) == expected
-    assert sum(map(len, parts)) == len(expected), "a leaf is in two places"
+    places = [set(ranked), set(leaves.pending), set(unusable)]
+    assert set().union(*places) == expected_nodes
+    assert sum(map(len, places)) == len(expected_nodes), "a leaf is in two places"
     if isinstance(leaves.policy, FlooredPolicy):
         assert set(leaves.policy.main.leaves()) == set(leaves.policy.leaves())
 

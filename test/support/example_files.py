@@ -7,7 +7,7 @@ from types import ModuleType
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def load(name: str) -> ModuleType:
+def load_example(name: str) -> ModuleType:
     """The module ``examples/<name>.py``, executed."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None

@@ -3,9 +3,9 @@
     done = run([sys.executable, "-m", "support.worker", ...], env={...})
 
 A process starts as ``python -c``, ``python -m`` or ``python FILE`` would, with its own environment, folder
-and files, and SGLang is imported before any plugin loads. All have one hash seed. A test of the import, of
-hash seeds or of the start itself uses ``subprocess``, as these functions do with an environment that
-SGLang may read while it is imported.
+and files. SGLang is imported before any plugin loads, and all processes have one hash seed. These functions
+use ``subprocess`` if a variable differs that SGLang may read while it is imported. A test of the import, of
+hash seeds or of the start itself uses ``subprocess`` too.
 
 ``python -m support.forked -c PROGRAM`` is ``python -c PROGRAM`` in a forked process: pytest's workers.
 """
@@ -35,17 +35,17 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 TESTS = Path(__file__).resolve().parents[1]
-FORK_CHILDREN = "--fork-children"
+FORK_CHILDREN_FLAG = "--fork-children"
 LATE_READ_PREFIXES = ("CANOPY_", "SGLANG_HICACHE", "SGLANG_PLUGINS", "SGLANG_TIMEOUT_KEEP_ALIVE")
 """Beginnings of the variables that no import reads."""
-MAX_ORDER_FILES = 64
-MAX_ORDER_BYTES = 200_000
+MAX_JOB_DESCRIPTORS = 64
+MAX_JOB_BYTES = 200_000
 PR_SET_CHILD_SUBREAPER = 36
 
-SHARED = "TEST_FORKER"
-"""Variable with the path of a socket."""
+ADDRESS_VARIABLE = "TEST_FORKER"
+"""Environment variable with the path of the socket that several test processes share."""
 
-Start = Callable[[], None]
+Program = Callable[[], None]
 
 
 # The side of the tests.
@@ -53,10 +53,10 @@ Start = Callable[[], None]
 
 @functools.cache
 def _forker() -> socket.socket:
-    """Connect to the process that forks, which ends with the last process that is connected. All processes
-    with an address in ``SHARED`` use one; any other has its own."""
-    orders = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    address = os.environ.get(SHARED, "")  # without one, the system chooses
+    """Connect to the process that forks; it ends with its last client. Processes that have an address in
+    ``ADDRESS_VARIABLE`` share one; any other starts its own."""
+    job_socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    address = os.environ.get(ADDRESS_VARIABLE, "")  # without one, the system chooses
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             listener.bind(address)
@@ -70,8 +70,8 @@ def _forker() -> socket.socket:
                 # no threads of numpy's: a fork loses them
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )  # fmt: skip
-        orders.connect(listener.getsockname() or address)
-    return orders
+        job_socket.connect(listener.getsockname() or address)
+    return job_socket
 
 
 class Process:
@@ -88,22 +88,23 @@ class Process:
         cwd: Path | str | None = None,
         start_new_session: bool = False,
     ) -> None:
-        self.args = [str(word) for word in args]
+        self.args = [str(argument) for argument in args]
         self.returncode: int | None = None
-        self._status, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with open(os.devnull, "rb") as null, child_end:
-            source = null if stdin == subprocess.DEVNULL else stdin
+        self._status_socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with open(os.devnull, "rb") as null_file, child_end:
+            stdin_file = null_file if stdin == subprocess.DEVNULL else stdin
             out = _fileno(stdout)
-            files = [_fileno(source), out, out if stderr == subprocess.STDOUT else _fileno(stderr)]
-            order = {
+            errors = out if stderr == subprocess.STDOUT else _fileno(stderr)
+            descriptors = [_fileno(stdin_file), out, errors]
+            job = {
                 "arguments": self.args[1:],
                 "environment": dict(os.environ if env is None else env),
                 "folder": str(cwd or Path.cwd()),
-                "session": start_new_session,
-                "files": [0, 1, 2],
+                "starts_session": start_new_session,
+                "descriptors": [0, 1, 2],
             }
-            _send(_forker(), order, [child_end.fileno(), *files])
-        self.pid = int(self._status.recv(64))
+            _send_job(_forker(), job, [child_end.fileno(), *descriptors])
+        self.pid = int(self._status_socket.recv(64))
 
     def poll(self) -> int | None:
         return self._poll_status(0)
@@ -120,9 +121,9 @@ class Process:
             os.kill(self.pid, signal.SIGKILL)
 
     def _poll_status(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
-            self.returncode = int(self._status.recv(64))
-            self._status.close()
+        if self.returncode is None and select.select([self._status_socket], [], [], timeout)[0]:
+            self.returncode = int(self._status_socket.recv(64))
+            self._status_socket.close()
         return self.returncode
 
 
@@ -134,13 +135,13 @@ def run(
     cwd: Path | str | None = None,
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """``subprocess.run(args, capture_output=True, text=True)``, forked. Raises as it does."""
-    start = Process if _may_fork(env) else subprocess.Popen
-    with contextlib.ExitStack() as files:
-        stdin, out, errors = (files.enter_context(TemporaryFile("w+")) for _ in range(3))
+    """``subprocess.run(args, capture_output=True, text=True)``, forked. Raises subprocess.TimeoutExpired."""
+    process_class = Process if _may_fork(env) else subprocess.Popen
+    with contextlib.ExitStack() as stack:
+        stdin, out, errors = (stack.enter_context(TemporaryFile("w+")) for _ in range(3))
         stdin.write(input or "")
         stdin.seek(0)
-        process = start(args, stdin=stdin, stdout=out, stderr=errors, env=env, cwd=cwd)
+        process = process_class(args, stdin=stdin, stdout=out, stderr=errors, env=env, cwd=cwd)
         try:
             status = process.wait(timeout)
         finally:
@@ -156,179 +157,181 @@ def serve(args: Sequence[str], **options: Any) -> Process | subprocess.Popen[byt
     are spawned, since each needs a hash seed of its own."""
     if "--tp" in args or "--dp" in args or not _may_fork(options["env"]):
         return subprocess.Popen(args, **options)
-    return Process([args[0], FORK_CHILDREN, *args[1:]], **options)
+    return Process([args[0], FORK_CHILDREN_FLAG, *args[1:]], **options)
 
 
 def _may_fork(env: Mapping[str, str] | None) -> bool:
-    changed = {name for name, _ in set((env or os.environ).items()) ^ set(os.environ.items())}
-    return all(name.startswith(LATE_READ_PREFIXES) for name in changed)
+    changed_names = {name for name, _ in set((env or os.environ).items()) ^ set(os.environ.items())}
+    return all(name.startswith(LATE_READ_PREFIXES) for name in changed_names)
 
 
 def _fileno(file: int | IO[Any]) -> int:
     return file if isinstance(file, int) else file.fileno()
 
 
-def _send(receiver: socket.socket, order: dict[str, Any], files: Sequence[int]) -> None:
-    socket.send_fds(receiver, [json.dumps(order).encode()], list(files))
+def _send_job(receiver: socket.socket, job: dict[str, Any], descriptors: Sequence[int]) -> None:
+    socket.send_fds(receiver, [json.dumps(job).encode()], list(descriptors))
 
 
 # The process that forks.
 
 
-def _serve(orders: socket.socket, orphan: bool) -> Start:
-    """Fork a child for each order until no other side is connected. In a child, return its start.
-    ``orders`` is connected, or listens. The first file of an order is a socket, which receives the
-    child's number and then its exit status; of an ``orphan``, only its number: its parent is the
-    reaper, the process that orders it."""
-    running: dict[int, socket.socket] = {}
-    sources = [orders]
+def _serve(job_socket: socket.socket, forks_orphans: bool) -> Program:
+    """Fork a child for each job until no client is connected. In a child, return its program.
+    ``job_socket`` is connected, or listens. The first descriptor of a job is a socket, which receives
+    the child's process id and then its exit status. With ``forks_orphans`` it receives only the id:
+    the parent is the process that sent the job."""
+    status_sockets: dict[int, socket.socket] = {}
+    open_sockets = [job_socket]
     wake_reader, wake_writer = socket.socketpair()
     for end in (wake_reader, wake_writer):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_writer.fileno())
     while True:
-        ready = select.select([wake_reader, *sources], [], [])[0]
+        ready = select.select([wake_reader, *open_sockets], [], [])[0]
         if wake_reader in ready:
             wake_reader.recv(4096)
-            while running and (child_status := os.waitpid(-1, os.WNOHANG))[0]:
-                status = running.pop(child_status[0])
-                _send_number(status, os.waitstatus_to_exitcode(child_status[1]))
-                status.close()
+            while status_sockets and (child_status := os.waitpid(-1, os.WNOHANG))[0]:
+                status_socket = status_sockets.pop(child_status[0])
+                _send_number(status_socket, os.waitstatus_to_exitcode(child_status[1]))
+                status_socket.close()
             continue
-        source = ready[0]
-        if source.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            sources.append(source.accept()[0])
+        ready_socket = ready[0]
+        if ready_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            open_sockets.append(ready_socket.accept()[0])
             continue
-        text, files, _, _ = socket.recv_fds(source, MAX_ORDER_BYTES, MAX_ORDER_FILES)
+        text, descriptors, _, _ = socket.recv_fds(ready_socket, MAX_JOB_BYTES, MAX_JOB_DESCRIPTORS)
         if not text:
-            sources.remove(source)
-            source.close()
-            if sources in ([], [orders]):
+            open_sockets.remove(ready_socket)
+            ready_socket.close()
+            if open_sockets in ([], [job_socket]):
                 os._exit(0)
             continue
-        order = json.loads(text)
-        status = socket.socket(fileno=files.pop(0))
+        job = json.loads(text)
+        status_socket = socket.socket(fileno=descriptors.pop(0))
         child = os.fork()
-        if child and orphan:
+        if child and forks_orphans:
             os.waitpid(child, 0)
-            status.close()
+            status_socket.close()
         elif child:
-            _send_number(status, child)
-            running[child] = status
-        elif orphan and (middle_pid := os.getpid()) and (grandchild := os.fork()):
-            _send_number(status, grandchild)
+            _send_number(status_socket, child)
+            status_sockets[child] = status_socket
+        elif forks_orphans and (middle_pid := os.getpid()) and (grandchild := os.fork()):
+            _send_number(status_socket, grandchild)
             os._exit(0)
         else:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for inherited in (*sources, wake_reader, wake_writer, status, *running.values()):
+            own_sockets = (wake_reader, wake_writer, status_socket)
+            for inherited in (*open_sockets, *own_sockets, *status_sockets.values()):
                 inherited.close()
-            while orphan and os.getppid() == middle_pid:  # whose end would kill a child of SGLang
+            # SGLang's children end with their parent.
+            while forks_orphans and os.getppid() == middle_pid:
                 time.sleep(0.001)
-            return _become(order, files)
-        for file in files:
-            os.close(file)
+            return _become(job, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _send_number(receiver: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # the other side has ended
+    with contextlib.suppress(OSError):  # the receiver has ended
         receiver.send(str(number).encode())
 
 
-def _become(order: dict[str, Any], files: list[int]) -> Start:
-    """Turn this process into the ordered one, but for its program, which is returned."""
-    if order["session"]:
+def _become(job: dict[str, Any], descriptors: list[int]) -> Program:
+    """Set up this process as the job describes. Return its program, which has not run."""
+    if job["starts_session"]:
         os.setsid()
-    # First above all numbers in use, since a file may have the target number of another.
-    first_unused = max(*files, *order["files"]) + 1
-    copies = [_duplicate_above(file, first_unused) for file in files]
-    for file, number in zip(copies, order["files"], strict=True):
-        os.dup2(file, number)
-        os.close(file)
+    # First above all numbers in use: a descriptor may have the target number of another.
+    first_unused = max(*descriptors, *job["descriptors"]) + 1
+    copies = [_duplicate_above(descriptor, first_unused) for descriptor in descriptors]
+    for copy, number in zip(copies, job["descriptors"], strict=True):
+        os.dup2(copy, number)
+        os.close(copy)
     os.environ.clear()
-    os.environ.update(order["environment"])
-    os.chdir(order["folder"])
+    os.environ.update(job["environment"])
+    os.chdir(job["folder"])
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    words = order["arguments"]
-    if words[0] == FORK_CHILDREN:
-        words.pop(0)
-        start = _fork_children()
-        if start is not None:
-            return start
-    return _load_program(words)
+    arguments = job["arguments"]
+    if arguments[0] == FORK_CHILDREN_FLAG:
+        arguments.pop(0)
+        child_program = _fork_children()
+        if child_program is not None:
+            return child_program
+    return _load_program(arguments)
 
 
-def _duplicate_above(file: int, number: int) -> int:
+def _duplicate_above(descriptor: int, number: int) -> int:
     import fcntl
 
-    copy = fcntl.fcntl(file, fcntl.F_DUPFD, number)
-    os.close(file)
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, number)
+    os.close(descriptor)
     return copy
 
 
-def _load_program(words: list[str]) -> Start:
+def _load_program(arguments: list[str]) -> Program:
     sys.modules["__main__"] = main = types.ModuleType("__main__")
-    mode, *arguments = words
-    if mode == "-m":
-        sys.argv[:], sys.path[0] = [mode, *arguments[1:]], os.getcwd()
-        return lambda: runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
-    if mode == "-c":
-        sys.argv[:], sys.path[0] = [mode, *arguments[1:]], ""
-        name, text = "<string>", arguments[0]
+    first, *others = arguments
+    if first == "-m":
+        sys.argv[:], sys.path[0] = [first, *others[1:]], os.getcwd()
+        return lambda: runpy._run_module_as_main(others[0])  # type: ignore[attr-defined]
+    if first == "-c":
+        sys.argv[:], sys.path[0] = [first, *others[1:]], ""
+        file_name, text = "<string>", others[0]
     else:
-        sys.argv[:], sys.path[0] = words, str(Path(mode).parent)
-        main.__file__ = mode
-        name, text = mode, Path(mode).read_text(encoding="utf-8")
-    return lambda: exec(compile(text, name, "exec"), main.__dict__)
+        sys.argv[:], sys.path[0] = arguments, str(Path(first).parent)
+        main.__file__ = first
+        file_name, text = first, Path(first).read_text(encoding="utf-8")
+    return lambda: exec(compile(text, file_name, "exec"), main.__dict__)
 
 
-def _fork_children() -> Start | None:
-    """Fork what ``multiprocessing`` spawns from a process as clean as this one is now. Such a child
-    is an orphan at first; this process becomes its parent. In a child, return its start."""
+def _fork_children() -> Program | None:
+    """Fork the processes that ``multiprocessing`` spawns, from a copy of this process as it is now. A child is an orphan at
+    first; then this process becomes its parent. In a child, return its program."""
     import ctypes
 
     server_end, forker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.fork() == 0:
         server_end.close()
-        return _serve(forker_end, orphan=True)
+        return _serve(forker_end, forks_orphans=True)
     forker_end.close()
     original_spawn = multiprocessing.util.spawnv_passfds
 
     def spawn_forked(path: Any, args: Sequence[str | bytes], passed: Sequence[int]) -> int:
-        words = [os.fsdecode(word) for word in args]
-        if "--multiprocessing-fork" not in words:  # the resource tracker
+        arguments = [os.fsdecode(argument) for argument in args]
+        if "--multiprocessing-fork" not in arguments:  # the resource tracker
             return original_spawn(path, args, passed)
-        words = words[words.index("-c") :]  # the interpreter's own flags hold already
-        status, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        files = [0, 1, 2, *passed]
-        order = {
-            "arguments": words,
+        arguments = arguments[arguments.index("-c") :]  # the interpreter's flags already apply
+        status_socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptors = [0, 1, 2, *passed]
+        job = {
+            "arguments": arguments,
             "environment": dict(os.environ),
             "folder": os.getcwd(),
-            "session": False,
-            "files": files,
+            "starts_session": False,
+            "descriptors": descriptors,
         }
-        with status, child_end:
-            _send(server_end, order, [child_end.fileno(), *files])
+        with status_socket, child_end:
+            _send_job(server_end, job, [child_end.fileno(), *descriptors])
             child_end.close()
-            return int(status.recv(64))
+            return int(status_socket.recv(64))
 
     multiprocessing.util.spawnv_passfds = spawn_forked  # type: ignore[assignment]
     return None
 
 
-def _run_and_exit(program: Start) -> None:
+def _run_and_exit(program: Program) -> None:
     """Run ``program`` and exit as Python does, without the seconds that it takes to free all modules."""
     status = 0
     try:
         program()
-    except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else bool(leaving.code)
-        if isinstance(leaving.code, str):
-            print(leaving.code, file=sys.stderr)
+    except SystemExit as exit_error:
+        status = exit_error.code if isinstance(exit_error.code, int) else bool(exit_error.code)
+        if isinstance(exit_error.code, str):
+            print(exit_error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -339,7 +342,7 @@ def _run_and_exit(program: Start) -> None:
     os._exit(status)
 
 
-def _main(orders: socket.socket) -> Start:
+def _main(job_socket: socket.socket) -> Program:
     import setproctitle
     import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.detokenizer_manager
@@ -351,11 +354,11 @@ def _main(orders: socket.socket) -> Start:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise SystemExit(f"{threads} threads run after the import of SGLang: a fork loses them")
-    return _serve(orders, orphan=False)
+    return _serve(job_socket, forks_orphans=False)
 
 
 if __name__ == "__main__":
     if "-c" in sys.argv:
-        words = [sys.executable, *sys.argv[sys.argv.index("-c") :]]
-        sys.exit(Process(words, stdin=0, stdout=1, stderr=2).wait())
+        arguments = [sys.executable, *sys.argv[sys.argv.index("-c") :]]
+        sys.exit(Process(arguments, stdin=0, stdout=1, stderr=2).wait())
     _run_and_exit(_main(socket.socket(fileno=int(sys.argv[1]))))

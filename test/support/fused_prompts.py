@@ -11,13 +11,13 @@ def encode(model, ids, prefix=()):
     return Encoder(model, prefix).encode(ids)
 
 
-def flat_chunk(n=16):
-    return Chunk(tuple(range(n)), *(torch.ones(1, n, 1, 2) for _ in "kv"))
+def flat_chunk(token_count=16):
+    """A chunk of one layer whose keys and values are all 1."""
+    return Chunk(tuple(range(token_count)), *(torch.ones(1, token_count, 1, 2) for _ in "kv"))
 
 
 def prompt_of_two(model, ids, with_prefix=True):
+    """A prompt with chunks of its tokens 20 to 80 and 80 to 140, encoded behind the first 20 or alone."""
     prefix = ids[:20].tolist() if with_prefix else ()
-    return FusedPrompt(
-        ids,
-        tuple(PlacedChunk(encode(model, ids[a : a + 60].tolist(), prefix), a) for a in (20, 80)),
-    )
+    chunks = {start: encode(model, ids[start : start + 60].tolist(), prefix) for start in (20, 80)}
+    return FusedPrompt(ids, tuple(PlacedChunk(chunk, start) for start, chunk in chunks.items()))

@@ -1,6 +1,6 @@
 """Gateways in front of SGLang, started from their packages, and workers for them.
 
-They must not become dependencies of a server: install them into a folder of their own.
+No server may depend on them: install them into a folder of their own.
 
     pip install --no-deps --target FOLDER sglang-router==0.3.2 smg==1.13.0
     CANOPY_GATEWAYS=FOLDER python -m pytest test/request/test_gateways.py
@@ -25,29 +25,29 @@ import pytest
 
 from launch_server import free_port
 
-FOLDER_VARIABLE = "CANOPY_GATEWAYS"
+GATEWAYS_VARIABLE = "CANOPY_GATEWAYS"
 VERSIONS = {"sglang-router": "0.3.2", "smg": "1.13.0"}
 MODULES = {"sglang-router": "sglang_router", "smg": "smg"}
 READY_TIMEOUT_S = 300.0
 
 
 def skip_without(gateway: str) -> None:
-    """Skip the test that calls, with the reason, where ``gateway`` is not installed."""
-    folder = os.environ.get(FOLDER_VARIABLE)
+    """Skip the calling test, with the reason, if ``gateway`` is not installed."""
+    folder = os.environ.get(GATEWAYS_VARIABLE)
     is_in_folder = folder is not None and (Path(folder) / MODULES[gateway]).is_dir()
     if not is_in_folder and importlib.util.find_spec(MODULES[gateway]) is None:
         pytest.skip(
             f"{gateway} is not installed: pip install --no-deps --target FOLDER "
-            f"{gateway}=={VERSIONS[gateway]}, and set {FOLDER_VARIABLE}=FOLDER"
+            f"{gateway}=={VERSIONS[gateway]}, and set {GATEWAYS_VARIABLE}=FOLDER"
         )
 
 
 @contextlib.contextmanager
 def run_gateway(gateway: str, workers: list[str], log: Path, *flags: str) -> Iterator[str]:
-    """Run the gateway before ``workers``, by their URLs; yield its own URL."""
+    """Run the gateway in front of ``workers``, their URLs; yield its own URL."""
     skip_without(gateway)
     port, metrics_port = free_port(), free_port()
-    import_folders = [os.environ.get(FOLDER_VARIABLE, ""), os.environ.get("PYTHONPATH", "")]
+    import_folders = [os.environ.get(GATEWAYS_VARIABLE, ""), os.environ.get("PYTHONPATH", "")]
     command = [
         *(sys.executable, "-m", f"{MODULES[gateway]}.launch_router", "--worker-urls", *workers),
         *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics_port)),
@@ -88,7 +88,7 @@ class Post(NamedTuple):
     body: dict[str, Any]
 
 
-class Worker:
+class FakeWorker:
     """A server that answers like SGLang's and records its requests."""
 
     def __init__(self) -> None:
@@ -110,18 +110,18 @@ class Worker:
                     self.reply({"model_path": "tiny", "served_model_name": "tiny", "tp_size": 1})
 
             def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                worker.posts.append(Post(self.path, headers, json.loads(raw or b"{}")))
+                worker.posts.append(Post(self.path, headers, json.loads(body or b"{}")))
                 self.reply(_COMPLETION)
 
             def reply(self, answer: Any, status: int = 200) -> None:
-                raw = json.dumps(answer).encode()
+                body = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(raw)))
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(raw)
+                self.wfile.write(body)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -152,10 +152,10 @@ def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[in
     request = urllib.request.Request(url, json.dumps(body).encode(), all_headers)
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
-            status, raw = answer.status, answer.read()
+            status, answer_bytes = answer.status, answer.read()
     except urllib.error.HTTPError as error:
-        status, raw = error.code, error.read()
+        status, answer_bytes = error.code, error.read()
     try:
-        return status, json.loads(raw)
+        return status, json.loads(answer_bytes)
     except ValueError:
         return status, None

@@ -1,7 +1,6 @@
 """Functions that read values of tensors or copy to a device: on a GPU each is a wait.
 
-Without a device all tensors look alike, so reads of host tensors count as well.
-"""
+Without a device all tensors look alike, so reads of host tensors count as well."""
 
 import sys
 from collections import Counter
@@ -14,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.separate_device import INDEXING_OPERATIONS, WAITING_OPERATIONS, is_mask
 
-UNDISPATCHED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
+UNDISPATCHED_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
 """Reads that a CPU makes without dispatching an operation."""
-CANOPY, SGLANG = ("sglang_canopy", "canopy_documents", "canopy_kernel"), "sglang"
+CANOPY_PACKAGES, SGLANG_PACKAGE = ("sglang_canopy", "canopy_documents", "canopy_kernel"), "sglang"
 
 
 class HostReads(TorchDispatchMode):
@@ -25,15 +24,15 @@ class HostReads(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
-        self._functions = _Functions(self)
+        self._undispatched_reads = _UndispatchedReads(self)
 
     def __enter__(self) -> Any:
-        self._functions.__enter__()
+        self._undispatched_reads.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._functions.__exit__(*error)
+        self._undispatched_reads.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation = func.overloadpacket
@@ -48,22 +47,23 @@ class HostReads(TorchDispatchMode):
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             module = frame.f_globals.get("__name__", "")
-            if module.partition(".")[0] in (*CANOPY, SGLANG):
+            if module.partition(".")[0] in (*CANOPY_PACKAGES, SGLANG_PACKAGE):
                 self.counts[f"{module}:{frame.f_code.co_name}"] += 1
                 return
             frame = frame.f_back
 
     def reads_of(self, *packages: str) -> dict[str, int]:
         """Return the reads of these packages."""
-        return {name: n for name, n in self.counts.items() if name.partition(".")[0] in packages}
+        of_packages = (name for name in self.counts if name.partition(".")[0] in packages)
+        return {name: self.counts[name] for name in of_packages}
 
 
-class _Functions(TorchFunctionMode):
+class _UndispatchedReads(TorchFunctionMode):
     def __init__(self, reads: HostReads) -> None:
         super().__init__()
         self.reads = reads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in UNDISPATCHED or (func is torch.tensor and (kwargs or {}).get("device")):
+        if func in UNDISPATCHED_READS or (func is torch.tensor and (kwargs or {}).get("device")):
             self.reads.count_read()  # such a tensor is built on the host, and its copy waited for
         return func(*args, **(kwargs or {}))

@@ -6,13 +6,12 @@ from typing import Any
 
 from support.prompts import token_ids
 
-VOCABULARY = 2048
+VOCABULARY_TOKENS = 2048
 ANSWER_TOKENS = 8
-"""Tokens of an answer."""
 NEAR_TIE = 0.01
 """Largest difference of two logits in a tie."""
 _COMMON_CONFIG = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": VOCABULARY_TOKENS,
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 4,
@@ -50,8 +49,8 @@ MODELS = {
 }
 
 
-def build_model(component: str, out: Path, tokenizer_from: Path, **overrides: Any) -> Any:
-    """A model whose answers depend on the whole prompt, saved in ``out``; ``overrides`` replace keys of its config."""
+def build_model(component: str, folder: Path, tokenizer_folder: Path, **overrides: Any) -> Any:
+    """A model whose answers depend on the whole prompt, saved in ``folder``; ``overrides`` replace keys of its config."""
     import torch
     import transformers
 
@@ -62,9 +61,9 @@ def build_model(component: str, out: Path, tokenizer_from: Path, **overrides: An
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.data.normal_(0.0, 0.15, generator=generator)
-    model.save_pretrained(out)
+    model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(tokenizer_from / name, out / name)
+        shutil.copyfile(tokenizer_folder / name, folder / name)
     return model
 
 
@@ -76,15 +75,15 @@ def load_model(component: str, path: Path) -> Any:
     return model_class.from_pretrained(path).float().eval()
 
 
-def answer_greedily(model: Any, prompt: list[int], tokens: int) -> list[int]:
+def answer_greedily(model: Any, prompt: list[int], answer_tokens: int) -> list[int]:
     """Return transformers' answer up to the first near tie of two tokens."""
     import torch
 
     generated = model.generate(
         torch.tensor([prompt]),
         do_sample=False,
-        min_new_tokens=tokens,
-        max_new_tokens=tokens,
+        min_new_tokens=answer_tokens,
+        max_new_tokens=answer_tokens,
         return_dict_in_generate=True,
         output_logits=True,
     )
@@ -94,28 +93,29 @@ def answer_greedily(model: Any, prompt: list[int], tokens: int) -> list[int]:
 
 
 def answers_agree(answers: list[list[int]], expected: list[list[int]]) -> bool:
-    """Whether every answer begins as transformers', and few of those tokens are left out."""
-    compared, tokens = (sum(map(len, lists)) for lists in (expected, answers))
-    is_equal = all(answer[: len(sure)] == sure for answer, sure in zip(answers, expected))
-    return is_equal and compared >= 0.8 * tokens
+    """Whether every answer begins with transformers' certain tokens, which cover four fifths of all answers."""
+    compared_tokens, answer_tokens = (sum(map(len, lists)) for lists in (expected, answers))
+    is_equal = all(answer[: len(certain)] == certain for answer, certain in zip(answers, expected))
+    return is_equal and compared_tokens >= 0.8 * answer_tokens
 
 
 TURNS = 3
+"""Turns of each conversation."""
 
 
 def prompts_by_turn() -> list[list[int]]:
-    """Return the same prompts, turn by turn over all conversations: each prefix is old, and evicted from
-    a small device."""
-    return [prompt for turn in range(TURNS) for prompt in conversations()[turn::TURNS]]
+    """Return the same prompts, turn by turn over all conversations, so that a small device evicts each prefix."""
+    prompts = conversation_prompts()
+    return [prompt for turn in range(TURNS) for prompt in prompts[turn::TURNS]]
 
 
-def conversations() -> list[list[int]]:
+def conversation_prompts() -> list[list[int]]:
     """Growing prompts with shared beginnings, several times what the pools hold."""
     prompts = []
-    shared = [token % VOCABULARY for token in token_ids(150, seed=1)]
+    shared = [token % VOCABULARY_TOKENS for token in token_ids(150, seed=1)]
     for seed in range(2, 8):
-        prompt = shared + [token % VOCABULARY for token in token_ids(60, seed)]
+        prompt = shared + [token % VOCABULARY_TOKENS for token in token_ids(60, seed)]
         for turn in range(TURNS):
             prompts.append(list(prompt))
-            prompt += [token % VOCABULARY for token in token_ids(40, seed=100 * seed + turn)]
+            prompt += [token % VOCABULARY_TOKENS for token in token_ids(40, seed=100 * seed + turn)]
     return prompts

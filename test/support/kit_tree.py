@@ -2,7 +2,7 @@
 sliding windows, recurrent states or both, on small real pools of CPU tensors.
 
 The kit builds SGLang's cache, core and component; ``_on_canopy`` puts ours in their place, so that a test can
-run on both. White-box access is the kit's inspector, mixed into our core.
+run on both. Our core also derives from the kit's inspector, which reads private state.
 """
 
 import dataclasses
@@ -37,13 +37,13 @@ from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from sglang_canopy.server.scheduler.cache_factory import install_core, prepare_params
-from support.disk_tree import RANKS, disk_settings
+from support.disk_tree import FIRST_RANK, disk_settings
 from support.evictable_recount import recount_core
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
 HOST_POOLS = {FULL: PoolName.KV, SWA: PoolName.SWA, MAMBA: PoolName.MAMBA}
-FULL_CONFIGS = [c for c in config.CONFIGS if c.components == (FULL,)]
-CORES = ("sglang", "canopy-lru", "wa", "threshold-lru")
+FULL_CONFIGS = [each for each in config.CONFIGS if each.components == (FULL,)]
+CORE_NAMES = ("sglang", "canopy-lru", "wa", "threshold-lru")
 
 
 def _small(*components: ComponentType, page_size: int = 1, window: int = 0) -> config.CacheConfig:
@@ -67,7 +67,7 @@ HYBRIDS = {
 
 
 class CanopyInspector(UnifiedTreeCoreInspector, CanopyTreeCore):
-    """Canopy's core with the kit's white-box methods."""
+    """Canopy's core with the kit's inspection methods."""
 
 
 def _canopy_cache(params: Any) -> CanopyRadixCache:
@@ -79,7 +79,7 @@ def _canopy_cache(params: Any) -> CanopyRadixCache:
 
 
 def _on_canopy(core: str) -> Any:
-    """While this is entered, the kit's ``build_fixture`` builds ours (or SGLang's own)."""
+    """Return a context in which the kit's ``build_fixture`` builds Canopy's cache, or SGLang's own."""
     return mock.patch.multiple(
         fixtures,
         UnifiedRadixCache=UnifiedRadixCache if core == "sglang" else _canopy_cache,
@@ -96,35 +96,38 @@ def _cpu_server_args(server_fields: dict[str, Any], **arguments: Any) -> ServerA
 class KitTree:
     """One of the kit's fixtures and its steps.
 
-    ``core``: ``sglang``, or a Canopy policy's name. ``write``: the write policy of a host tier of
-    ``host_ratio`` times the device; ``None``: no such. ``changes``: other fields of ``cfg``.
+    ``cache_config``: the kit's, or a key of ``HYBRIDS``; ``changes`` replace its fields. ``core``: ``sglang`` or a
+    policy's name. ``write_policy``: of a host tier of ``host_ratio`` times the device; ``None``: without one.
     """
 
     def __init__(
         self,
-        cfg: config.CacheConfig | str,
+        cache_config: config.CacheConfig | str,
         core: str = "canopy-lru",
-        write: str | None = None,
+        write_policy: str | None = None,
         host_ratio: float = 2.0,
-        steps: type = mixins.UnifiedRadixCacheFixtures,
+        step_class: type = mixins.UnifiedRadixCacheFixtures,
         **changes: Any,
     ) -> None:
         if core != "sglang":
             changes["eviction_policy"] = core
-        cfg = dataclasses.replace(HYBRIDS[cfg] if isinstance(cfg, str) else cfg, **changes)
-        self.steps = type("Steps", (steps, unittest.TestCase), {"runTest": lambda self: None})()
-        self.steps.cfg = self.cfg = cfg
+        if isinstance(cache_config, str):
+            cache_config = HYBRIDS[cache_config]
+        cache_config = dataclasses.replace(cache_config, **changes)
+        methods = {"runTest": lambda self: None}
+        self.kit_steps = type("Steps", (step_class, unittest.TestCase), methods)()
+        self.kit_steps.cfg = self.cache_config = cache_config
         with _on_canopy(core):
-            self.cache, self.allocator, self.pool = fixtures.build_fixture(cfg)
+            self.cache, self.allocator, self.pool = fixtures.build_fixture(cache_config)
         self.core = self.cache.tree_core
-        self.has_swa, self.has_mamba = cfg.has_swa, cfg.has_mamba
-        self.write = write
-        if write is not None:
-            self.add_host_tier({"hicache_ratio": host_ratio}, write_policy=write)
+        self.has_swa, self.has_mamba = cache_config.has_swa, cache_config.has_mamba
+        self.write_policy = write_policy
+        if write_policy is not None:
+            self.add_host_tier({"hicache_ratio": host_ratio}, write_policy=write_policy)
             self.cache.write_through_threshold = 1
 
     def close(self) -> None:
-        self.steps.doCleanups()
+        self.kit_steps.doCleanups()
 
     def add_host_tier(self, server_fields: dict[str, Any], **options: Any) -> None:
         from canopy_cpu import install
@@ -133,15 +136,15 @@ class KitTree:
         HookRegistry.apply_hooks()
         make_args = functools.partial(_cpu_server_args, server_fields)
         with mock.patch.object(mixins, "ServerArgs", make_args):
-            self.steps._init_hicache(self.cache, **options)
+            self.kit_steps._init_hicache(self.cache, **options)
 
     def add_host_buffer(self, folder: str, backend: str) -> None:
         """``--hicache-host-memory-mode buffer_only`` above SGLang's file storage, or our disk."""
         options = {"host_memory_mode": "buffer_only", "storage_backend": "file"}
         options |= {"storage_dir": folder, "prefetch_threshold": 1}
-        ranks = get_parallel().override(**RANKS)
-        ranks.__enter__()
-        self.steps.addCleanup(ranks.__exit__, None, None, None)
+        rank_numbers = get_parallel().override(**FIRST_RANK)
+        rank_numbers.__enter__()
+        self.kit_steps.addCleanup(rank_numbers.__exit__, None, None, None)
         if backend == "file":
             self.add_host_tier({}, **options)
         else:
@@ -153,11 +156,11 @@ class KitTree:
                 },
                 **options,
             )
-            self.steps.addCleanup(self.cache.cache_controller.storage_backend.close)
+            self.kit_steps.addCleanup(self.cache.cache_controller.storage_backend.close)
 
     def settle(self) -> None:
         """Wait for copies between the tiers."""
-        if self.write is not None:
+        if self.write_policy is not None:
             self.cache.writing_check(write_back=True)
             self.cache.loading_check()
 
@@ -166,19 +169,19 @@ class KitTree:
         handle = CacheRequestHandle("fetch", 0)
         root = self.cache.root_node_handle()
         self.cache.prefetch_from_storage(handle, root, array("q", tokens), None, None)
-        self.steps._run_prefetch_to_completion(self.cache, handle)
+        self.kit_steps._run_prefetch_to_completion(self.cache, handle)
         return self.match(tokens).device_prefix_len
 
     def load_back(self, tokens: list[int]) -> int:
         """Load a path to the device, as on admission. Return the loaded tokens."""
-        hit = self.match(tokens)
-        swa_hit, mamba_hit = hit.swa_host_hit_length, hit.mamba_host_hit_length
-        if not (hit.host_hit_length or swa_hit or mamba_hit):
+        match = self.match(tokens)
+        swa_hit, mamba_hit = match.swa_host_hit_length, match.mamba_host_hit_length
+        if not (match.host_hit_length or swa_hit or mamba_hit):
             return 0
-        needed_slots = 4 if self.cfg.enable_mamba_extra_buffer else 2
+        needed_slots = 4 if self.cache_config.enable_mamba_extra_buffer else 2
         if self.has_mamba and self.available_slots(MAMBA) < needed_slots:
             return 0  # the request's own, and the node's
-        req = self.steps._load_back_through_admission(self.cache, self.pool, tokens)
+        req = self.kit_steps._load_back_through_admission(self.cache, self.pool, tokens)
         self.cache.ready_to_load_host_cache()
         for ack in list(self.cache.cache_controller.ack_load_queue):
             ack.finish_event.synchronize()
@@ -186,10 +189,10 @@ class KitTree:
         if self.has_mamba:
             self.pool.free_mamba_cache(req)
         self.pool.free(req)
-        return self.match(tokens).device_prefix_len - hit.device_prefix_len
+        return self.match(tokens).device_prefix_len - match.device_prefix_len
 
     def insert(self, tokens: list[int]) -> Any:
-        return self.steps._insert(self.cache, self.allocator, self.pool, tokens)
+        return self.kit_steps._insert(self.cache, self.allocator, self.pool, tokens)
 
     def match(self, tokens: list[int]) -> Any:
         return fixtures.match_prefix(self.cache, tokens)
@@ -206,22 +209,22 @@ class KitTree:
         is_canopy = isinstance(self.core, CanopyTreeCore)
         request = LiveRequest(time=time, prompt_tokens=len(tokens), **fields) if is_canopy else None
         if request is not None:
-            request.block_tokens = self.cfg.page_size
+            request.block_tokens = self.cache_config.page_size
             request.path = []
             extend_path(request, tokens)
             self.core.requests.arrive(request)
-        hit = self.match(tokens).device_prefix_len
+        hit_tokens = self.match(tokens).device_prefix_len
         if request is not None:
-            request.cached_tokens = hit
+            request.cached_tokens = hit_tokens
             self.core.requests.finish(request)
         prompt_tokens = len(tokens)
-        # SGLang evicts the missing tokens of each kind.
+        # SGLang evicts the missing tokens of each component.
         self.evict(
             full=prompt_tokens - self.available_slots(FULL),
             swa=prompt_tokens - self.available_slots(SWA) if self.has_swa else 0,
             mamba=1 - self.available_slots(MAMBA) if self.has_mamba else 0,
         )
-        slots = self.steps._alloc(self.allocator, prompt_tokens)
+        slots = self.kit_steps._alloc(self.allocator, prompt_tokens)
         params = InsertParams(key=RadixKey(array("q", tokens)), value=slots)
         if self.has_mamba:
             params.mamba_value = self.pool.mamba_allocator.alloc(1)
@@ -231,50 +234,52 @@ class KitTree:
         if self.has_mamba and result.mamba_exist:
             self.pool.mamba_allocator.free(params.mamba_value)
         self.settle()
-        return hit
+        return hit_tokens
 
-    def lock(self, tokens: list[int], without_state: bool = False) -> TreeLock | None:
+    def lock(self, tokens: list[int], skips_state: bool = False) -> TreeLock | None:
         node = self.match(tokens).last_device_node
         if self.core.is_root(node):
             return None
-        skipped = (MAMBA,) if without_state and self.has_mamba else ()
+        skipped = (MAMBA,) if skips_state and self.has_mamba else ()
         return self.cache.lock(node, skip_lock_components=skipped)
 
     def evict(self, full: int = 0, swa: int = 0, mamba: int = 0) -> None:
-        full, swa, mamba = (max(need, 0) for need in (full, swa, mamba))
+        full, swa, mamba = (max(slots, 0) for slots in (full, swa, mamba))
         if full or swa or mamba:
             self.cache.evict(EvictParams(num_tokens=full, swa_num_tokens=swa, mamba_num=mamba))
         self.settle()
 
-    def available_slots(self, kind: ComponentType) -> int:
-        return self.cache._component_available_size(kind)
+    def available_slots(self, component: ComponentType) -> int:
+        return self.cache._component_available_size(component)
 
     def nodes(self) -> list[Any]:
-        return [n for n in self.core._node_arena.values() if n is not self.core.root_node]
+        return [node for node in self.core._node_arena.values() if node is not self.core.root_node]
 
-    def slots(self, kind: ComponentType, value_of: Any = fixtures.node_device_value) -> list[int]:
-        """Every slot of ``kind`` that a node holds, on the device; or host memory, with ``node_host_value``."""
-        values = (value_of(self.cache, n.id, kind) for n in self.nodes())
-        slots = [slot for value in values if value is not None for slot in value.tolist()]
-        assert len(slots) == len(set(slots)), f"one slot of {kind} in two nodes"
+    def slots(self, component: ComponentType, of_node=fixtures.node_device_value) -> list[int]:
+        """Return every slot of ``component`` that a node holds on the device, or in host memory with ``node_host_value``."""
+        slot_tensors = (of_node(self.cache, node.id, component) for node in self.nodes())
+        slots = [slot for tensor in slot_tensors if tensor is not None for slot in tensor.tolist()]
+        assert len(slots) == len(set(slots)), f"one slot of {component} in two nodes"
         return slots
 
     def recount(self, sanity_check: Any = None) -> None:
         """Check that every slot of every pool is free or in one node, and recount the leaf sets."""
-        sizes = {FULL: self.cfg.kv_size, SWA: self.cfg.kv_size, MAMBA: self.cfg.mamba_cache_size}
-        for kind in self.cfg.components:
-            assert len(self.slots(kind)) + self.available_slots(kind) == sizes[kind], kind
+        config = self.cache_config
+        pool_slots = {FULL: config.kv_size, SWA: config.kv_size, MAMBA: config.mamba_cache_size}
+        for component in config.components:
+            used_slots = len(self.slots(component))
+            assert used_slots + self.available_slots(component) == pool_slots[component], component
             if self.cache.cache_controller is not None:
-                pool = self.cache.host_pool_group.get_pool(HOST_POOLS[kind])
-                host_slots = self.slots(kind, fixtures.node_host_value)
-                assert len(host_slots) + pool.available_size() == pool.size, kind
+                pool = self.cache.host_pool_group.get_pool(HOST_POOLS[component])
+                host_slots = self.slots(component, fixtures.node_host_value)
+                assert len(host_slots) + pool.available_size() == pool.size, component
         recount_core(self.core)
         (sanity_check or self.cache.sanity_check)()
 
 
 @pytest.fixture
 def kit_tree() -> Iterator[Any]:
-    """``kit_tree(cfg, core, ...)``: a ``KitTree``, closed after the test."""
+    """``kit_tree(cache_config, core, ...)``: a ``KitTree``, closed after the test."""
     trees: list[KitTree] = []
 
     def build(*arguments: Any, **options: Any) -> KitTree:

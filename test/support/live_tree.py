@@ -33,11 +33,11 @@ _rids = itertools.count()
 
 
 class LiveTree:
-    """The tree, its allocator, and the few calls a scheduler makes.
+    """The tree, its allocator, and the few calls that a scheduler makes.
 
-    ``policy`` is a Canopy policy's name; with ``core`` ("python" or "rust") it is SGLang's. With
-    ``pairs`` keys are of token pairs, as under EAGLE: n tokens are n - 1 of them. ``latent``: KV as
-    in MLA. ``group``: the process group of the replica's ranks.
+    ``tokens``: slots of the device pool. ``policy`` is a Canopy policy's name; with ``sglang_core``
+    ("python" or "rust") it is SGLang's. ``has_pairs``: keys as under EAGLE, where n tokens are
+    n - 1 pairs. ``has_latent_kv``: KV as in MLA. ``rank_group``: process group of the replica's ranks.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class LiveTree:
         policy: str = "canopy-lru",
         config: dict[str, Any] | None = None,
         page_size: int = 1,
-        core: str | None = None,
+        sglang_core: str | None = None,
         host_tokens: int = 0,
         write_policy: str = "write_through",
         tiers: TierOptions | None = None,
-        storage: dict[str, Any] | None = None,
-        sessions: bool = False,
-        pairs: bool = False,
-        events: bool = False,
-        floor: bool = False,
-        latent: bool = False,
-        group: Any = None,
+        storage_arguments: dict[str, Any] | None = None,
+        has_sessions: bool = False,
+        has_pairs: bool = False,
+        emits_kv_events: bool = False,
+        has_floor: bool = False,
+        has_latent_kv: bool = False,
+        rank_group: Any = None,
     ) -> None:
-        settings: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "model_path": "dummy",
             "page_size": page_size,
             "hicache_io_backend": "direct",
@@ -66,19 +66,19 @@ class LiveTree:
             "hicache_write_policy": write_policy,
             "hicache_ratio": max(host_tokens / tokens, 1e-9),
         }
-        server_args = ServerArgs(**(settings | (storage or {})))
+        server_args = ServerArgs(**(arguments | (storage_arguments or {})))
         set_global_server_args_for_scheduler(server_args)
         pool = ReqToTokenPool(size=8, max_context_len=4096, device="cpu", enable_memory_saver=False)
         placement = {"dtype": torch.float16, "device": "cpu"}
-        pool_class, shape = MHATokenToKVPool, {"head_num": 1, "head_dim": 8}
-        if latent:
-            pool_class, shape = MLATokenToKVPool, {"kv_lora_rank": 8, "qk_rope_head_dim": 4}
-        kv = pool_class(
-            size=tokens, page_size=page_size, layer_num=1, enable_memory_saver=False, **shape, **placement
+        pool_class, kv_shape = MHATokenToKVPool, {"head_num": 1, "head_dim": 8}
+        if has_latent_kv:
+            pool_class, kv_shape = MLATokenToKVPool, {"kv_lora_rank": 8, "qk_rope_head_dim": 4}
+        kv_pool = pool_class(
+            size=tokens, page_size=page_size, layer_num=1, enable_memory_saver=False, **kv_shape, **placement
         )  # fmt: skip
         paged = (PagedTokenToKVPoolAllocator, tokens, page_size)
-        allocator_class, *arguments = paged if page_size > 1 else (TokenToKVPoolAllocator, tokens)
-        allocator = allocator_class(*arguments, kvcache=kv, need_sort=False, **placement)
+        allocator_class, *sizes = paged if page_size > 1 else (TokenToKVPoolAllocator, tokens)
+        allocator = allocator_class(*sizes, kvcache=kv_pool, need_sort=False, **placement)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=pool,
@@ -87,20 +87,20 @@ class LiveTree:
             tree_components=(ComponentType.FULL,),
             eviction_policy=policy,
             eviction_policy_config=config,
-            enable_session_radix_cache=sessions,
-            is_eagle=pairs,
-            tp_cache_group=group,
-            enable_kv_cache_events=events,
+            enable_session_radix_cache=has_sessions,
+            is_eagle=has_pairs,
+            tp_cache_group=rank_group,
+            enable_kv_cache_events=emits_kv_events,
         )
-        self.pairs = pairs
-        if core is None:
+        self.has_pairs = has_pairs
+        if sglang_core is None:
             install_core()
-            prepare_params(params, tiers, floor=floor)
+            prepare_params(params, tiers, floor=has_floor)
         else:
-            params.tree_core_backend = core
+            params.tree_core_backend = sglang_core
         self.page_size = page_size
         self.allocator = allocator
-        self.cache = (CanopyRadixCache if core is None else UnifiedRadixCache)(params)
+        self.cache = (CanopyRadixCache if sglang_core is None else UnifiedRadixCache)(params)
         self.core = self.cache.tree_core
         if host_tokens:
             from canopy_cpu import install
@@ -113,7 +113,7 @@ class LiveTree:
             self.cache.load_back_threshold = 0
 
     def request(self, time: float = 0.0, **fields: Any) -> LiveRequest:
-        """A policy request as the scheduler's link would make it, announced to the tree."""
+        """Return a new request, which the tree has received as from the scheduler."""
         request = LiveRequest(time=time, **fields)
         self.core.requests.arrive(request)
         return request
@@ -125,18 +125,19 @@ class LiveTree:
         salt: str | None = None,
         extra_key: str | None = None,
     ):
-        """Insert ``tokens`` as freshly computed KV; evicts to make room. Returns the result."""
+        """Insert ``tokens`` as freshly computed KV; evict to make room. Return SGLang's ``InsertResult``."""
         key = self.key(tokens, salt, extra_key).page_aligned(self.page_size)
-        hit = self.cache.match_prefix(MatchPrefixParams(key=key))
-        lock = self.cache.lock(hit.last_device_node)
-        new_tokens = len(key) - hit.device_prefix_len
+        root_id = self.core.root_node.id
+        match = self.cache.match_prefix(MatchPrefixParams(key=key))
+        lock = self.cache.lock(match.last_device_node)
+        new_tokens = len(key) - match.device_prefix_len
         evict_tokens = new_tokens - self.allocator.available_size()
         if evict_tokens > 0:
             self.cache.evict(EvictParams(num_tokens=evict_tokens))
         new_kv = self.allocator.alloc(new_tokens)
         assert new_kv is not None, (new_tokens, self.allocator.available_size())
-        self.compute(new_kv, tokens[hit.device_prefix_len : len(key)])
-        slots = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
+        self.write_kv(new_kv, tokens[match.device_prefix_len : len(key)])
+        slots = self.core.collect_full_device_indices(match.last_device_node, root_id)
         params = InsertParams(key=key, value=torch.cat([slots, new_kv]), prev_prefix_len=len(slots))
         params.canopy = request
         result = self.cache.insert(params)
@@ -146,22 +147,22 @@ class LiveTree:
 
     def key(self, tokens: list[int], salt: str | None = None, extra_key: str | None = None):
         """The key of a path, as the scheduler makes it."""
-        return RadixKey(array("q", tokens), extra_key, self.pairs, cache_salt=salt)
+        return RadixKey(array("q", tokens), extra_key, self.has_pairs, cache_salt=salt)
 
     def match_params(self, tokens: list[int]) -> MatchPrefixParams:
         """The parameters of a look-up of a path."""
         return MatchPrefixParams(key=self.key(tokens))
 
-    def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
+    def write_kv(self, slots: torch.Tensor, tokens: list[int]) -> None:
         """Write KV as a forward pass does: here every token's KV is its id."""
         for buffer in self.buffers():
             buffer[slots] = torch.tensor(tokens, dtype=buffer.dtype)[:, None, None]
 
     def kv(self, tokens: list[int]) -> list[int]:
         """The device's KV of the cached part of a path, as token ids."""
-        hit = self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens)))
+        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens)))
         core = self.core
-        slots = core.collect_full_device_indices(hit.last_device_node, core.root_node.id)
+        slots = core.collect_full_device_indices(match.last_device_node, core.root_node.id)
         return self.buffers()[-1][slots][:, -1, -1].int().tolist()
 
     def buffers(self) -> list[torch.Tensor]:
@@ -170,7 +171,7 @@ class LiveTree:
         return pool.kv_buffer if is_latent else [*pool.k_buffer, *pool.v_buffer]
 
     def match(self, tokens: list[int], salt: str | None = None, extra_key: str | None = None):
-        """Tokens of the longest cached prefix."""
+        """Return the tokens of the longest prefix on the device."""
         key = self.key(tokens, salt, extra_key)
         return self.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
 
@@ -181,24 +182,24 @@ class LiveTree:
             self.cache.loading_check()
 
     def load_back(self, tokens: list[int], extra_key: str | None = None) -> int:
-        """Bring the host-resident part of a prefix back to the device. Returns tokens loaded."""
+        """Load a path from the host to the device, as SGLang does on admission. Return the loaded tokens."""
         key = self.key(tokens, extra_key=extra_key)
-        hit = self.cache.match_prefix(MatchPrefixParams(key=key))
-        if hit.host_hit_length == 0:
+        match = self.cache.match_prefix(MatchPrefixParams(key=key))
+        if match.host_hit_length == 0:
             return 0
         req = SimpleNamespace(
             rid=next(_rids),
-            last_node=hit.last_device_node,
+            last_node=match.last_device_node,
             swa_host_hit_length=0,
             mamba_host_hit_length=0,
-            host_hit_length=hit.host_hit_length,
+            host_hit_length=match.host_hit_length,
             prefix_indices=[],
             kv=SimpleNamespace(mamba_pool_idx=None),
             time_stats=None,
         )
         loaded, _ = self.cache.init_load_back(
             InitLoadBackParams(
-                best_match_node=hit.best_match_node, host_hit_length=hit.host_hit_length, req=req
+                match.best_match_node, host_hit_length=match.host_hit_length, req=req
             )
         )
         self.cache.cache_controller.start_loading()
@@ -209,17 +210,17 @@ class LiveTree:
         self.cache.evict(EvictParams(num_tokens=tokens))
 
     def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
-        """One whole request: look up, make room, insert, finish. Returns the tokens hit."""
+        """Serve one request: look up, make room, insert, finish. Return the tokens hit."""
         request = self.request(time, prompt_tokens=len(tokens), **fields)
-        hit = self.match(tokens)
-        request.cached_tokens = hit
+        hit_tokens = self.match(tokens)
+        request.cached_tokens = hit_tokens
         self.core.requests.finish(request)
         self.insert(tokens, request)
-        return hit
+        return hit_tokens
 
 
 class FakeReq(SimpleNamespace):
-    """Compared by identity, as SGLang's are."""
+    """A request that is compared by identity, as SGLang's ``Req``."""
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__
@@ -227,12 +228,12 @@ class FakeReq(SimpleNamespace):
 
 def fake_req(tokens: list[int], output: list[int], stamp: dict | None = None, **overrides: Any):
     """The attributes of SGLang's ``Req`` that Canopy reads."""
-    custom = {"canopy": stamp} if stamp else None
+    params = {"canopy": stamp} if stamp else None
     defaults = {
         "rid": next(_rids),
         "origin_input_ids": tokens,
         "output_ids": output,
-        "sampling_params": SimpleNamespace(custom_params=custom, max_new_tokens=len(output)),
+        "sampling_params": SimpleNamespace(custom_params=params, max_new_tokens=len(output)),
         "extra_key": None,
         "retraction_count": 0,
         "cache_salt": None,
@@ -248,19 +249,19 @@ def fake_req(tokens: list[int], output: list[int], stamp: dict | None = None, **
     return FakeReq(**{**defaults, **overrides})
 
 
-def check(tree: LiveTree) -> None:
+def check_tree(tree: LiveTree) -> None:
     """Recount sizes, leaf sets, metadata and the policies' leaves."""
     core = tree.core
     device_tokens = host_tokens = 0
     for node in core._node_arena.values():
         if node is core.root_node:
             continue
-        leaf, data = node.canopy, node.component_data[ComponentType.FULL]
+        leaf, component_data = node.canopy, node.component_data[ComponentType.FULL]
         assert leaf.hits >= 0
         if leaf.hits:
             assert leaf.created <= leaf.last_access <= core.clock.now
-        device_tokens += 0 if data.value is None else len(data.value)
-        host_tokens += 0 if data.host_value is None else len(data.host_value)
+        device_tokens += 0 if component_data.value is None else len(component_data.value)
+        host_tokens += 0 if component_data.host_value is None else len(component_data.host_value)
     assert device_tokens + tree.allocator.available_size() == tree.allocator.size
     recount_core(core)
     if tree.cache.cache_controller is not None:

@@ -1,4 +1,4 @@
-"""A real Mooncake master and store on loopback, as fixtures; see docs/guide/mooncake.md for the wheel."""
+"""Fixtures of a real Mooncake master and store on loopback; docs/guide/mooncake.md names the wheel."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from launch_server import free_port
 from support.served import wait_until
 
 PAGE_TOKENS = 16
-LEASE_MS = 200
+KV_LEASE_MS = 200
 SEGMENT_BYTES = 32 << 20
 
 STORE_PROGRAM = """
@@ -34,18 +34,18 @@ for line in sys.stdin:
         objects += 1
     print(f"stored {done}", flush=True)
 """
-"""Gives memory to the cluster. For each line with a number, stores that number of 64 KiB fillers."""
+"""Gives memory to the cluster. For each input line, a number, stores that many objects of 64 KiB."""
 
 
 @pytest.fixture(scope="module")
 def mooncake_folder() -> Path:
     """The installed package's folder."""
-    code = "import mooncake.store, mooncake; print(mooncake.__path__[0])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if run.returncode:
-        reason = run.stderr.strip().splitlines()[-1]
+    command = [sys.executable, "-c", "import mooncake.store, mooncake; print(mooncake.__path__[0])"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        reason = process.stderr.strip().splitlines()[-1]
         pytest.skip(f"Mooncake does not load here ({reason}); see docs/guide/mooncake.md")
-    return Path(run.stdout.strip().splitlines()[-1])
+    return Path(process.stdout.strip().splitlines()[-1])
 
 
 @dataclass(slots=True)
@@ -54,19 +54,19 @@ class Cluster:
 
     address: str
     metrics_url: str
-    store: subprocess.Popen[str]
+    store_process: subprocess.Popen[str]
 
     def read_metric(self, name: str) -> int:
-        """A number of the master's own metrics."""
+        """Return a value of the master's metrics."""
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
             text = answer.read().decode()
         return int(float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1]))
 
-    def fill(self, objects: int) -> int:
-        """Store unpinned objects. Return the number that found room at once."""
-        self.store.stdin.write(f"{objects}\n")
-        self.store.stdin.flush()
-        return int(read_line_starting(self.store, "stored ")[7:])
+    def fill(self, object_count: int) -> int:
+        """Store unpinned objects of 64 KiB. Return how many the cluster accepted at once."""
+        self.store_process.stdin.write(f"{object_count}\n")
+        self.store_process.stdin.flush()
+        return int(read_line_starting(self.store_process, "stored ")[7:])
 
     def client_config(self) -> dict[str, Any]:
         """Return the configuration of a client of the cluster."""
@@ -101,38 +101,38 @@ def read_line_starting(process: subprocess.Popen[str], prefix: str) -> str:
 def cluster(mooncake_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     port, metrics_port = free_port(), free_port()
     log = (tmp_path_factory.mktemp("mooncake") / "master.log").open("wb")
-    master = subprocess.Popen(
+    master_process = subprocess.Popen(
         [
             str(mooncake_folder / "mooncake_master"),
             *("-rpc_address=127.0.0.1", f"-rpc_port={port}"),
             *("-metrics_host=127.0.0.1", f"-metrics_port={metrics_port}"),
-            f"-default_kv_lease_ttl={LEASE_MS}",
+            f"-default_kv_lease_ttl={KV_LEASE_MS}",
         ],
         stdout=log,
         stderr=log,
     )
-    store = None
+    store_process = None
     try:
         metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
 
         def is_up() -> bool:
-            assert master.poll() is None, Path(log.name).read_text()[-2000:]
+            assert master_process.poll() is None, Path(log.name).read_text()[-2000:]
             with contextlib.suppress(OSError):
                 return urllib.request.urlopen(metrics_url, timeout=5).status == 200
             return False
 
         wait_until(is_up)
-        store = subprocess.Popen(
+        store_process = subprocess.Popen(
             [sys.executable, "-c", STORE_PROGRAM, f"127.0.0.1:{port}", str(SEGMENT_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
         )
-        assert read_line_starting(store, "") == "ready"
-        yield Cluster(f"127.0.0.1:{port}", metrics_url, store)
+        assert read_line_starting(store_process, "") == "ready"
+        yield Cluster(f"127.0.0.1:{port}", metrics_url, store_process)
     finally:
-        for process in (store, master):
+        for process in (store_process, master_process):
             if process is not None:
                 process.kill()
                 process.wait()

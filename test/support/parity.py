@@ -7,26 +7,26 @@ from typing import Any
 PAGE_TOKENS = 4
 
 
-def turns(draw: random.Random, requests: int) -> Iterator[tuple[float, int, list[int]]]:
-    """Yield time, conversation and blocks of turns. Conversations grow by a few blocks a turn, a
+def turns(rng: random.Random, requests: int) -> Iterator[tuple[float, int, list[int]]]:
+    """Yield (time in seconds, conversation, block ids) of turns. Conversations grow by a few blocks a turn, a
     third of them below one system prompt."""
     paths: dict[int, list[int]] = {}
     now = 0.0
     for _ in range(requests):
-        now += draw.choice([0.25, 1.0, 5.0])
-        number = draw.randrange(14)
-        if number not in paths or draw.random() < 0.08:
-            paths[number] = [1, 2, 3] if number % 3 == 0 else []
-        new_blocks = draw.randrange(1, 5)
-        paths[number] = paths[number] + [draw.randrange(10, 10**6) for _ in range(new_blocks)]
-        yield now, number, list(paths[number])
+        now += rng.choice([0.25, 1.0, 5.0])
+        conversation = rng.randrange(14)
+        if conversation not in paths or rng.random() < 0.08:
+            paths[conversation] = [1, 2, 3] if conversation % 3 == 0 else []
+        new_blocks = [rng.randrange(10, 10**6) for _ in range(rng.randrange(1, 5))]
+        paths[conversation] = paths[conversation] + new_blocks
+        yield now, conversation, list(paths[conversation])
 
 
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     """Turns of chats and agents; some end their conversation."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     steps = []
-    for now, conversation, blocks in turns(draw, requests):
+    for now, conversation, blocks in turns(rng, requests):
         category = ("chat", "agent")[conversation % 2]
         steps.append(
             {
@@ -35,15 +35,15 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
                 "category": category,
                 "turn": 1 + len(blocks) // 4,
                 "conversation": f"c{conversation}",
-                "stop": "tool" if category == "agent" and draw.random() < 0.8 else "end",
-                "over": draw.random() < 0.05,
+                "stop": "tool" if category == "agent" and rng.random() < 0.8 else "end",
+                "over": rng.random() < 0.05,
             }
         )
     return steps
 
 
 def labels_of(step: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in step.items() if k not in ("time", "blocks")}
+    return {name: value for name, value in step.items() if name not in ("time", "blocks")}
 
 
 def chained_path(step: dict[str, Any]) -> tuple[int, ...]:
@@ -57,24 +57,24 @@ def tokens_of(step: dict[str, Any], page_tokens: int) -> list[int]:
 
 
 def serve_tiers(tree: Any, step: dict[str, Any], page_tokens: int) -> Any:
-    """Serve a step on the device and the host; return what SGLang found."""
+    """Serve a step on the device and the host; return SGLang's match."""
     tokens = tokens_of(step, page_tokens)
     labels = {"path": chained_path(step), "block_tokens": page_tokens, "prompt_tokens": len(tokens)}
     request = tree.request(step["time"], **labels, **labels_of(step))
-    hit = tree.cache.match_prefix(tree.match_params(tokens))
-    request.cached_tokens = hit.device_prefix_len
+    match = tree.cache.match_prefix(tree.match_params(tokens))
+    request.cached_tokens = match.device_prefix_len
     tree.core.requests.finish(request)
     tree.load_back(tokens)
     tree.insert(tokens, request)
-    return hit
+    return match
 
 
 def add_samples(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the steps, each followed by two others of the same time and length, whose leaves tie."""
     steps_with_samples = []
-    for number, step in enumerate(steps):
+    for step_number, step in enumerate(steps):
         steps_with_samples.append(step)
         for sample in (1, 2):
-            blocks = [*step["blocks"][:-1], 10**7 + 3 * number + sample]
+            blocks = [*step["blocks"][:-1], 10**7 + 3 * step_number + sample]
             steps_with_samples.append({**step, "blocks": blocks})
     return steps_with_samples

@@ -1,4 +1,4 @@
-"""Rules of every state machine over a live tree: the order changes and leaves are re-admitted."""
+"""Hypothesis rules of every state machine over a live tree: change the order, re-admit leaves."""
 
 import random
 from typing import Any
@@ -10,28 +10,27 @@ from sglang_canopy.policy.floored import FlooredPolicy
 
 
 class Readmission:
-    """Re-admits leaves of a live tree, and admits pending leaves in a random order, which must decide
-    nothing: ranks of one replica may admit leaves in different orders, and must evict alike.
+    """Re-admits leaves of a live tree and shuffles the pending ones. The order must change no
+    eviction: ranks of one replica may admit leaves in different orders, and must evict alike.
 
-    ``leaf_seed`` draws the leaves, ``order_seed`` their order: trees with equal ``leaf_seed`` and different
-    ``order_seed`` re-admit the same leaves in different orders.
-    """
+    ``leaf_seed`` chooses the leaves, ``order_seed`` their order: trees with equal ``leaf_seed`` and
+    different ``order_seed`` re-admit the same leaves in different orders."""
 
     def __init__(self, core: Any, leaf_seed: int, order_seed: int) -> None:
         self.core = core
-        self._leaf_draw, self._order_draw = random.Random(leaf_seed), random.Random(order_seed)
+        self._leaf_rng, self._order_rng = random.Random(leaf_seed), random.Random(order_seed)
         self.readmitted = 0
 
     def __call__(self) -> None:
         for leaves in (self.core.evictable_device_leaves, self.core.evictable_host_leaves):
             nodes = sorted(leaves, key=lambda node: node.id)
-            chosen = [node for node in nodes if self._leaf_draw.random() < 0.5]
-            self._order_draw.shuffle(chosen)
-            for node in chosen:
+            chosen_nodes = [node for node in nodes if self._leaf_rng.random() < 0.5]
+            self._order_rng.shuffle(chosen_nodes)
+            for node in chosen_nodes:
                 self.core.readmit(node)
-            self.readmitted += len(chosen)
+            self.readmitted += len(chosen_nodes)
             pending = list(leaves.pending.items())
-            self._order_draw.shuffle(pending)
+            self._order_rng.shuffle(pending)
             leaves.pending = dict(pending)
 
 

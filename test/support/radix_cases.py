@@ -10,15 +10,16 @@ BLOCK_TOKENS = 10
 
 
 def serve_paths(policy, capacity, paths, *, output_tokens=1, **options):
-    """Serve ``paths`` (tuples of block ids, one a second). Every path is prefix-chained by its
-    author: an id stands for one place in the tree. Returns the evicted runs of blocks, in order.
-    The tree is recounted after each request."""
-    runs = []
+    """Serve ``paths`` (tuples of block ids), one a second, from a cache of ``capacity`` blocks. Return the
+    evicted runs of blocks, in order.
+
+    A block id must stand for one place in the tree. The tree is recounted after each request."""
+    cuts = []
     if isinstance(policy, str):
         policy = make_policy(policy, options)
-    tree = RadixTree(policy, capacity, BLOCK_TOKENS, on_evict=lambda cut: runs.append(cut.blocks))
-    trace = [record(t, path, output_tokens=output_tokens) for t, path in enumerate(paths)]
+    tree = RadixTree(policy, capacity, BLOCK_TOKENS, on_evict=cuts.append)
+    trace = [record(time, path, output_tokens=output_tokens) for time, path in enumerate(paths)]
     for request in to_requests(trace):
         tree.access(request)
         recount(tree)
-    return runs
+    return [cut.blocks for cut in cuts]

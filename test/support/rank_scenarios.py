@@ -21,35 +21,35 @@ from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
 from support.waiting_requests import batch_of
 
-RANKS = 2
+RANK_COUNT = 2
 PROMPT = [100 + i for i in range(8)]
 
 
 def tree_of(rank: int, folder: Path, **options: Any) -> DiskTree:
     """A rank's tree, in step with the other's; its disk is its own, as on another machine."""
     tree = DiskTree(folder / f"disk-{rank}", config={"quantum_tokens": 1}, **options)
-    tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
+    tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANK_COUNT
     tree.store.state.clock = lambda: 1000.0 + rank / 4
     return tree
 
 
-def forget(tree: DiskTree) -> None:
-    """Empty the memory; the disk stays as it is."""
+def empty_memory(tree: DiskTree) -> None:
+    """Empty the device and the host; the disk keeps its pages."""
     tree.cache.reset()
     tree.allocator.clear()
 
 
 def node_metadata(tree: DiskTree) -> list[Any]:
     """Return the metadata of every node, the deepest last."""
-    leaves = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
-    leaves.sort(key=lambda leaf: leaf.offset)
+    nodes = (node for node in tree.core._node_arena.values() if node is not tree.core.root_node)
+    leaves = sorted((node.canopy for node in nodes), key=lambda leaf: leaf.offset)
     return [
         [leaf.offset, leaf.length, leaf.category, leaf.conversation, leaf.hits, leaf.last_access]
         for leaf in leaves
     ]
 
 
-def comparisons(tree: DiskTree) -> dict[str, int]:
+def record_comparisons(tree: DiskTree) -> dict[str, int]:
     """Return how many records of pages the ranks compared, and how many differed."""
     counters = tree.core.live.counters
     return {"compared": counters.records_compared, "disagreed": counters.records_disagreed}
@@ -60,33 +60,33 @@ def read_three_times(rank: int, folder: Path) -> Any:
     tree = tree_of(rank, folder)
     tree.epoch = 990.0
     tree.serve(PROMPT, 1.0, category="chat", conversation="c")
-    results = []
+    reads = []
     for turn in range(3):
-        forget(tree)
+        empty_memory(tree)
         tree.request(20.0 + turn)
-        tokens = tree.fetch(PROMPT)
-        results.append([tokens, node_metadata(tree)])
+        reads.append([tree.fetch(PROMPT), node_metadata(tree)])
     tree.close()
-    return {"reads": results, **comparisons(tree)}
+    return {"reads": reads, **record_comparisons(tree)}
 
 
 def read_shared_disk(rank: int, folder: Path) -> Any:
     """Ranks of MLA on one disk write a path, read it, and read it again after a restart."""
-    parallel = dict.fromkeys(("tp_rank", "attn_tp_rank"), rank)
-    parallel |= dict.fromkeys(("tp_size", "attn_tp_size"), RANKS)
-    world, results = torch.distributed.group.WORLD, []
-    for start in range(2):
-        tree = DiskTree(folder / "disk", latent=True, group=world, parallel=parallel)
-        if start == 0:
+    rank_numbers = dict.fromkeys(("tp_rank", "attn_tp_rank"), rank)
+    rank_numbers |= dict.fromkeys(("tp_size", "attn_tp_size"), RANK_COUNT)
+    world, reads = torch.distributed.group.WORLD, []
+    for start_number in range(2):
+        groups = {"rank_group": world, "rank_numbers": rank_numbers}
+        tree = DiskTree(folder / "disk", has_latent_kv=True, **groups)
+        if start_number == 0:
             tree.serve(PROMPT, 1.0)
-            forget(tree)
+            empty_memory(tree)
         torch.distributed.barrier()
         tokens = tree.fetch(PROMPT)
         tree.load_back(PROMPT)
-        results.append([tokens, tree.kv(PROMPT), tree.storage.status()["unavailable"]])
+        reads.append([tokens, tree.kv(PROMPT), tree.storage.status()["unavailable"]])
         torch.distributed.barrier()
         tree.close()
-    return results
+    return reads
 
 
 def read_before_use_is_stored(rank: int, folder: Path) -> Any:
@@ -96,16 +96,16 @@ def read_before_use_is_stored(rank: int, folder: Path) -> Any:
     tree.serve(PROMPT, 1.0, category="chat", conversation="c")
     tree.delivers_reports = rank == 0
     tree.serve(PROMPT[:4], 9.0, category="agent", conversation="d")
-    forget(tree)
+    empty_memory(tree)
     tree.request(20.0)
     tree.fetch(PROMPT)
     metadata = node_metadata(tree)
     tree.close()
-    return {"metadata": metadata, **comparisons(tree)}
+    return {"metadata": metadata, **record_comparisons(tree)}
 
 
 def refuse_pages(rank: int, folder: Path) -> Any:
-    """Return the pages written again before and after the disk of one rank refused some."""
+    """Return how many pages were on disk already at each write, before and after one rank's disk refused some."""
     disk_retry.ROUND_S = 0.0
     tree, present_pages = tree_of(rank, folder), []
     tree.serve(PROMPT, 1.0)
@@ -122,15 +122,15 @@ def refuse_pages(rank: int, folder: Path) -> Any:
 
 
 def drain_slowly(rank: int, folder: Path) -> Any:
-    """The second rank's disk is slow, and the drain's time ends before all is written."""
+    """Drain while the second rank's disk is slow: the time limit ends before all is written."""
     tree = tree_of(rank, folder, write_policy="write_back", tokens=256, host_tokens=512)
     for number in range(25):
         tree.serve([number * 100 + i for i in range(8)], 1.0 + number)
-    write = tree.store._writer.write
+    original_write = tree.store._writer.write
 
     def write_slowly(keys: Any, *arguments: Any) -> Any:
         time.sleep(0.02 * rank * len(keys))
-        return write(keys, *arguments)
+        return original_write(keys, *arguments)
 
     tree.store._writer.write = write_slowly  # type: ignore[method-assign]
     drain.FIRST_BYTES = 1
@@ -141,13 +141,13 @@ def drain_slowly(rank: int, folder: Path) -> Any:
 
 
 def drain_without_host_memory(rank: int, folder: Path) -> Any:
-    """The second rank's host tier is full at times."""
+    """Drain while the second rank's host tier has no room for every third node."""
     tree = tree_of(rank, folder, write_policy="write_back", tokens=256, host_tokens=512)
     for number in range(8):
         tree.serve([number * 100 + i for i in range(8)], 1.0 + number)
-    original, calls = tree.cache.backup_node_for_write_back, itertools.count()
+    original_backup, calls = tree.cache.backup_node_for_write_back, itertools.count()
     tree.cache.backup_node_for_write_back = lambda node: (
-        not (rank and next(calls) % 3) and original(node)
+        not (rank and next(calls) % 3) and original_backup(node)
     )
     tree.cache.release_host_resources()
     reopened = tree_of(rank, folder, write_policy="write_back")
@@ -155,16 +155,16 @@ def drain_without_host_memory(rank: int, folder: Path) -> Any:
 
 
 def load_first_profile(rank: int, folder: Path) -> Any:
-    """The first rank's state, on both ranks."""
+    """Return the saved profile of the first rank, as each rank receives it."""
     path = str(folder / f"machine-{rank}" / "wa.json")
     return read_on_first_rank(path, (torch.distributed.group.WORLD,))
 
 
 def order_queue(rank: int, folder: Path) -> Any:
-    """Each rank times its batches with its own engine's speed, and orders one queue."""
+    """Each rank orders the same queue; the measured times of their batches differ."""
     rng, speed_rng = random.Random(1), random.Random(rank)
     tree = LiveTree(4096, "wa")
-    tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
+    tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANK_COUNT
     live = LiveOrder(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
     live.protect = lambda _queue: None  # type: ignore[method-assign]
     admission = Admission(live)
@@ -206,31 +206,31 @@ def order_queue(rank: int, folder: Path) -> Any:
         admitted = [] if batch is None else batch.reqs
         waiting = scheduler.waiting_queue
         is_decode = step % 5 == 4
-        mode = ForwardMode.DECODE if is_decode else ForwardMode.EXTEND
+        forward_mode = ForwardMode.DECODE if is_decode else ForwardMode.EXTEND
         new_tokens = [len(req.origin_input_ids) for req in admitted] or [1]
         launched_s = time.monotonic() - speed_rng.uniform(0.1, 2.0)
         live.batch_ended_at = launched_s
         reqs = admitted or [fake_req([1], [], num_matched_prefix_tokens=0, host_loaded_length=0)]
-        live.record_batch(batch_of(reqs, new_tokens, [0] * len(new_tokens), launched_s, mode))
+        batch = batch_of(reqs, new_tokens, [0] * len(new_tokens), launched_s, forward_mode)
+        live.record_batch(batch)
     return {"fitted": live.cost.fit(), "used": live.cost.coefficients, "orders": orders}
 
 
 def alternate_orders(rank: int, folder: Path) -> Any:
-    """LRU and the policy take turns at the same requests, on ranks whose nodes lie at different
-    addresses."""
+    """LRU and the policy alternate over the same requests, on ranks whose nodes have different addresses."""
     from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
 
     ballast = [object() for _ in range(1000 * rank)]
-    tree = tree_of(rank, folder, policy="wa", floor=True)
+    tree = tree_of(rank, folder, policy="wa", has_floor=True)
     live, rng = tree.core.live, random.Random(7)
     live.meter = Meter(MeterSetup(), TierTokens(live.device_tokens), "wa")
     hits, victims, ranking_policies = [], [], []
-    for i in range(240):
-        if i % 40 == 20:
+    for step in range(240):
+        if step % 40 == 20:
             live.meter._floor.is_behind = not live.meter.is_behind
         prompt = [100 * rng.randrange(6) + token for token in range(2 * rng.randrange(1, 6))]
         request = tree.request(
-            float(i),
+            float(step),
             prompt_tokens=len(prompt),
             path=tuple(prompt),
             block_tokens=1,

@@ -1,4 +1,4 @@
-"""SGLang's own receiver of requests over its own sockets, and the requests that it receives."""
+"""SGLang's request receiver of a scheduler, with its sockets, and messages for it."""
 
 from array import array
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ def receiver_of(
     server_args: ServerArgs, context: zmq.Context
 ) -> tuple[SchedulerRequestReceiver, zmq.Socket]:
     """Return a scheduler's receiver and the socket for its requests."""
-    push, pull, rpc = (context.socket(kind) for kind in (zmq.PUSH, zmq.PULL, zmq.DEALER))
+    push, pull, rpc = map(context.socket, (zmq.PUSH, zmq.PULL, zmq.DEALER))
     pull.bind("inproc://scheduler")
     push.connect("inproc://scheduler")
     rpc.bind("inproc://rpc")
@@ -42,7 +42,7 @@ def message_of(
     sampling: dict[str, Any] | None = None,
     **fields: Any,
 ) -> TokenizedGenerateReqInput:
-    """Return a request as the process that tokenises sends it; ``fields`` are of the message."""
+    """Return a request as SGLang's tokenizer process sends it; ``fields`` are other fields of the message."""
     params = SamplingParams(custom_params=custom_params, **(sampling or {"max_new_tokens": 1}))
     return TokenizedGenerateReqInput(
         rid=rid,

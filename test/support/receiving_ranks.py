@@ -1,7 +1,7 @@
-"""Scenarios of two ranks: SGLang's own receiver of requests over real process groups, and a tree of ours.
+"""Scenarios of two ranks: SGLang's request receiver over real process groups, and a tree of Canopy's.
 
 In ``dp_attention`` each rank is a replica with its own requests; in ``pipeline`` the first of two stages
-receives. Returns the received requests in order and their effect on the tree.
+receives. Each scenario returns the times, hits and victims that the received requests gave on the tree.
 """
 
 import random
@@ -37,11 +37,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp_attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
     "pipeline": {"pp_size": 2},
 }
-ROUNDS, STAMPED_ROUNDS = 80, 70
+ROUND_COUNT, STAMPED_ROUNDS = 80, 70
 POOL_TOKENS = 96
 
 
-class Rank:
+class RankServer:
     """The receiver of a rank, its sockets, and a tree that serves the requests."""
 
     def __init__(self, layout: str, rank: int, folder: Path) -> None:
@@ -58,16 +58,16 @@ class Rank:
             distributed_init_method=f"file://{folder}/meet",
         )
         initialize_model_parallel(backend="gloo")
-        parallel = get_parallel()
+        parallel_state = get_parallel()
         self.is_pipeline = layout == "pipeline"
         cache = self.tree.cache
-        cache.tp_group = get_dp_tp_group().cpu_group  # what SGLang's builder of caches gives
+        cache.tp_group = get_dp_tp_group().cpu_group  # the group that SGLang's cache factory passes
         cache.tp_world_size = torch.distributed.get_world_size(cache.tp_group)
-        cache.attn_tp_group = parallel.attn_tp_group.cpu_group
-        cache.attn_cp_group = parallel.attn_cp_group.cpu_group
+        cache.attn_tp_group = parallel_state.attn_tp_group.cpu_group
+        cache.attn_cp_group = parallel_state.attn_cp_group.cpu_group
         self.live_order = LiveOrder(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
-        self.results: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
+        self.effects: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
 
     def send(self, message: Any) -> None:
         sock_send(self.socket, message)
@@ -76,8 +76,7 @@ class Rank:
         """Run one iteration of the scheduler's loop. A first stage forwards its requests, as in SGLang."""
         messages = self.receiver.recv_requests()
         if self.is_pipeline and get_parallel().pp_rank == 0:
-            group = get_parallel().world_group.cpu_group
-            point_to_point_pyobj(messages, 0, group, 0, 1)
+            point_to_point_pyobj(messages, 0, get_parallel().world_group.cpu_group, 0, 1)
         return messages
 
     def serve(self, message: TokenizedGenerateReqInput) -> None:
@@ -86,19 +85,19 @@ class Rank:
         req = fake_req(ids, [], rid=message.rid, num_matched_prefix_tokens=0, host_loaded_length=0)
         req.sampling_params = message.sampling_params
         request = core.requests.register(req)
-        hit = self.tree.match(ids)
-        req.cached_tokens = req.cached_tokens_device = hit
+        hit_tokens = self.tree.match(ids)
+        req.cached_tokens = req.cached_tokens_device = hit_tokens
         core.requests.report_end(req)
         self.tree.insert(ids, request)
-        self.results["times"].append(request.time)
-        self.results["hits"].append(hit)
-        if not self.is_pipeline:  # refused there
-            self.live_order.record_batch(batch_of([req], [len(ids) - hit], [hit], None))
+        self.effects["times"].append(request.time)
+        self.effects["hits"].append(hit_tokens)
+        if not self.is_pipeline:  # --canopy-queue-order is refused there
+            batch = batch_of([req], [len(ids) - hit_tokens], [hit_tokens], None)
+            self.live_order.record_batch(batch)
 
     def apply_hints(self, message: SetInternalStateReq) -> None:
-        scheduler = SimpleNamespace(tree_cache=self.tree.cache)
-        receive_messages(lambda *_: None, scheduler, message)
-        self.results["hinted"] += 1
+        receive_messages(lambda *_: None, SimpleNamespace(tree_cache=self.tree.cache), message)
+        self.effects["hinted"] += 1
 
 
 def requests_by_round(seed: int, rounds: int, limit: int) -> list[list[TokenizedGenerateReqInput]]:
@@ -107,32 +106,32 @@ def requests_by_round(seed: int, rounds: int, limit: int) -> list[list[Tokenized
     for step in range(rounds):
         requests = []
         # The HTTP process stamps requests; for the last ones the receiver does, as for gRPC.
-        for index in range(rng.randint(0, limit)):
+        for number in range(rng.randint(0, limit)):
             stamp = {"canopy": {"time": float(step), "conversation": f"c{rng.randrange(5)}"}}
             if step >= STAMPED_ROUNDS:
                 stamp = {"canopy_turn": 2}
             tokens = [1000 * rng.randrange(5) + token for token in range(rng.randint(2, 30))]
-            requests.append(message_of(stamp, tokens, f"{seed}-{step}-{index}"))
+            requests.append(message_of(stamp, tokens, f"{seed}-{step}-{number}"))
         arrivals.append(requests)
     return arrivals
 
 
 def hint_messages(step: int) -> list[SetInternalStateReq]:
-    """Return the HTTP process's broadcasts: hints."""
+    """Return the hints that the HTTP process broadcasts in this round."""
     keys = []
     if step % 10 == 5:
-        over = {"conversation": f"c{step // 10 % 5}", "over": True}
-        keys.append(HINTS.key(pack([hint_of(over, float(step))])))
+        last_hint = {"conversation": f"c{step // 10 % 5}", "over": True}
+        keys.append(HINTS.key(pack([hint_of(last_hint, float(step))])))
     return [SetInternalStateReq(server_args={key: 1}) for key in keys]
 
 
-def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
+def run_layout(layout: str, rank: int, folder: Path) -> dict[str, Any]:
     plugin.load()
     HookRegistry.apply_hooks()
-    server = Rank(layout, rank, folder)
-    # Replicas get unequal loads: what only the ranks of one replica share must not wait for the other.
-    arrivals = requests_by_round(rank, ROUNDS, limit=1 if rank else 4)
-    for step in range(ROUNDS):
+    server = RankServer(layout, rank, folder)
+    # Replicas get unequal loads: a collective of one replica's ranks must not wait for the other replica.
+    arrivals = requests_by_round(rank, ROUND_COUNT, limit=1 if rank else 4)
+    for step in range(ROUND_COUNT):
         if rank == 0 or layout == "dp_attention":
             for request in arrivals[step]:
                 server.send(request)
@@ -146,12 +145,12 @@ def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
                 server.apply_hints(message)
     counters = server.tree.core.live.counters
     fits = server.live_order.prefills // REFIT_BATCHES
-    return {**server.results, "victims": counters.victim_digest.count_and_digest, "fits": fits}
+    return {**server.effects, "victims": counters.victim_digest.count_and_digest, "fits": fits}
 
 
 def dp_attention(rank: int, folder: Path) -> dict[str, Any]:
-    return run("dp_attention", rank, folder)
+    return run_layout("dp_attention", rank, folder)
 
 
 def pipeline(rank: int, folder: Path) -> dict[str, Any]:
-    return run("pipeline", rank, folder)
+    return run_layout("pipeline", rank, folder)

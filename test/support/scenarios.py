@@ -1,5 +1,5 @@
-"""Scripted scenarios at SGLang's own scheduler, run by `worker`: the order of the queue, shared steps, retries,
-samples, refusals, the meter, and reads of tensors. Each returns what a test checks."""
+"""Scripted scenarios on SGLang's scheduler, which `worker` runs: the order of the queue, shared steps, retries,
+samples, refusals, the meter, and reads of tensors. Each returns the numbers that a test checks."""
 
 import time
 from array import array
@@ -8,54 +8,55 @@ from collections.abc import Callable
 from typing import Any
 
 from support.fuzz import MAX_STEPS, arm_gate, tighten_budgets
-from support.host_reads import CANOPY, SGLANG, HostReads
+from support.host_reads import CANOPY_PACKAGES, SGLANG_PACKAGE, HostReads
 from support.prompts import continuing_prompts, token_ids
 from support.scheduler import SteppedScheduler
 
-Start = Callable[[], SteppedScheduler]
+SchedulerStart = Callable[[], SteppedScheduler]
 ANSWER_TOKENS, MAX_ANSWERS = 4, 400
 
 
 def answer_alone_and_together(engine: SteppedScheduler, prompts: list[list[int]]) -> dict[str, Any]:
     """Serve every prompt alone, then all of them together."""
-    alone = []
+    answers_alone = []
     for ids in prompts:
         engine.serve([req := engine.feed(ids, ANSWER_TOKENS)])
-        alone.append(list(req.output_ids))
+        answers_alone.append(list(req.output_ids))
     together = [engine.feed(ids, ANSWER_TOKENS) for ids in prompts]
     engine.serve(together)
     retracted = sum(req.retraction_count for req in together)
-    return {"equal": [list(req.output_ids) for req in together] == alone, "retracted": retracted}
+    answers = [list(req.output_ids) for req in together]
+    return {"equal": answers == answers_alone, "retracted": retracted}
 
 
-def answer_in_order(start: Start) -> dict[str, Any]:
+def answer_in_order(start: SchedulerStart) -> dict[str, Any]:
     """Return, as ``answered_kinds``, the order of the answers to short, long and urgent requests."""
     engine = start()
-    together = answer_alone_and_together(engine, continuing_prompts(18, 1, most_shared=600))
+    together = answer_alone_and_together(engine, continuing_prompts(18, 1, max_shared_tokens=600))
     running = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
     for _ in range(4):
         engine.step()
     now = time.monotonic()
-    kinds = {engine.feed(token_ids(700, seed), 1, time_s=now): "long" for seed in (1, 2, 3)}
-    kinds |= {engine.feed(token_ids(20, seed), 1, time_s=now): "short" for seed in (4, 5, 6)}
+    kind_by_req = {engine.feed(token_ids(700, seed), 1, time_s=now): "long" for seed in (1, 2, 3)}
+    kind_by_req |= {engine.feed(token_ids(20, seed), 1, time_s=now): "short" for seed in (4, 5, 6)}
     if engine.scheduler.enable_priority_scheduling:
-        kinds |= {engine.feed(token_ids(700, s), 1, 5, now): "urgent" for s in (7, 8)}
+        kind_by_req |= {engine.feed(token_ids(700, seed), 1, 5, now): "urgent" for seed in (7, 8)}
     # No further arrivals: time passes only with the steps.
-    order = engine.serve([*kinds, *running])
+    answered = engine.serve([*kind_by_req, *running])
     cache = engine.scheduler.tree_cache
     cache.sanity_check()
     return {
         **together,
         "policy": engine.scheduler.policy.policy.value,
-        "answered_kinds": [kinds[req] for req in order if req in kinds],
+        "answered_kinds": [kind_by_req[req] for req in answered if req in kind_by_req],
         "fitted": list(cache.admission.order.cost.coefficients),
         "batches": cache.admission.order.prefills,
     }
 
 
-def share_steps(start: Start, needs_cache: bool) -> dict[str, Any]:
-    """Let shorter requests share a long prompt's steps. With ``needs_cache`` it needs cached tokens, which sharers
-    would lock. ``admitted_together``: requests admitted with the long prompt."""
+def share_steps(start: SchedulerStart, needs_cache: bool) -> dict[str, Any]:
+    """Let shorter requests share a long prompt's steps. With ``needs_cache`` it needs tokens of the cache, which
+    they would lock. ``admitted_together``: requests admitted with the long prompt."""
     engine = start()
     if needs_cache:
         prefixes = [token_ids(300, seed) for seed in range(6)]
@@ -63,15 +64,16 @@ def share_steps(start: Start, needs_cache: bool) -> dict[str, Any]:
         short_prompts = [[*ids, *token_ids(8, 20 + i)] for i, ids in enumerate(prefixes)]
     else:
         short_prompts = [[*token_ids(4, 1), *token_ids(4, 10 + i)] for i in range(60)]
-    long = engine.feed(token_ids(2600 if needs_cache else 2000, 90), 1)
+    long_req = engine.feed(token_ids(2600 if needs_cache else 2000, 90), 1)
     engine.step()
-    assert engine.scheduler.chunked_req is long
-    shorts = [engine.feed(ids, 4 if needs_cache else 1) for ids in short_prompts]
-    later = [] if needs_cache else [engine.feed(token_ids(300, 100 + i), 1) for i in range(3)]
+    assert engine.scheduler.chunked_req is long_req
+    short_reqs = [engine.feed(ids, 4 if needs_cache else 1) for ids in short_prompts]
+    later_reqs = [] if needs_cache else [engine.feed(token_ids(300, 100 + i), 1) for i in range(3)]
     engine.step()
     engine.step()
-    admitted_together = len(shorts) - sum(req in engine.scheduler.waiting_queue for req in shorts)
-    answered = len(engine.serve([long, *shorts, *later]))
+    waiting = engine.scheduler.waiting_queue
+    admitted_together = sum(req not in waiting for req in short_reqs)
+    answered = len(engine.serve([long_req, *short_reqs, *later_reqs]))
     engine.scheduler.tree_cache.sanity_check()
     return {"answered": answered, "admitted_together": admitted_together}
 
@@ -90,16 +92,16 @@ def overtaken_by_short(engine: SteppedScheduler, ids: list[int], rid: str) -> li
     return running
 
 
-def retry(start: Start) -> dict[str, Any]:
+def retry(start: SchedulerStart) -> dict[str, Any]:
     """Send another prompt under the name of an aborted one; then abort a waiting prompt and send it again,
     while others arrive and are served. ``answered_before``: the number of answers before its own."""
     engine = start()
     prompts = [token_ids(300, 1), token_ids(300, 2)]
-    engine.serve([alone := engine.feed(prompts[1], ANSWER_TOKENS)])
+    engine.serve([alone_req := engine.feed(prompts[1], ANSWER_TOKENS)])
     running = overtaken_by_short(engine, prompts[0], "job-7")
     engine.abort("job-7")
-    second = engine.feed(prompts[1], ANSWER_TOKENS, rid="job-7")
-    engine.serve([second, engine.feed(token_ids(20, 5), ANSWER_TOKENS), *running])
+    other_req = engine.feed(prompts[1], ANSWER_TOKENS, rid="job-7")
+    engine.serve([other_req, engine.feed(token_ids(20, 5), ANSWER_TOKENS), *running])
     prompt = token_ids(1200, 1)
     running = overtaken_by_short(engine, prompt, "given-up")
     engine.abort("given-up")
@@ -111,11 +113,11 @@ def retry(start: Start) -> dict[str, Any]:
         while len(running) < 3:
             running.append(engine.feed(token_ids(500, answered + len(running)), ANSWER_TOKENS))
         engine.step()
-    equal = list(second.output_ids) == list(alone.output_ids)
+    equal = list(other_req.output_ids) == list(alone_req.output_ids)
     return {"equal": equal, "answered": resent.finished(), "answered_before": answered}
 
 
-CALLS: Counter[str] = Counter()
+CALL_COUNTS: Counter[str] = Counter()
 """Calls of hooks and of the tree's methods, by name."""
 
 
@@ -126,7 +128,7 @@ def count_calls() -> None:
 
     def count_call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            CALLS[name] += 1
+            CALL_COUNTS[name] += 1
             return function(*args, **kwargs)
 
         return call
@@ -142,20 +144,20 @@ def count_calls() -> None:
         setattr(owner, name, count_call(name, getattr(owner, name)))
 
 
-def count_reads(start: Start) -> dict[str, Any]:
+def count_reads(start: SchedulerStart) -> dict[str, Any]:
     """Count reads of tensors between arrival and answer by function: ``ours`` and ``sglangs``."""
     from sglang_canopy.server.scheduler.admission import take_times
 
     count_calls()
     engine = start()
-    prompts = continuing_prompts(14, 0, most_shared=600)
+    prompts = continuing_prompts(14, 0, max_shared_tokens=600)
     arm_gate(engine)
     tighten_budgets(engine)
-    controller, loads = engine.scheduler.tree_cache.cache_controller, []
-    load = controller.load
-    controller.load = lambda *args, **kwargs: loads.append(1) or load(*args, **kwargs)
+    controller, load_calls = engine.scheduler.tree_cache.cache_controller, []
+    original_load = controller.load
+    controller.load = lambda *args, **kwargs: load_calls.append(1) or original_load(*args, **kwargs)
     answered = 0
-    with HostReads() as seen:
+    with HostReads() as reads:
         for turn in range(2):
             requests = [
                 engine.feed(ids, ANSWER_TOKENS, priority=i % 2, rid=f"{turn}-{i}")
@@ -164,29 +166,30 @@ def count_reads(start: Start) -> dict[str, Any]:
             engine.step()
             engine.abort(f"{turn}-3")
             del requests[3]
-            for number in range(MAX_STEPS):
+            for step in range(MAX_STEPS):
                 engine.step()
-                take_times(engine.scheduler, [repr(time.monotonic() + number)])
+                take_times(engine.scheduler, [repr(time.monotonic() + step)])
                 if all(req.finished() for req in requests):
                     break
             answered += sum(req.finished() for req in requests)
-    read_counts = {"ours": seen.reads_of(*CANOPY), "sglangs": seen.reads_of(SGLANG)}
-    return {**read_counts, "calls": dict(CALLS), "answered": answered, "loads": len(loads)}
+    ours, sglangs = reads.reads_of(*CANOPY_PACKAGES), reads.reads_of(SGLANG_PACKAGE)
+    counts = {"calls": dict(CALL_COUNTS), "answered": answered, "loads": len(load_calls)}
+    return {"ours": ours, "sglangs": sglangs, **counts}
 
 
-SAMPLES, CONVERSATIONS = 4, 3
+SAMPLE_COUNT, CONVERSATION_COUNT = 4, 3
 
 
-def teach_policies(start: Start) -> dict[str, Any]:
+def teach_policies(start: SchedulerStart) -> dict[str, Any]:
     """Send requests from which the policies learn to a server with ``--max-queued-requests 2``."""
     from sglang_canopy.radix.counters import REFUSALS
 
     engine = start()
     core = engine.scheduler.tree_cache.tree_core
     turns = []
-    for number in range(CONVERSATIONS):
-        stamp = {"samples": SAMPLES, "conversation": f"c{number}"}
-        ids, time_s = token_ids(300, number + 1), 10.0 * number + 1.0
+    for conversation in range(CONVERSATION_COUNT):
+        stamp = {"samples": SAMPLE_COUNT, "conversation": f"c{conversation}"}
+        ids, time_s = token_ids(300, conversation + 1), 10.0 * conversation + 1.0
         engine.serve([engine.feed(ids, 0, time_s=time_s, stamp=stamp)])
         samples = [engine.feed(ids, 4, time_s=time_s, stamp=stamp) for _ in range(2)]
         engine.step()
@@ -194,14 +197,14 @@ def teach_policies(start: Start) -> dict[str, Any]:
         engine.serve(samples)
         turns += [req.canopy.request.turn for req in samples]
     after_samples = core.live.learner.model.samples
-    refused, last = refuse_requests(engine)
+    refused_req, last_req = refuse_requests(engine)
     rows = core.live.counters.rows()
     engine.scheduler.tree_cache.sanity_check()
     return {
         "turns": turns,
         "samples_learnt": after_samples,
-        "refused_at_the_limit": refused is None,
-        "retried_turn": last.canopy.request.turn,
+        "refused_at_the_limit": refused_req is None,
+        "retried_turn": last_req.canopy.request.turn,
         "returns": core.live.learner.model.samples,
         "requests": sum(row.requests for row in rows),
         "prompt_tokens": sum(row.prompt_tokens for row in rows),
@@ -212,21 +215,22 @@ def teach_policies(start: Start) -> dict[str, Any]:
 
 
 def refuse_requests(engine: SteppedScheduler) -> tuple[Any, Any]:
-    """Send four requests that are not admitted, and three that are. Return a refused one and the last."""
+    """Send four requests that are not admitted, and three that are. Return a refused one and the last one."""
     prompt = token_ids(300, 90)
     for attempt in range(2):  # aborted while it waits
         engine.feed(prompt, 4, time_s=100.0 + attempt, stamp={"conversation": "r"}, rid="gone")
         engine.abort("gone")
     engine.serve([engine.feed(token_ids(5000, 91), 4, time_s=110.0)])  # too long
     waiting = [engine.feed(token_ids(100, 92 + i), 4, time_s=120.0) for i in range(2)]
-    refused = engine.feed(prompt, 4, time_s=121.0, stamp={"conversation": "r"})  # the queue is full
+    # The queue is full.
+    refused_req = engine.feed(prompt, 4, time_s=121.0, stamp={"conversation": "r"})
     engine.serve(waiting)
-    last = engine.feed(prompt, 4, time_s=130.0, stamp={"conversation": "r"})
-    engine.serve([last])
-    return refused, last
+    last_req = engine.feed(prompt, 4, time_s=130.0, stamp={"conversation": "r"})
+    engine.serve([last_req])
+    return refused_req, last_req
 
 
-def embed(start: Start) -> list[tuple[bool, int]]:
+def embed(start: SchedulerStart) -> list[tuple[bool, int]]:
     """Request an embedding of one prompt thrice; return whether each is answered, and its cached tokens."""
     from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
@@ -245,27 +249,27 @@ def embed(start: Start) -> list[tuple[bool, int]]:
     return [(req.finished(), req.cached_tokens) for req in reqs]
 
 
-def observe_refusals(start: Start) -> dict[str, Any]:
+def observe_refusals(start: SchedulerStart) -> dict[str, Any]:
     """Return the counts of refusals and metered tokens with ``--canopy-observe``."""
     from sglang_canopy.radix.counters import INVALID, REFUSALS
     from sglang_canopy.server.scheduler.observer import observer_of
 
     engine = start()
-    _, last = refuse_requests(engine)
-    del last.output_ids[:]  # only its end was seen: an answered request is not refused later
+    _, last_req = refuse_requests(engine)
+    del last_req.output_ids[:]  # only its end was seen: an answered request is not refused later
     observer = observer_of(engine.scheduler)
     assert observer is not None
-    observer.refuse(last, INVALID)
+    observer.refuse(last_req, INVALID)
     refused = dict(zip(REFUSALS, observer.refusal_counts, strict=True))
     return {"refused": refused, "metered_tokens": observer.meter.prompt_tokens}
 
 
-def read_meter(start: Start) -> dict[str, Any]:
+def read_meter(start: SchedulerStart) -> dict[str, Any]:
     """Return the meter of a scheduler, ours or observed, whose cache is far smaller than the prompts."""
     from sglang_canopy.server.scheduler.observer import observer_of
 
     engine = start()
-    together = answer_alone_and_together(engine, continuing_prompts(48, 3, most_shared=600))
+    together = answer_alone_and_together(engine, continuing_prompts(48, 3, max_shared_tokens=600))
     observing, cache = observer_of(engine.scheduler), engine.scheduler.tree_cache
     meter = cache.tree_core.live.meter if observing is None else observing.meter
     cache.sanity_check()

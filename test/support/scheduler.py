@@ -1,7 +1,6 @@
 """SGLang's own scheduler with a small model in one process, fed request by request.
 
-Without HTTP and a second process, the caller controls the order of events.
-"""
+Without HTTP and a second process, the caller controls the order of events."""
 
 import dataclasses
 import time
@@ -11,14 +10,14 @@ from typing import Any
 
 KV_TOKENS = 4096
 ANSWER_TIMEOUT_S = 120.0
-"""Limit on the time of a batch of answers. A count of loop iterations would not bound it, because storage
-threads run beside them."""
-OVERLAP = "--overlap"
+"""Time limit of a batch of answers. A count of loop iterations would not bound it: storage threads run
+beside them."""
+OVERLAP_FLAG = "--overlap"
 """Argument in place of SGLang's ``--disable-overlap-schedule``."""
 
 
 class SteppedScheduler:
-    """The scheduler, stepped by hand; with its overlapped loop if `OVERLAP` is among ``arguments``."""
+    """SGLang's scheduler, which the caller steps; with its overlapped loop if ``arguments`` has `OVERLAP_FLAG`."""
 
     def __init__(self, model: Path, arguments: list[str], kv_tokens: int = KV_TOKENS) -> None:
         from sglang.srt.managers import scheduler as scheduler_module
@@ -32,10 +31,10 @@ class SteppedScheduler:
         flags = cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32")
         if not (model / "model.safetensors").exists():
             flags += ["--load-format", "dummy"]
-        is_overlapped = OVERLAP in arguments
+        is_overlapped = OVERLAP_FLAG in arguments
         if is_overlapped:
             flags.remove("--disable-overlap-schedule")
-        flags += ["--skip-tokenizer-init", *(a for a in arguments if a != OVERLAP)]
+        flags += ["--skip-tokenizer-init", *(flag for flag in arguments if flag != OVERLAP_FLAG)]
         server_args = prepare_server_args(flags)
         scheduler_module.publish(
             server_args,
@@ -44,7 +43,7 @@ class SteppedScheduler:
         )
         self.scheduler = scheduler_module.Scheduler(server_args, PortArgs.init_new(server_args))
         self.overlap_loop = OverlapLoop(self.scheduler) if is_overlapped else None
-        self._count = 0
+        self._fed_requests = 0
 
     def feed(
         self,
@@ -55,16 +54,16 @@ class SteppedScheduler:
         **fields: Any,
     ) -> Any:
         """Queue a request that arrives at time ``time_s`` (default: now) and return its ``Req``.
-        ``fields``: of SGLang's message."""
+        ``fields``: other fields of SGLang's message. ``None``: the queue refused it."""
         from support.receiver import message_of
 
-        self._count += 1
+        self._fed_requests += 1
         time_s = time.monotonic() if time_s is None else time_s
         canopy_stamp = {"time": time_s, **fields.pop("stamp", {})}
         custom_params = {"canopy": canopy_stamp, **fields.pop("custom", {})}
-        rid = fields.pop("rid", f"r{self._count}")
-        sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
-        request = message_of(custom_params, ids, rid, sampling, priority=priority, **fields)
+        rid = fields.pop("rid", f"r{self._fed_requests}")
+        sampling_fields = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+        request = message_of(custom_params, ids, rid, sampling_fields, priority=priority, **fields)
         request.sampling_params.normalize(None)
         self.scheduler.process_input_requests([request])
         queued = [req for req in self.scheduler.waiting_queue if req.rid == request.rid]
@@ -91,7 +90,7 @@ class SteppedScheduler:
         scheduler.last_batch = batch
 
     def serve(self, reqs: list[Any]) -> list[Any]:
-        """Step until all are answered; return them in the order of the answers."""
+        """Step until all are answered; return them in that order. Raises AssertionError after the time limit."""
         answered: list[Any] = []
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -112,7 +111,7 @@ class SteppedScheduler:
         assert not cache.ongoing_backup
 
 
-class _InFlight:
+class _FirstResultQueue:
     """The scheduler's ``result_queue``: the loop assigns a new one at its start, which is ignored."""
 
     def __get__(self, scheduler: Any, owner: type | None = None) -> Any:
@@ -125,15 +124,14 @@ class _InFlight:
 class OverlapLoop:
     """SGLang's overlapped event loop, run one iteration at a time in this thread.
 
-    The loop launches a batch before it processes the result of the batch before, so that requests arrive,
-    leave and are preempted while results are in flight. SGLang's hook of scripted schedulers is called
-    once in each iteration; here it ends the loop after that iteration.
-    """
+    The loop launches a batch before it processes the result of the batch before, so that requests
+    arrive, leave and are preempted while results are in flight. SGLang's hook of scripted
+    schedulers is called once in each iteration; here it ends the loop after that iteration."""
 
     def __init__(self, scheduler: Any) -> None:
         if not scheduler.enable_overlap:
             raise AssertionError("SGLang has turned the overlap off")
-        fields = {"result_queue": _InFlight()}
+        fields = {"result_queue": _FirstResultQueue()}
         scheduler.__class__ = type("Overlapped", (scheduler.__class__,), fields)
         scheduler._war_barrier_enabled = False  # run_event_loop sets it, for CUDA alone
         scheduler.idle_sleeper = None

@@ -17,21 +17,22 @@ Row = dict[str, Any]
 
 
 def tools_of(rng: random.Random, prose: list[str]) -> list[dict[str, Any]]:
-    def tool(i: int) -> dict[str, Any]:
-        props = {
-            f"{word}_{j}": {"type": "string", "description": rng.choice(prose)[:90]}
-            for j, word in enumerate("abcd")
+    def tool(number: int) -> dict[str, Any]:
+        properties = {
+            f"{word}_{i}": {"type": "string", "description": rng.choice(prose)[:90]}
+            for i, word in enumerate("abcd")
         }
-        parameters = {"type": "object", "properties": props, "required": sorted(props)[:2]}
-        name = f"{rng.choice(['get', 'find', 'list', 'update'])}_order_{i}"
+        required = {"required": sorted(properties)[:2]}
+        parameters = {"type": "object", "properties": properties, **required}
+        name = f"{rng.choice(['get', 'find', 'list', 'update'])}_order_{number}"
         function = {"name": name, "description": rng.choice(prose)[:200], "parameters": parameters}
         return {"type": "function", "function": function}
 
-    return [tool(i) for i in range(12)]
+    return [tool(number) for number in range(12)]
 
 
-def clean_log(runs: list, prose: list[str], seed: int, sessions: int) -> list[Row]:
-    """A log in which every conversation only grows."""
+def clean_log(conversations: list, prose: list[str], seed: int, sessions: int) -> list[Row]:
+    """Return a log in which every conversation only grows. ``conversations``: (text, answer) pairs of each."""
     rng = random.Random(seed)
     tools = tools_of(rng, prose)
     systems = ["\n".join(prose[turn : turn + 22]) for turn in (0, 40, 80)]
@@ -40,13 +41,14 @@ def clean_log(runs: list, prose: list[str], seed: int, sessions: int) -> list[Ro
     for session in range(sessions):
         app, user = session % 3, rng.randrange(len(USER_NAMES))
         time_s = 1_790_000_000 + rng.random() * 900
-        docs = rng.sample(passages[:60], 6) if app == 2 else []
+        own_passages = rng.sample(passages[:60], 6) if app == 2 else []
         messages: list[Row] = [{"role": "system", "content": systems[app]}]
-        for turn, (text, answer) in enumerate(runs[(session + 7 * seed) % len(runs)]):
-            messages.append(_question(app, session, turn, text, docs))
+        turns = conversations[(session + 7 * seed) % len(conversations)]
+        for turn, (text, answer) in enumerate(turns):
+            messages.append(_question(app, session, turn, text, own_passages))
             row = {
                 "timestamp": time_s, "model": "m", "session_id": f"s{session}", "user": f"u{user}", "app": app,
-                "name": USER_NAMES[user], "messages": copy.deepcopy(messages), "docs": docs, "turn": turn,
+                "name": USER_NAMES[user], "messages": copy.deepcopy(messages), "docs": own_passages, "turn": turn,
             }  # fmt: skip
             if app == 0:
                 row["tools"] = tools
@@ -56,10 +58,10 @@ def clean_log(runs: list, prose: list[str], seed: int, sessions: int) -> list[Ro
     return sorted(log, key=lambda row: row["timestamp"])
 
 
-def _question(app: int, session: int, turn: int, text: str, docs: list[str]) -> Row:
+def _question(app: int, session: int, turn: int, text: str, passages: list[str]) -> Row:
     if turn == 0 and app == 2:
-        content = "\n\n".join(f"Passage: {d}" for d in docs) + "\n\nQuestion: " + text[:1500]
-        return {"role": "user", "content": content}
+        context = "\n\n".join(f"Passage: {passage}" for passage in passages)
+        return {"role": "user", "content": context + "\n\nQuestion: " + text[:1500]}
     if app == 0 and turn:
         return {"role": "tool", "content": text, "tool_call_id": f"call_{session}_{turn}"}
     return {"role": "user", "content": text}
@@ -76,11 +78,11 @@ def _answer(app: int, session: int, turn: int, answer: str, tools: list) -> Row:
 
 @dataclass
 class SeededRequest:
-    """One request while a break is put into it."""
+    """One request while a break is put into it; ``number``: its place in the log."""
 
     row: Row
     is_broken: bool
-    """Whether this request gets a value of its own; else the same as all others."""
+    """Whether this request gets a value of its own; otherwise it gets the common value."""
     number: int
     rng: random.Random
     affects_all_requests: bool
@@ -91,7 +93,7 @@ class SeededRequest:
 
     @property
     def question(self) -> Row:
-        return next(m for m in self.row["messages"] if m["role"] == "user")
+        return next(message for message in self.row["messages"] if message["role"] == "user")
 
     @property
     def time(self) -> datetime:
@@ -106,13 +108,13 @@ class SeededRequest:
 
 @dataclass(frozen=True)
 class Break:
-    """A break, the prompt part that it changes, and the expected names of its kind."""
+    """A break, the prompt part that it changes, and the kinds that a report may name."""
 
     apply: Callable[[SeededRequest], None]
     part: str
-    names: tuple[str, ...]
+    expected_names: tuple[str, ...]
     app: int | None = 0
-    """Its application; ``None``: any."""
+    """Number of its application; ``None``: any."""
     only_broken: bool = False
     """Whether the other requests stay as they are."""
 
@@ -123,8 +125,8 @@ def _add_time(seeded: SeededRequest) -> None:
 
 
 def _add_counter(seeded: SeededRequest) -> None:
-    requests = seeded.number if seeded.is_broken else 0
-    seeded.insert_line(f"You have answered {requests} requests so far.")
+    request_count = seeded.number if seeded.is_broken else 0
+    seeded.insert_line(f"You have answered {request_count} requests so far.")
 
 
 def _add_user(seeded: SeededRequest) -> None:
@@ -134,8 +136,9 @@ def _add_user(seeded: SeededRequest) -> None:
 
 def _change_white_space(seeded: SeededRequest) -> None:
     text = seeded.system["content"]
-    cut = text.find(" ", len(text) // 2)
-    seeded.system["content"] = text[:cut] + seeded.rng.choice(["  ", " \n", "\t"]) + text[cut + 1 :]
+    space = text.find(" ", len(text) // 2)
+    white_space = seeded.rng.choice(["  ", " \n", "\t"])
+    seeded.system["content"] = text[:space] + white_space + text[space + 1 :]
 
 
 def _shuffle_tools(seeded: SeededRequest) -> None:
@@ -147,30 +150,30 @@ def _drop_tool(seeded: SeededRequest) -> None:
 
 
 def _shorten_results(seeded: SeededRequest) -> None:
-    for m in [m for m in seeded.row["messages"] if m["role"] == "tool"][:-2]:
-        if len(m["content"]) > 260:
-            m["content"] = m["content"][:200] + " ... [cut]"
+    for result in [message for message in seeded.row["messages"] if message["role"] == "tool"][:-2]:
+        if len(result["content"]) > 260:
+            result["content"] = result["content"][:200] + " ... [cut]"
 
 
 def _shuffle_call_keys(seeded: SeededRequest) -> None:
-    for m in seeded.row["messages"]:
-        for call in m.get("tool_calls", ()):
+    for message in seeded.row["messages"]:
+        for call in message.get("tool_calls", ()):
             args = json.loads(call["function"]["arguments"])
             reordered = dict(seeded.rng.sample(list(args.items()), len(args)))
             call["function"]["arguments"] = json.dumps(reordered)
 
 
 def _shuffle_passages(seeded: SeededRequest) -> None:
-    docs = seeded.rng.sample(seeded.row["docs"], len(seeded.row["docs"]))
+    shuffled = seeded.rng.sample(seeded.row["docs"], len(seeded.row["docs"]))
     text = seeded.question["content"]
-    passages = "\n\n".join(f"Passage: {d}" for d in docs)
+    passages = "\n\n".join(f"Passage: {passage}" for passage in shuffled)
     seeded.question["content"] = passages + text[text.rindex("\n\nQuestion: ") :]
 
 
 def _add_picture(seeded: SeededRequest) -> None:
     rng = seeded.rng if seeded.is_broken else random.Random(1)
-    data = "".join(rng.choice(ALPHABET) for _ in range(6000))
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    encoded = "".join(rng.choice(ALPHABET) for _ in range(6000))
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
     seeded.question["content"] = [picture, {"type": "text", "text": seeded.question["content"]}]
 
 
@@ -213,21 +216,21 @@ BREAKS: dict[str, Break] = {
 }  # fmt: skip
 
 
-def with_break(log: list[Row], name: str, rate: float) -> list[Row]:
-    """A copy of ``log`` with the break ``name`` in ``rate`` of one application's requests."""
-    breakage = BREAKS[name]
+def with_break(log: list[Row], name: str, broken_fraction: float) -> list[Row]:
+    """Return a copy of ``log`` with the break ``name`` in ``broken_fraction`` of one application's requests."""
+    seeded_break = BREAKS[name]
     rng = random.Random(1000 + zlib.crc32(name.encode()) % 997)
-    app = rng.randrange(3) if breakage.app is None else breakage.app
+    app = rng.randrange(3) if seeded_break.app is None else seeded_break.app
     rows = []
     for number, row in enumerate(log):
-        row, is_broken = copy.deepcopy(row), rng.random() < rate
-        if row["app"] == app and (is_broken or not breakage.only_broken):
-            breakage.apply(SeededRequest(row, is_broken, number, rng, rate == 1))
+        row, is_broken = copy.deepcopy(row), rng.random() < broken_fraction
+        if row["app"] == app and (is_broken or not seeded_break.only_broken):
+            seeded_break.apply(SeededRequest(row, is_broken, number, rng, broken_fraction == 1))
         rows.append(row)
     return rows
 
 
 def without_labels(row: Row, *, with_names: bool) -> Row:
-    """The request as a gateway would log it; ``with_names``: with its conversation and user."""
+    """Return the request as a gateway logs it; ``with_names``: with its conversation and user."""
     hidden = {"app", "docs", "name", "turn"} | (set() if with_names else {"session_id", "user"})
     return {key: value for key, value in row.items() if key not in hidden}

@@ -1,4 +1,4 @@
-"""An emulated device: tensors on it raise when the host waits for them.
+"""An emulated device: its tensors raise when the host waits for them.
 
 A tensor of this device reports ``meta`` as its device and keeps its numbers in a CPU tensor that
 only operations reach. Every way in which a host waits for a GPU raises :class:`HostSync`: reading
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 DEVICE = torch.device("meta")
 ATEN = torch.ops.aten
@@ -56,20 +56,20 @@ class DeviceTensor(torch.Tensor):
         return _run(None, func, args, kwargs or {})
 
 
-def unwrap(x: Any) -> Any:
-    """Return the numbers, as a kernel on the device reads them."""
-    return x.numbers if isinstance(x, DeviceTensor) else x
+def unwrap(value: Any) -> Any:
+    """Return the numbers of a device tensor, as a kernel reads them; any other value as it is."""
+    return value.numbers if isinstance(value, DeviceTensor) else value
 
 
 class SeparateDevice(TorchDispatchMode):
-    """While entered, ``DEVICE`` works. ``copied_bytes``: of copies ``to device`` and ``to host``. ``schedule_copy``
-    receives every copy into an existing tensor of the other side; the default runs it at once."""
+    """While entered, ``DEVICE`` works. ``copied_bytes`` counts ``to device`` and ``to host``. ``schedule_copy``
+    receives every copy into an existing tensor of the other side; by default it runs at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copied_bytes: Counter[str] = Counter()
         self.schedule_copy: Callable[[Callable[[], Any]], None] = lambda copy: copy()
-        self._factories = _Factories()
+        self._factories = _TensorFactories()
 
     def __enter__(self) -> Any:
         self._factories.__enter__()
@@ -82,13 +82,13 @@ class SeparateDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(self, func, args, kwargs or {})
 
-    def put(self, x: torch.Tensor) -> DeviceTensor:
+    def put(self, numbers: torch.Tensor) -> DeviceTensor:
         """Return a tensor on the device, not counted as a copy."""
-        return DeviceTensor(x)
+        return DeviceTensor(numbers)
 
 
-class _Factories(TorchFunctionMode):
-    """``torch.tensor(list, device=...)`` builds on the host and waits for the copy."""
+class _TensorFactories(TorchFunctionMode):
+    """Raises ``HostSync`` for ``torch.tensor(list, device=...)``, which waits for its copy."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -108,13 +108,13 @@ def _is_device(device: Any) -> bool:
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
-    tree_map(lambda x: tensors.append(x) if isinstance(x, torch.Tensor) else None, values)
+    tree_map_only(torch.Tensor, tensors.append, values)
     return tensors
 
 
 def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     operation, tensors = func.overloadpacket, _tensors((args, kwargs))
-    device_tensors = [x for x in tensors if isinstance(x, DeviceTensor)]
+    device_tensors = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
     if operation in (ATEN._to_copy, ATEN.copy_):
         return _copy(mode, func, args, kwargs)
     device = kwargs.get("device")
@@ -127,8 +127,8 @@ def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, An
                     raise HostSync("a mask as an index: its rows are counted on the host")
                 if not isinstance(index, DeviceTensor):
                     raise HostSync("an index on the host is copied, and the copy waited for")
-        for x in tensors:
-            assert isinstance(x, DeviceTensor) or x.dim() == 0, f"{func}: tensors of two devices"
+        on_host = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
+        assert all(tensor.dim() == 0 for tensor in on_host), f"{func}: tensors of two devices"
         if device is not None and not _is_device(device):
             raise HostSync(f"{func} onto {device}")
     is_on_device = bool(device_tensors) or _is_device(device)
@@ -140,7 +140,7 @@ def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, An
     target = args[0] if args else None
     if func._schema.is_mutable and isinstance(target, DeviceTensor) and result is target.numbers:
         return target
-    return tree_map(lambda x: DeviceTensor(x) if isinstance(x, torch.Tensor) else x, result)
+    return tree_map_only(torch.Tensor, DeviceTensor, result)
 
 
 def _copy(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -165,6 +165,7 @@ def _copy(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, A
         else:
             target.copy_(numbers)
         return args[0]
-    options = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking", "pin_memory")}
+    placement = ("device", "non_blocking", "pin_memory")
+    options = {name: value for name, value in kwargs.items() if name not in placement}
     copied = func(unwrap(source), **options)
     return DeviceTensor(copied) if is_to_device else copied

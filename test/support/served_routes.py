@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sglang_canopy.request.client_hints import GATEWAY_HEADER
 from sglang_canopy.server.scheduler.arrivals import receive_messages
 
-USER, ADMIN = "a user's key", "the administrator's key"
+USER_KEY, ADMIN_KEY = "a user's key", "the administrator's key"
 SECRET = "0123456789abcdef-gateway"
 HINT = {"conversation": "a", "over": True}
 
@@ -21,7 +21,7 @@ class RecordingManager:
     def __init__(self) -> None:
         self.messages: list[dict[str, int]] = []
         self.scheduler: Any = None
-        """Receiver of the messages, if any."""
+        """SGLang's scheduler or a substitute, which receives the messages; ``None``: they are only recorded."""
         self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
 
     def auto_create_handle_loop(self) -> None:
@@ -55,7 +55,7 @@ class HttpClient:
         self, method: str, path: str, key: str | None = None, body: Any = None, **headers: str
     ) -> HttpAnswer:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        sent_headers = {k.replace("_", "-"): v for k, v in headers.items()}
+        sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if key is not None:
             sent_headers["Authorization"] = f"Bearer {key}"
         if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):

@@ -1,8 +1,7 @@
-"""Small models of real architectures with random weights of a useful size, as files.
+"""Small models of real architectures, as files, with random weights of a useful size.
 
-SGLang's dummy weights are within a thousandth of zero. The output of such a model is almost independent
-of the prompt, so equal answers would prove nothing.
-"""
+SGLang's dummy weights are within a thousandth of zero. The output of such a model is almost
+independent of the prompt, so equal answers would prove nothing."""
 
 import json
 import math
@@ -16,10 +15,10 @@ from safetensors.torch import save_file
 
 from tiny_model import TOKENIZER_FILES
 
-VOCABULARY = 49152
-"""Vocabulary size of SmolLM2's tokenizer."""
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
+VOCABULARY_TOKENS = 49152
+"""Tokens of SmolLM2's tokenizer."""
+COMMON_FIELDS: dict[str, Any] = {
+    "vocab_size": VOCABULARY_TOKENS,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 2,
@@ -64,34 +63,34 @@ DEEPSEEK_V2 = {
         "original_max_position_embeddings": 4096,
     },
 }
-"""MLA. SGLang's code for a CPU requires scaled rotary embeddings there."""
+"""MLA. SGLang's CPU kernels require scaled rotary embeddings for it."""
 
 
-def write_model(out: Path, tokenizer_from: Path, family: dict[str, Any], **overrides: Any) -> Path:
-    """A model directory of ``family``, one of the above, with weights and a tokenizer."""
-    fields = {**COMMON, **family, **overrides}
+def write_model(folder: Path, tokenizer: Path, family: dict[str, Any], **overrides: Any) -> Path:
+    """Write a model of ``family``, one of the above, with the files of the folder ``tokenizer``. Return its folder."""
+    fields = {**COMMON_FIELDS, **family, **overrides}
     config = transformers.AutoConfig.for_model(**fields)
     torch.manual_seed(11)
     model = transformers.AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             rescale(parameter)
-    model.save_pretrained(out)
-    change_config(out, **fields)
+    model.save_pretrained(folder)
+    change_config(folder, **fields)
     for name in TOKENIZER_FILES:
-        shutil.copyfile(tokenizer_from / name, out / name)
-    return out
+        shutil.copyfile(tokenizer / name, folder / name)
+    return folder
 
 
-def change_config(model: Path, **keys: Any) -> None:
+def change_config(model_folder: Path, **keys: Any) -> None:
     """Set keys of a model's configuration."""
-    path = model / "config.json"
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**saved, **keys}), encoding="utf-8")
+    path = model_folder / "config.json"
+    saved_fields = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**saved_fields, **keys}), encoding="utf-8")
 
 
 def rescale(parameter: torch.Tensor) -> None:
-    """Values that keep activations of size one, in place."""
+    """Draw new values in place, which keep activations near size one."""
     if parameter.dim() <= 1:
         parameter.uniform_(0.5, 1.5)
     else:
@@ -102,11 +101,11 @@ def rescale(parameter: torch.Tensor) -> None:
 ADAPTER_RANK = 4
 
 
-def write_adapter(out: Path, model: Path, seed: int) -> Path:
+def write_adapter(folder: Path, model_folder: Path, seed: int) -> Path:
     """Write a LoRA adapter for a model of the family ``LLAMA``, large enough to change answers."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
     hidden_size = config["hidden_size"]
-    sizes = {
+    output_features = {
         "q_proj": config["num_attention_heads"] * config["head_dim"],
         "k_proj": config["num_key_value_heads"] * config["head_dim"],
         "v_proj": config["num_key_value_heads"] * config["head_dim"],
@@ -114,26 +113,27 @@ def write_adapter(out: Path, model: Path, seed: int) -> Path:
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for layer in range(config["num_hidden_layers"]):
-        for module, size in sizes.items():
+        for module, features in output_features.items():
             path = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            for matrix, shape in (("A", (ADAPTER_RANK, hidden_size)), ("B", (size, ADAPTER_RANK))):
+            shapes = {"A": (ADAPTER_RANK, hidden_size), "B": (features, ADAPTER_RANK)}
+            for matrix, shape in shapes.items():
                 noise = torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
                 weights[f"{path}.lora_{matrix}.weight"] = noise
-    out.mkdir(parents=True)
-    save_file(weights, out / "adapter_model.safetensors")
-    (out / "adapter_config.json").write_text(
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(
         json.dumps(
             {
                 "peft_type": "LORA",
                 "task_type": "CAUSAL_LM",
-                "base_model_name_or_path": str(model),
+                "base_model_name_or_path": str(model_folder),
                 "r": ADAPTER_RANK,
                 "lora_alpha": 2 * ADAPTER_RANK,
-                "target_modules": sorted(sizes),
+                "target_modules": sorted(output_features),
                 "lora_dropout": 0.0,
                 "bias": "none",
             }
         ),
         encoding="utf-8",
     )
-    return out
+    return folder

@@ -19,12 +19,12 @@ from canopy_documents.quality.checker import answers_differ
 from canopy_documents.store.chunk import FusedPrompt, PlacedChunk
 from support.fused_prompts import encode
 
-RANKS, PREFIX_TOKENS, DOCUMENT_TOKENS, QUESTION_TOKENS = 2, 12, 50, 9
+RANK_COUNT, PREFIX_TOKENS, DOCUMENT_TOKENS, QUESTION_TOKENS = 2, 12, 50, 9
 
 
 @dataclasses.dataclass
-class Gloo:
-    """The ranks of this test: sums and gathers over processes."""
+class GlooRanks:
+    """A model's ``ranks`` over gloo: sums, embeds and gathers over this test's processes."""
 
     embed_rows: torch.Tensor
 
@@ -36,7 +36,7 @@ class Gloo:
         return F.embedding(ids, self.embed_rows)
 
     def gather(self, logits):
-        parts = [torch.empty_like(logits) for _ in range(RANKS)]
+        parts = [torch.empty_like(logits) for _ in range(RANK_COUNT)]
         dist.all_gather(parts, logits.contiguous())
         return torch.cat(parts, dim=-1)
 
@@ -44,22 +44,22 @@ class Gloo:
 def split_model(model, rank: int):
     """Return one rank's part of a model."""
     shape = model.shape
-    kv_heads, heads = shape.kv_heads // RANKS, shape.heads // RANKS
+    kv_heads, heads = shape.kv_heads // RANK_COUNT, shape.heads // RANK_COUNT
 
     def own_part(tensor, dim=0):
-        return tensor.chunk(RANKS, dim)[rank].contiguous()
+        return tensor.chunk(RANK_COUNT, dim)[rank].contiguous()
 
     head_dim = shape.head_dim
 
-    def split_layer(full):
-        q, k, v = full.qkv.split([shape.heads * head_dim, *[shape.kv_heads * head_dim] * 2])
-        gate, up = full.gate_up.chunk(2)
+    def split_layer(whole_layer):
+        q, k, v = whole_layer.qkv.split([shape.heads * head_dim, *[shape.kv_heads * head_dim] * 2])
+        gate, up = whole_layer.gate_up.chunk(2)
         return dataclasses.replace(
-            full,
+            whole_layer,
             qkv=torch.cat([own_part(q), own_part(k), own_part(v)]),
-            out=own_part(full.out, 1),
+            out=own_part(whole_layer.out, 1),
             gate_up=torch.cat([own_part(gate), own_part(up)]),
-            down=own_part(full.down, 1),
+            down=own_part(whole_layer.down, 1),
         )
 
     return dataclasses.replace(
@@ -67,7 +67,7 @@ def split_model(model, rank: int):
         shape=dataclasses.replace(shape, heads=heads, kv_heads=kv_heads),
         layers=tuple(split_layer(layer) for layer in model.layers),
         head=own_part(model.head),
-        ranks=Gloo(model.embed),
+        ranks=GlooRanks(model.embed),
     )
 
 
@@ -76,10 +76,11 @@ def prompt_of_three(model) -> FusedPrompt:
     ids = torch.randint(0, 300, (230,), generator=torch.Generator().manual_seed(1))
     prefix = ids[:PREFIX_TOKENS]
     starts = range(PREFIX_TOKENS, PREFIX_TOKENS + 3 * DOCUMENT_TOKENS, DOCUMENT_TOKENS)
-    chunks = [encode(model, ids[a : a + DOCUMENT_TOKENS].tolist(), prefix.tolist()) for a in starts]
-    order = [chunks[i] for i in (2, 0, 1)]
-    prompt_ids = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-QUESTION_TOKENS:]])
-    return FusedPrompt(prompt_ids, tuple(map(PlacedChunk, order, starts)))
+    texts = [ids[start : start + DOCUMENT_TOKENS].tolist() for start in starts]
+    reordered = [encode(model, texts[i], prefix.tolist()) for i in (2, 0, 1)]
+    documents = [torch.tensor(chunk.ids) for chunk in reordered]
+    prompt_ids = torch.cat([prefix, *documents, ids[-QUESTION_TOKENS:]])
+    return FusedPrompt(prompt_ids, tuple(map(PlacedChunk, reordered, starts)))
 
 
 def fuse(model, selector: str):
@@ -91,15 +92,15 @@ def fuse(model, selector: str):
 
 
 def check_answers(model, ratio: float) -> tuple[bool, int]:
-    """Return whether the prompt's answers differ, and the number of steps of the check."""
+    """Return whether the prompt's exact and fused answers differ, and the number of steps of the check."""
     prompt, steps_taken = prompt_of_three(model), 0
     ids = prompt.ids.tolist()
-    steps = answers_differ(model, ids, lambda: prompt.placed, "question", ratio, None, Stop())
+    check = answers_differ(model, ids, lambda: prompt.placed, "question", ratio, None, Stop())
     while True:
         try:
-            next(steps)
-        except StopIteration as done:
-            return done.value, steps_taken
+            next(check)
+        except StopIteration as stop:
+            return stop.value, steps_taken
         steps_taken += 1
 
 

@@ -12,7 +12,7 @@ KV_BYTES = 1000
 
 def profile(*, token_s: float = 0.001, layers: int = 10, **overrides: object) -> EngineProfile:
     """Return a profile with ``token_s`` a token of prefill and 0.01 s a decode step of any batch."""
-    figures: dict = {
+    fields: dict = {
         "name": "by hand",
         "model": "toy",
         "device": "paper",
@@ -30,7 +30,7 @@ def profile(*, token_s: float = 0.001, layers: int = 10, **overrides: object) ->
         "decode_step_s": ((0.01, 0.01), (0.01, 0.01)),
         "host": Bandwidth(1e9, 1e9),
     }
-    return EngineProfile(**{**figures, **overrides})
+    return EngineProfile(**{**fields, **overrides})
 
 
 def request(

@@ -1,4 +1,4 @@
-"""Tokens that entered a tier and did not leave it are in the tier."""
+"""A check of counters: the tokens that entered a tier and did not leave it are in the tier."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from sglang_canopy.radix.counters import DEVICE, HOST, TIERS
 
 
 class TierBooks:
-    """Compares a core's counters with its nodes, also after the tree was emptied."""
+    """Compares a core's counters with its nodes, also after the tree was reset."""
 
     def __init__(self, core: Any) -> None:
-        self.core, self._reset = core, core.reset
+        self.core, self._reset_core = core, core.reset
         self._emptied_tokens = {DEVICE: 0, HOST: 0}
         core.reset = self._empty
 
     def _empty(self) -> None:
-        self._reset()
+        self._reset_core()
         self._emptied_tokens = {tier: self._counted_tokens(tier) for tier in self._emptied_tokens}
 
     def _counted_tokens(self, tier: int) -> int:
@@ -27,14 +27,15 @@ class TierBooks:
         """Tokens in the tier; a copy counts once SGLang has finished it."""
         tokens = 0
         for node in self.core._node_arena.values():
-            data = node.component_data[ComponentType.FULL]
+            component_data = node.component_data[ComponentType.FULL]
             is_in_tier = tier == DEVICE or node.write_through_pending_id is None
-            value = data.value if tier == DEVICE else data.host_value
-            tokens += 0 if value is None or not is_in_tier else len(value)
+            slots = component_data.value if tier == DEVICE else component_data.host_value
+            tokens += len(slots) if slots is not None and is_in_tier else 0
         return tokens
 
     def check(self) -> None:
+        """Raises AssertionError for a tier whose counters differ from its nodes."""
         for tier, emptied_tokens in self._emptied_tokens.items():
-            expected = self._counted_tokens(tier) - emptied_tokens
+            expected_tokens = self._counted_tokens(tier) - emptied_tokens
             tokens = self._tokens_in_tier(tier)
-            assert tokens == expected, (TIERS[tier], tokens, expected)
+            assert tokens == expected_tokens, (TIERS[tier], tokens, expected_tokens)

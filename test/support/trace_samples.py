@@ -24,33 +24,34 @@ def record(time_s, blocks, *, block_tokens=10, missing_tokens=0, **options):
     return TraceRequest(time_s=float(time_s), **fields)
 
 
-def flat(ids):
-    """One single-block request an id: an ordinary cache trace."""
-    return [record(t, (block,), block_tokens=1) for t, block in enumerate(ids)]
+def single_block_trace(block_ids):
+    """Return one request a second, each of a single block: an ordinary cache trace."""
+    return [record(time_s, (block,), block_tokens=1) for time_s, block in enumerate(block_ids)]
 
 
 def random_trace(seed, requests=60, *, branching=3, depth=6):
-    """Requests for random paths of a random tree of chained ids (0 < length <= depth)."""
-    draw = random.Random(seed)
-    ids: dict[tuple[int, ...], int] = {}
+    """Return requests for random paths of one random tree; a path has 1 to ``depth`` blocks."""
+    rng = random.Random(seed)
+    id_by_path: dict[tuple[int, ...], int] = {}
     trace = []
     time_s = 0.0
     for _ in range(requests):
-        choices = tuple(draw.randrange(branching) for _ in range(draw.randint(1, depth)))
-        blocks = [ids.setdefault(choices[: i + 1], len(ids)) for i in range(len(choices))]
+        branches = tuple(rng.randrange(branching) for _ in range(rng.randint(1, depth)))
+        paths = [branches[: i + 1] for i in range(len(branches))]
+        blocks = [id_by_path.setdefault(path, len(id_by_path)) for path in paths]
         trace.append(
             record(
                 time_s,
                 blocks,
-                missing_tokens=draw.choice((0, 0, 3)),
-                turn=draw.randint(1, 4),
-                category=draw.choice(("chat", "code")),
-                stop=draw.choice((None, "tool", "end")),
-                output_tokens=draw.randint(1, 30),
-                conversation=f"c{choices[0]}",
+                missing_tokens=rng.choice((0, 0, 3)),
+                turn=rng.randint(1, 4),
+                category=rng.choice(("chat", "code")),
+                stop=rng.choice((None, "tool", "end")),
+                output_tokens=rng.randint(1, 30),
+                conversation=f"c{branches[0]}",
             )
         )
-        time_s += draw.choice((0.0, 1.0, 5.0))
+        time_s += rng.choice((0.0, 1.0, 5.0))
     return trace
 
 

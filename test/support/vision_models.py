@@ -1,4 +1,4 @@
-"""A small model that looks at pictures (Qwen2-VL), with random weights, as files."""
+"""A small model of pictures and text (Qwen2-VL), as files, with random weights."""
 
 import base64
 import io
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from support.small_models import COMMON, rescale
+from support.small_models import COMMON_FIELDS, rescale
 from tiny_model import TOKENIZER_FILES
 
-RENAMED = {
+RENAMED_TOKENS = {
     "<repo_name>": "<|vision_start|>",
     "<reponame>": "<|vision_end|>",
     "<file_sep>": "<|image_pad|>",
@@ -35,20 +35,20 @@ TOKEN_IDS = {
 VISION_CONFIG = {"depth": 2, "embed_dim": 64, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 128}
 
 
-def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
-    """A directory with weights, a tokenizer and what prepares pictures."""
+def write_vision_model(folder: Path, tokenizer_folder: Path) -> Path:
+    """Write weights, a tokenizer and an image processor. Return the folder."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    patches = {"patch_size": PATCH_PIXELS, "spatial_merge_size": 2, "temporal_patch_size": 2}
-    vision = {**VISION_CONFIG, **patches}
-    text = {**COMMON, **TEXT_CONFIG}
+    patch_fields = {"patch_size": PATCH_PIXELS, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    vision = {**VISION_CONFIG, **patch_fields}
+    text = {**COMMON_FIELDS, **TEXT_CONFIG}
     config = Qwen2VLConfig(text_config=text, vision_config=vision, **TOKEN_IDS)
     torch.manual_seed(11)
     model = Qwen2VLForConditionalGeneration(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
             rescale(parameter)
-    model.save_pretrained(out)
+    model.save_pretrained(folder)
     saved_config = {
         **text,
         **TOKEN_IDS,
@@ -58,12 +58,12 @@ def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
         "hidden_act": "silu",
         "vision_config": {**vision, "in_channels": 3, "in_chans": 3, "hidden_act": "quick_gelu"},
     }
-    (out / "config.json").write_text(json.dumps(saved_config), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(saved_config), encoding="utf-8")
     for name in TOKENIZER_FILES:
-        content = (tokenizer_from / name).read_text(encoding="utf-8")
-        for old, new in RENAMED.items():
-            content = content.replace(json.dumps(old), json.dumps(new))
-        (out / name).write_text(content, encoding="utf-8")
+        content = (tokenizer_folder / name).read_text(encoding="utf-8")
+        for token, new_token in RENAMED_TOKENS.items():
+            content = content.replace(json.dumps(token), json.dumps(new_token))
+        (folder / name).write_text(content, encoding="utf-8")
     preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2VLProcessor",
@@ -75,12 +75,12 @@ def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.25, 0.25, 0.25],
     }
-    (out / "preprocessor_config.json").write_text(json.dumps(preprocessor), encoding="utf-8")
-    return out
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor), encoding="utf-8")
+    return folder
 
 
-def picture(seed: int) -> str:
-    """A picture of noise as SGLang takes it; of the same size for any seed."""
+def noise_picture(seed: int) -> str:
+    """Return a picture of noise, 112 x 112 pixels, as a data URL."""
     from PIL import Image
 
     generator = torch.Generator().manual_seed(seed)

@@ -19,13 +19,13 @@ from support.live_tree import LiveTree
 PAGE_TOKENS = 4
 
 
-def tokens(count: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(1, 2_000) for _ in range(count)]
+def tokens(token_count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1, 2_000) for _ in range(token_count)]
 
 
 def req_at(tree: LiveTree, ids: list[int], time_s: float, **fields: Any) -> Req:
-    """A request as the scheduler makes it, announced to the tree."""
+    """Return a request as the scheduler makes it, which the tree has registered."""
     params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": time_s}})
     req = Req(f"r{time_s}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
     tree.core.requests.register(req)
@@ -64,11 +64,11 @@ def batch_of(
     new_tokens: list[int],
     cached_tokens: list[int],
     launch_s: float | None,
-    mode: ForwardMode = ForwardMode.EXTEND,
+    forward_mode: ForwardMode = ForwardMode.EXTEND,
 ) -> Any:
     """Return a batch that computes ``new_tokens`` and has ``cached_tokens``, by request."""
-    lengths = {"extend_lens": new_tokens, "prefix_lens": cached_tokens}
-    return SimpleNamespace(reqs=reqs, launch_ts=launch_s, forward_mode=mode, **lengths)
+    token_counts = {"extend_lens": new_tokens, "prefix_lens": cached_tokens}
+    return SimpleNamespace(reqs=reqs, launch_ts=launch_s, forward_mode=forward_mode, **token_counts)
 
 
 def scheduler_with(waiting: list[Req], **fields: Any) -> Any:
@@ -81,16 +81,16 @@ def scheduler_with(waiting: list[Req], **fields: Any) -> Any:
     )
 
 
-def admit_first(tree: LiveTree, waiting: list[Req], count: int) -> tuple[Any, list[Req]]:
-    """Make a pass that admits the first ``count`` requests; return the scheduler and these requests."""
+def admit_first(tree: LiveTree, waiting: list[Req], admitted_count: int) -> tuple[Any, list[Req]]:
+    """Make a pass that admits the first ``admitted_count`` requests; return the scheduler and these requests."""
     scheduler = scheduler_with(waiting, tree_cache=tree.cache)
     admitted_reqs: list[Req] = []
 
     def choose() -> tuple[Any, Any]:
         waiting = scheduler.waiting_queue
         arrange_queue(SchedulePolicy.calc_priority, policy_of(tree), waiting, None, 0)
-        admitted_reqs[:] = scheduler.waiting_queue[:count]
-        scheduler.waiting_queue = scheduler.waiting_queue[count:]
+        admitted_reqs[:] = scheduler.waiting_queue[:admitted_count]
+        scheduler.waiting_queue = scheduler.waiting_queue[admitted_count:]
         batch = SimpleNamespace(reqs=list(admitted_reqs)) if admitted_reqs else None
         return batch, SimpleNamespace(is_empty=lambda: True)
 

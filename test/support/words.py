@@ -4,7 +4,7 @@ import re
 
 
 class Words:
-    """Ids are given as words are seen; ``decode`` returns the text."""
+    """Numbers words in the order of their first use; ``decode`` returns the exact text."""
 
     eos_token_id = None
 

@@ -6,6 +6,7 @@ The function receives ``start``, which makes the scheduler with the server's arg
 ``KEYWORDS``. Its result is the last line, as JSON.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -24,7 +25,7 @@ def run_in_scheduler_process(
     environment: dict[str, str] | None = None,
     **keywords: Any,
 ) -> Any:
-    """Return the function's result. A failure shows the end of its log."""
+    """Return the result of ``MODULE:FUNCTION``. Raises AssertionError with the end of its log."""
     positional = [function, str(model), json.dumps(keywords)]
     process = forked.run(
         [sys.executable, "-m", "support.worker", *positional, *arguments],
@@ -41,12 +42,11 @@ def main(function: str, model: str, keywords: str, *arguments: str) -> None:
 
     from support.scheduler import SteppedScheduler
 
-    module, _, name = function.partition(":")
-    target = getattr(importlib.import_module(f"support.{module}"), name)
+    module_name, _, function_name = function.partition(":")
+    scenario = getattr(importlib.import_module(f"support.{module_name}"), function_name)
     with torch.no_grad():
-        make_scheduler = lambda: SteppedScheduler(Path(model), list(arguments))  # noqa: E731
-        result = target(make_scheduler, **json.loads(keywords))
-    print(json.dumps(result))
+        start = functools.partial(SteppedScheduler, Path(model), list(arguments))
+        print(json.dumps(scenario(start, **json.loads(keywords))))
     sys.stdout.flush()
     os._exit(0)  # SGLang's threads would keep this process
 

@@ -41,10 +41,10 @@ def count_request(counters: Counters, name: str, tenant: str | None) -> str:
 
 def test_many_new_names_take_no_row_that_another_tenant_needs() -> None:
     counters = Counters()
-    for n in range(10_000):
-        count_request(counters, f"new-{n}", "inventive")
-    for n in range(TENANT_ROWS - 1):
-        assert count_request(counters, f"chat-{n}|end", "regular") == f"chat-{n}"
+    for number in range(10_000):
+        count_request(counters, f"new-{number}", "inventive")
+    for number in range(TENANT_ROWS - 1):
+        assert count_request(counters, f"chat-{number}|end", "regular") == f"chat-{number}"
     assert counters.category_of("new-0|end") == "new-0"
     assert counters.category_of("new-9999") == OTHER
     assert sum(row.requests for row in counters.rows()) == 10_000 + TENANT_ROWS - 1
@@ -52,8 +52,8 @@ def test_many_new_names_take_no_row_that_another_tenant_needs() -> None:
 
 def test_rows_and_labels_are_bounded_for_any_names_and_tenants() -> None:
     counters = Counters()
-    for n in range(10_000):
-        count_request(counters, f"new-{n}", f"t{n}")
+    for number in range(10_000):
+        count_request(counters, f"new-{number}", f"t{number}")
     rows = {row.category: row.requests for row in counters.rows()}
     assert len(rows) == MAX_CATEGORIES + 1
     assert rows[OTHER] == 10_000 - MAX_CATEGORIES
@@ -83,10 +83,10 @@ def test_history_has_a_point_every_five_seconds_and_a_last_minute() -> None:
     history = Window(POINT_S)
     for second in range(131):
         history.add(second, 0.0, {"prompts": 10 * second, "hits": {"device": 4 * second}})
-    last_minute = {"time_unix_s": 0.0, "prompts": 600, "hits": {"device": 240}}
-    assert history.over_last(60.0) == last_minute
+    assert history.over_last(60.0) == {"time_unix_s": 0.0, "prompts": 600, "hits": {"device": 240}}
     assert len(history.points()) == 130 // POINT_S
-    assert all((p["prompts"], p["hits"]) == (50, {"device": 20}) for p in history.points())
+    for point in history.points():
+        assert (point["prompts"], point["hits"]) == (50, {"device": 20})
     for second in range(131, 200):
         history.add(second, 0.0, {"prompts": 1300, "hits": {"device": 520, "host": 0}})
     assert history.over_last(60.0)["prompts"] == history.points()[-1]["prompts"] == 0
@@ -105,7 +105,7 @@ def test_the_status_counts_held_tokens_by_category() -> None:
     assert device["capacity_bytes"] == 200 * 32
     assert set(status["tiers"]) == {"device", "host"}
     assert status["policies"] == {"device": "canopy-lru", "host": "canopy-lru"}
-    assert [(g["tier"], g["group"], g["ttl_s"]) for g in status["groups"]] == [
+    assert [(group["tier"], group["group"], group["ttl_s"]) for group in status["groups"]] == [
         ("disk", "0", 30.0),
         ("disk", "residual", None),
     ]
@@ -129,7 +129,7 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
     assert held_tokens["chat"] == {"device": 50, "host": 50, "disk": 50}
     assert held_tokens["agent"] == {"device": 30, "host": 30, "disk": 30}
     assert [row["disk"] for row in status["tenants"]] == [50, 30]
-    tokens_of_group = {(g["tier"], g["group"]): g["held_tokens"] for g in status["groups"]}
+    tokens_of_group = {(row["tier"], row["group"]): row["held_tokens"] for row in status["groups"]}
     assert tokens_of_group["disk", "residual"] == {"device": 80, "host": 80, "disk": 80}
     assert tokens_of_group["disk", "0"] == {"device": 0, "host": 0, "disk": 0}
     assert tokens_of_group["host", "residual"] == {"device": 80, "host": 80}
@@ -141,10 +141,10 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
 def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv(status_file.FOLDER_VARIABLE, "")
-    killed = subprocess.Popen([sys.executable, "-c", ""])
-    killed.wait()
-    names = [f"canopy-status-{killed.pid}-old", f"canopy-status-{os.getpid()}-old"]
-    names += [f"canopy-status-{killed.pid}-fresh", "canopy-status-other"]
+    killed_server = subprocess.Popen([sys.executable, "-c", ""])
+    killed_server.wait()
+    names = [f"canopy-status-{killed_server.pid}-old", f"canopy-status-{os.getpid()}-old"]
+    names += [f"canopy-status-{killed_server.pid}-fresh", "canopy-status-other"]
     for name in names:
         (tmp_path / name).mkdir()
         if not name.endswith("fresh"):
@@ -153,7 +153,7 @@ def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_
     status_file.write_status(0, {"rank": 0})
     status_file.write_status(0, {"victims": 3}, "tp1")
     assert status_file.read_all() == [{"rank": 0, "peers": [{"peer": "tp1", "victims": 3}]}]
-    assert {p.name for p in tmp_path.iterdir()} == {*names[1:], Path(folder.name).name}
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:], Path(folder.name).name}
     folder.cleanup()
 
 
@@ -164,11 +164,11 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def series_values(registry):
-    """Return the metrics for Prometheus, as (name, labels) -> value."""
+    """Return a function: the metrics for Prometheus as (name, labels) -> value."""
     return lambda: {
-        (s.name, frozenset(s.labels.items())): s.value
-        for m in registry.collect()
-        for s in m.samples
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
     }
 
 

@@ -15,28 +15,28 @@ from sglang_canopy.whatif.total import combine_meters, describe_total
 BLOCK_TOKENS = 16
 
 
-def serve_requests(estimator, one_in, seed, requests=400):
-    """Serve requests of 20 blocks, of which the server and the control have 5 and an arm 5 to 20;
-    return the arm's true lead."""
-    draw, sampler, gained_blocks = random.Random(seed), SampledCaches(one_in), 0
-    for _ in range(requests):
-        path = [draw.randrange(1 << 62) for _ in range(20)]
-        arm_hit = draw.choice((5, 10, 20))
-        gained_blocks += arm_hit - 5
+def serve_requests(estimator, sample_stride, seed, request_count=400):
+    """Serve requests of 20 blocks, of which the server and the control cache 5 and an arm 5 to 20. Return the
+    arm's true lead."""
+    rng, sampler, gained_blocks = random.Random(seed), SampledCaches(sample_stride), 0
+    for _ in range(request_count):
+        path = [rng.randrange(1 << 62) for _ in range(20)]
+        arm_hit_blocks = rng.choice((5, 10, 20))
+        gained_blocks += arm_hit_blocks - 5
         estimator.record_served(0.0, 20 * BLOCK_TOKENS, 5 * BLOCK_TOKENS, 15 * BLOCK_TOKENS)
         blocks = sampler.sampled_blocks(path)
         if blocks:
             hit_blocks = len(sampler.sampled_blocks(path[:5]))
-            arm_blocks = len(sampler.sampled_blocks(path[:arm_hit]))
-            represented_tokens = BLOCK_TOKENS * one_in
+            arm_blocks = len(sampler.sampled_blocks(path[:arm_hit_blocks]))
+            represented_tokens = BLOCK_TOKENS * sample_stride
             sample = ShadowResult(
                 tuple(blocks),
                 len(blocks) * represented_tokens,
                 {"arm": arm_blocks},
                 {"arm": arm_blocks * represented_tokens},
             )
-            estimator.record_sample(sample, hit_blocks, hit_blocks, BLOCK_TOKENS, one_in)
-    return gained_blocks / (20 * requests)
+            estimator.record_sample(sample, hit_blocks, hit_blocks, BLOCK_TOKENS, sample_stride)
+    return gained_blocks / (20 * request_count)
 
 
 def test_with_every_block_sampled_the_lead_is_exact():
@@ -49,12 +49,12 @@ def test_with_every_block_sampled_the_lead_is_exact():
     assert estimator.lead("unknown") == pytest.approx(-0.25)
 
 
-@pytest.mark.parametrize("one_in", [2, 8, 32])
-def test_a_sample_is_unbiased_with_the_stated_error(one_in):
+@pytest.mark.parametrize("sample_stride", [2, 8, 32])
+def test_a_sample_is_unbiased_with_the_stated_error(sample_stride):
     deviations, stated_errors = [], []
     for seed in range(20):
         estimator = HitRatioEstimator(math.inf)
-        true_lead = serve_requests(estimator, one_in, seed)
+        true_lead = serve_requests(estimator, sample_stride, seed)
         deviations.append(estimator.lead("arm") - true_lead)
         stated_errors.append(estimator.sampling_error("arm"))
     spread = math.sqrt(sum(error**2 for error in deviations) / 20)
@@ -78,12 +78,11 @@ def test_a_prefix_hit_by_every_cache_changes_no_estimate():
 
 
 @given(st.integers(0, 1000), st.sampled_from([1, 4]))
-def test_old_requests_fade_at_any_weight(seed, one_in):
-    """After a thousand memories nothing has overflowed, and only recent requests count."""
+def test_old_requests_fade_at_any_weight(seed, sample_stride):
+    """After a thousand times the memory no weight overflows, and only recent requests count."""
     estimator = HitRatioEstimator(10.0)
-    serve_requests(estimator, one_in, seed, requests=50)
-    old_ratio = estimator.served_ratio()
-    assert old_ratio == pytest.approx(0.25)
+    serve_requests(estimator, sample_stride, seed, request_count=50)
+    assert estimator.served_ratio() == pytest.approx(0.25)
     estimator.record_served(10_000.0, 100, 80, 0)
     assert estimator.served_ratio() == pytest.approx(0.8)
     estimator.record_served(10_010.0, 100, 0, 0)
@@ -92,7 +91,7 @@ def test_old_requests_fade_at_any_weight(seed, one_in):
 
 def test_a_block_that_is_gained_and_then_lost_again_adds_no_sampling_error():
     """Gained and lost tokens of one block cancel; the missed tokens are of other blocks."""
-    estimator, (first, *missed) = HitRatioEstimator(math.inf), [3 << 40, 5 << 40, 7 << 40, 11 << 40]
+    estimator, changing_block = HitRatioEstimator(math.inf), 3 << 40
 
     def add(blocks, served_hit, control_hit, arm_hit):
         tokens = 2 * BLOCK_TOKENS
@@ -100,37 +99,37 @@ def test_a_block_that_is_gained_and_then_lost_again_adds_no_sampling_error():
         sample = ShadowResult(blocks, tokens, {"arm": arm_hit}, {"arm": arm_hit * tokens})
         estimator.record_sample(sample, control_hit, served_hit, BLOCK_TOKENS, 2)
 
-    add((first,), 1, 0, 1)
-    for block in missed:
+    add((changing_block,), 1, 0, 1)
+    for block in (5 << 40, 7 << 40, 11 << 40):
         add((block,), 0, 0, 0)
     assert estimator.sampling_error("arm") > 0.0
-    add((first,), 1, 1, 0)
+    add((changing_block,), 1, 1, 0)
     assert estimator.sampling_error("arm") == 0.0
     assert estimator.lead("arm") == 0.0
 
 
 def test_a_rescaled_estimator_states_the_same_error():
     """Weights are rescaled after 25 memories; the error of earlier requests fades with their tokens."""
-    figures = []
-    for between_s in (0.0, 26.0):  # in one run the weights are rescaled, in the other they are not
+    estimates = []
+    for later_s in (0.0, 26.0):  # in one run the weights are rescaled, in the other they are not
         estimator = HitRatioEstimator(1.0)
-        serve_requests(estimator, 4, seed=1, requests=60)
-        estimator.record_served(between_s, 0, 0, 0)
+        serve_requests(estimator, 4, seed=1, request_count=60)
+        estimator.record_served(later_s, 0, 0, 0)
         errors = estimator.sampling_error("arm"), estimator.error("arm")
-        figures.append((*errors, estimator.lead("arm"), estimator.sampled_ratio("arm")))
-    assert min(figures[0]) > 0.0
-    assert figures[1] == pytest.approx(figures[0])
+        estimates.append((*errors, estimator.lead("arm"), estimator.sampled_ratio("arm")))
+    assert min(estimates[0]) > 0.0
+    assert estimates[1] == pytest.approx(estimates[0])
 
 
 def meter_stats(hit_ratio, sampled_requests, wa_hit_ratio):
-    arm = {"capacity": NOW, "tokens": 100, "sampled_hit_ratio": 0.5}
-    arm |= {"standard_error": 0.02, "sampling_error": 0.01}
+    arm_fields = {"capacity": NOW, "tokens": 100, "sampled_hit_ratio": 0.5}
+    arm_fields |= {"standard_error": 0.02, "sampling_error": 0.01}
     return {
         "running": LRU,
         "hit_ratio": hit_ratio,
         "arms": [
-            {**arm, "policy": LRU, "hit_ratio": hit_ratio, "running": True},
-            {**arm, "policy": "wa", "hit_ratio": wa_hit_ratio, "running": False},
+            {**arm_fields, "policy": LRU, "hit_ratio": hit_ratio, "running": True},
+            {**arm_fields, "policy": "wa", "hit_ratio": wa_hit_ratio, "running": False},
         ],
         "one_block_in": 4,
         "too_small": [],

@@ -15,35 +15,36 @@ HIT_TOKENS = st.lists(st.tuples(*[st.integers(0, REQUEST_TOKENS)] * 2), max_size
 
 @given(HIT_TOKENS)
 def test_the_loss_before_lru_ranks_is_bounded(hits):
-    floor, lost_tokens, tokens = Floor(CAPACITY_TOKENS), 0, 0
+    floor, lost_tokens, prompt_tokens = Floor(CAPACITY_TOKENS), 0, 0
     for policy_hit, lru_hit in hits:
         if floor.is_behind:
             break
-        lost_tokens, tokens = lost_tokens + lru_hit - policy_hit, tokens + REQUEST_TOKENS
+        lost_tokens += lru_hit - policy_hit
+        prompt_tokens += REQUEST_TOKENS
         floor.compare(policy_hit, lru_hit, REQUEST_TOKENS)
         if not floor.is_behind:
-            assert lost_tokens <= SLACK_SHARE * CAPACITY_TOKENS + TOLERATED_SHARE * tokens
+            assert lost_tokens <= SLACK_SHARE * CAPACITY_TOKENS + TOLERATED_SHARE * prompt_tokens
     # The last request is the one that showed it.
-    allowed_tokens = SLACK_SHARE * CAPACITY_TOKENS + TOLERATED_SHARE * tokens + REQUEST_TOKENS
-    assert lost_tokens <= allowed_tokens
+    bound_tokens = SLACK_SHARE * CAPACITY_TOKENS + TOLERATED_SHARE * prompt_tokens
+    assert lost_tokens <= bound_tokens + REQUEST_TOKENS
 
 
 @given(HIT_TOKENS)
 def test_a_policy_that_is_never_worse_is_never_replaced(hits):
     floor = Floor(CAPACITY_TOKENS)
-    for hit_a, hit_b in hits:
-        floor.compare(max(hit_a, hit_b), min(hit_a, hit_b), REQUEST_TOKENS)
+    for first_hit, second_hit in hits:
+        floor.compare(max(first_hit, second_hit), min(first_hit, second_hit), REQUEST_TOKENS)
         assert not floor.is_behind
 
 
-@pytest.mark.parametrize("doubt", [0.0, 0.02])
-def test_requests_without_a_difference_do_not_raise_the_allowed_loss(doubt):
+@pytest.mark.parametrize("tolerance", [0.0, 0.02])
+def test_requests_without_a_difference_do_not_raise_the_allowed_loss(tolerance):
     def lost_before_lru_ranks(equal_requests):
         floor, lost_tokens = Floor(CAPACITY_TOKENS), 0
         for _ in range(equal_requests):
-            floor.compare(REQUEST_TOKENS // 2, REQUEST_TOKENS // 2, REQUEST_TOKENS, doubt)
+            floor.compare(REQUEST_TOKENS // 2, REQUEST_TOKENS // 2, REQUEST_TOKENS, tolerance)
         while not floor.is_behind:
-            floor.compare(REQUEST_TOKENS // 2 - 10, REQUEST_TOKENS // 2, REQUEST_TOKENS, doubt)
+            floor.compare(REQUEST_TOKENS // 2 - 10, REQUEST_TOKENS // 2, REQUEST_TOKENS, tolerance)
             lost_tokens += 10
         return lost_tokens
 
@@ -69,41 +70,41 @@ def test_requests_without_a_difference_do_not_raise_the_required_gain():
 
 def test_a_loss_within_the_share_is_tolerated_for_ever():
     floor = Floor(CAPACITY_TOKENS)
-    for request in range(200_000):
-        lru_hit = REQUEST_TOKENS // 2 + (request % 21 == 0)  # 0.048 points
+    for number in range(200_000):
+        lru_hit = REQUEST_TOKENS // 2 + (number % 21 == 0)  # 0.048 points
         floor.compare(REQUEST_TOKENS // 2, lru_hit, REQUEST_TOKENS)
     assert not floor.is_behind
 
 
 def test_a_policy_ranks_again_once_its_shadow_cache_is_ahead():
-    floor, requests = Floor(CAPACITY_TOKENS), 0
+    floor, request_count = Floor(CAPACITY_TOKENS), 0
     for _ in range(10_000):
         floor.compare(0, REQUEST_TOKENS, REQUEST_TOKENS)
     assert floor.is_behind
     while floor.is_behind:
         floor.compare(REQUEST_TOKENS, 0, REQUEST_TOKENS)
-        requests += 1
-    assert requests < (MAX_CREDIT + 5 * SLACK_SHARE) * CAPACITY_TOKENS / REQUEST_TOKENS
+        request_count += 1
+    assert request_count < (MAX_CREDIT + 5 * SLACK_SHARE) * CAPACITY_TOKENS / REQUEST_TOKENS
 
 
 def test_gains_are_credit_and_the_credit_is_bounded():
-    floor, requests = Floor(CAPACITY_TOKENS), 0
+    floor, request_count = Floor(CAPACITY_TOKENS), 0
     for _ in range(10_000):
         floor.compare(REQUEST_TOKENS, 0, REQUEST_TOKENS)
     while not floor.is_behind:
         floor.compare(0, REQUEST_TOKENS, REQUEST_TOKENS)
-        requests += 1
-    capacities = requests * REQUEST_TOKENS / CAPACITY_TOKENS
+        request_count += 1
+    capacities = request_count * REQUEST_TOKENS / CAPACITY_TOKENS
     assert MAX_CREDIT < capacities < MAX_CREDIT + 2 * SLACK_SHARE
 
 
 def test_orders_that_differ_by_chance_change_ever_more_rarely():
-    draw, floor, fall_steps = random.Random(1), Floor(CAPACITY_TOKENS), []
+    rng, floor, fall_steps = random.Random(1), Floor(CAPACITY_TOKENS), []
     for step in range(100_000):
-        policy_hit, lru_hit = draw.choice(((0, REQUEST_TOKENS), (REQUEST_TOKENS, 0)))
-        old_falls = floor.falls
+        policy_hit, lru_hit = rng.choice(((0, REQUEST_TOKENS), (REQUEST_TOKENS, 0)))
+        falls_before = floor.falls
         floor.compare(policy_hit, lru_hit, REQUEST_TOKENS)
-        if floor.falls > old_falls:
+        if floor.falls > falls_before:
             fall_steps.append(step)
     assert 1 <= len(fall_steps) <= 8
 
@@ -126,10 +127,10 @@ def test_losses_and_gains_do_not_count_after_a_change():
         return requests
 
     request_counts = []
-    for extra_loss in (0, CAPACITY_TOKENS):
+    for extra_lost_tokens in (0, CAPACITY_TOKENS):
         floor = Floor(CAPACITY_TOKENS)
         slack_tokens = int(SLACK_SHARE * CAPACITY_TOKENS)
-        floor.compare(0, slack_tokens + REQUEST_TOKENS + extra_loss, REQUEST_TOKENS)
+        floor.compare(0, slack_tokens + REQUEST_TOKENS + extra_lost_tokens, REQUEST_TOKENS)
         until_ahead = requests_until(False, floor, REQUEST_TOKENS, 0)
         request_counts.append((until_ahead, requests_until(True, floor, 0, REQUEST_TOKENS)))
     assert request_counts[0] == request_counts[1]

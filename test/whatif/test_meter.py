@@ -35,14 +35,14 @@ def request_at(time_s, path, category="default"):
 
 
 def chat_turns(seed, conversations=40, turns=8):
-    """Yield the conversation and the request of each turn, which are longer; all share a head."""
-    draw = random.Random(seed)
+    """Yield (conversation, request) of growing conversations, which all share a head."""
+    rng = random.Random(seed)
     paths = {}
     for step in range(conversations * turns):
-        conversation = draw.randrange(conversations)
+        conversation = rng.randrange(conversations)
         path = paths.setdefault(conversation, [1, 2, 10_000 * (conversation + 1)])
-        path.extend(10_000 * (conversation + 1) + len(path) + i for i in range(draw.randint(1, 3)))
-        yield conversation, request_at(10.0 * step, path, draw.choice(["chat", "agent"]))
+        path.extend(10_000 * (conversation + 1) + len(path) + i for i in range(rng.randint(1, 3)))
+        yield conversation, request_at(10.0 * step, path, rng.choice(["chat", "agent"]))
 
 
 def serve(policy, blocks, seed, meter=None, **options):
@@ -58,8 +58,8 @@ def serve(policy, blocks, seed, meter=None, **options):
 
 def shadow_hit_ratio(meter, policy, capacity):
     """Return the hit ratio of an arm's shadow cache, of a meter that forgets nothing."""
-    (row,) = (r for r in meter.arm_rows() if (r["policy"], r["capacity"]) == (policy, capacity))
-    return row["sampled_hit_ratio"]
+    rows = {(row["policy"], row["capacity"]): row for row in meter.arm_rows()}
+    return rows[policy, capacity]["sampled_hit_ratio"]
 
 
 @settings(max_examples=settings.default.max_examples // 5)
@@ -79,53 +79,51 @@ def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
 
 def document_requests(seed):
     """Yield requests with one of 60 documents each."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     for step in range(1200):
-        document = draw.randrange(60)
+        document = rng.randrange(60)
         path = [10_000 * (document + 1) + i for i in range(20)]
         path += [10**8 + 100 * step + i for i in range(2)]
         yield request_at(float(step), path)
 
 
-class Errors(NamedTuple):
+class ArmError(NamedTuple):
     error: float
     stated_error: float
 
 
-def estimate_errors(one_in, seed):
+def estimate_errors(sample_stride, seed):
     """Return the error of an arm's hit ratio, and the standard error that the meter states."""
     requests, blocks = list(document_requests(seed)), 400
     hit_tokens = {}
     for factor in (1, 2):
         tree = RadixTree(make_policy("lru"), factor * blocks, BLOCK_TOKENS)
         hit_tokens[factor] = [tree.access(request) * BLOCK_TOKENS for request in requests]
-    setup = MeterSetup((LRU,), (1.0, 2.0), one_in, memory_s=math.inf)
+    setup = MeterSetup((LRU,), (1.0, 2.0), sample_stride, memory_s=math.inf)
     meter = Meter(setup, TierTokens(blocks * BLOCK_TOKENS), LRU)
     for request, tokens in zip(requests, hit_tokens[1]):
         meter.record_request(request, tokens)
     true_ratio = sum(hit_tokens[2]) / sum(request.prompt_tokens for request in requests)
     row = meter.arm_rows()[1]
     assert row["capacity"] == "device x2"
-    return Errors(row["hit_ratio"] - true_ratio, row["sampling_error"])
+    return ArmError(row["hit_ratio"] - true_ratio, row["sampling_error"])
 
 
 def test_shared_prefixes_are_not_lost_in_a_sample():
-    """A sample of conversations would see each document once or never, and no use of more memory."""
-    errors = [estimate_errors(8, seed).error for seed in range(6)]
-    assert max(map(abs, errors)) < 0.02
+    """A sample of conversations would have each document once or never, and show no gain of more memory."""
+    assert max(map(abs, [estimate_errors(8, seed).error for seed in range(6)])) < 0.02
 
 
 def test_the_stated_error_covers_the_real_one():
-    for one_in in (4, 8):
-        for error, stated in (estimate_errors(one_in, seed) for seed in range(8)):
-            assert abs(error) < 2 * stated < 0.03
+    for sample_stride in (4, 8):
+        for error, stated_error in (estimate_errors(sample_stride, seed) for seed in range(8)):
+            assert abs(error) < 2 * stated_error < 0.03
     assert estimate_errors(1, 1) == (pytest.approx(0.0, abs=1e-5), 0.0)
 
 
 @pytest.mark.parametrize(("policy", "has_floor"), [("wa", True), ("canopy-tlru", False)])
 def test_a_meter_without_a_floor_states_none(policy, has_floor):
-    configs = {"canopy-tlru": {"threshold_tokens": 100}}
-    setup = MeterSetup((LRU,), configs=configs, floor=has_floor)
+    setup = MeterSetup((LRU,), configs={"canopy-tlru": {"threshold_tokens": 100}}, floor=has_floor)
     meter = Meter(setup, TierTokens(60 * BLOCK_TOKENS), policy)
     for _, request in chat_turns(3):
         meter.record_request(request, 0)
@@ -133,12 +131,12 @@ def test_a_meter_without_a_floor_states_none(policy, has_floor):
     assert not meter.is_behind or has_floor
 
 
-def test_timed_requests_stand_for_all(monkeypatch):
+def test_the_time_of_one_request_in_a_stride_counts_for_all_of_it(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
     meter, spent_s = Meter(MeterSetup((LRU,)), TierTokens(60 * BLOCK_TOKENS), LRU), []
-    for i in range(2 * TIMED_STRIDE):
-        meter.record_request(request_at(float(i), (i,)), 0)
+    for second in range(2 * TIMED_STRIDE):
+        meter.record_request(request_at(float(second), (second,)), 0)
         spent_s.append(meter.spent_s)
     assert spent_s == [0.0] * (TIMED_STRIDE - 1) + [float(TIMED_STRIDE)] * TIMED_STRIDE + [
         2.0 * TIMED_STRIDE
@@ -146,21 +144,21 @@ def test_timed_requests_stand_for_all(monkeypatch):
 
 
 def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
-    doubts = []
-    monkeypatch.setattr(Floor, "compare", lambda _floor, *arguments: doubts.append(arguments[3]))
+    tolerances = []
+    monkeypatch.setattr(Floor, "compare", lambda *arguments: tolerances.append(arguments[4]))
     setup = MeterSetup((LRU, "threshold-lru"), sample_stride=4, configs=CONFIGS)
     meter, errors = Meter(setup, TierTokens(4 * MIN_BLOCKS * BLOCK_TOKENS), "threshold-lru"), []
     for _, request in chat_turns(3, conversations=200):
-        old_count = len(doubts)
+        count_before = len(tolerances)
         meter.record_request(request, 0)
-        if len(doubts) > old_count:
+        if len(tolerances) > count_before:
             errors.append(meter._estimator.sampling_error(ShadowArm(LRU, NOW)))
     assert max(errors) > 0.0
-    assert doubts == pytest.approx([2.0 * error for error in errors])
+    assert tolerances == pytest.approx([2.0 * error for error in errors])
 
 
 def test_every_estimate_builds_on_the_servers_own_hits():
-    """The server hits a tenth of the shadow cache, and so would every other arm."""
+    """The server hits nothing, so an arm's estimate is its lead over the running arm's shadow cache."""
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK_TOKENS), LRU)
     for _, request in chat_turns(3):
         meter.record_request(request, 0)
@@ -207,9 +205,9 @@ def test_capacities_are_multiples_of_the_host_if_there_is_one():
 def test_another_running_policy_restarts_the_estimates():
     meter = Meter(MeterSetup(), TierTokens(60 * BLOCK_TOKENS), LRU)
     serve("lru", 60, 5, meter)
-    old_blocks = meter.caches.count_blocks()
+    blocks_before = meter.caches.count_blocks()
     meter.restart("wa")
-    assert old_blocks == meter.caches.count_blocks()  # no shadow cache was lost
+    assert blocks_before == meter.caches.count_blocks()  # no shadow cache was lost
     assert meter.stats()["hit_ratio"] == 0.0
     assert meter.stats()["running"] == "wa"
 
@@ -217,10 +215,10 @@ def test_another_running_policy_restarts_the_estimates():
 CONFIGS = {"threshold-lru": {"threshold_tokens": 5 * BLOCK_TOKENS}}
 
 
-def mixed_requests(steps, hot_blocks=4, new_blocks=6, period=2):
-    """Yield requests, of which one in ``period`` has the same prompt of ``hot_blocks``, the others new ones of
+def mixed_requests(request_count, hot_blocks=4, new_blocks=6, period=2):
+    """Yield requests. One in ``period`` has the same prompt of ``hot_blocks``, the others have new prompts of
     ``new_blocks``. ``threshold-lru`` evicts the shorter prompts first."""
-    for step in range(steps):
+    for step in range(request_count):
         new_path = range(1000 + 8 * step, 1000 + 8 * step + new_blocks)
         is_hot = step % period == period - 1
         yield request_at(float(step), range(1, 1 + hot_blocks) if is_hot else new_path)
@@ -246,10 +244,10 @@ def test_a_policy_with_other_options_is_compared_as_it_runs():
         meter.record_request(request, 0)
     assert shadow_hit_ratio(meter, "threshold-lru", NOW) == 0.0
     assert shadow_hit_ratio(meter, LRU, NOW) == pytest.approx(0.4, abs=0.01)
-    old_blocks = meter.caches.count_blocks()
+    blocks_before = meter.caches.count_blocks()
     meter.restart(LRU)
     meter.restart("threshold-lru")
-    assert old_blocks == meter.caches.count_blocks()  # no shadow cache was lost
+    assert blocks_before == meter.caches.count_blocks()  # no shadow cache was lost
 
 
 def test_a_few_requests_decide_nothing():
@@ -268,7 +266,7 @@ def test_without_evictions_the_meter_is_undecided():
 
 
 def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
-    """A policy fell below the floor in shadow caches of a few blocks."""
+    """In shadow caches of a few blocks a policy could fall below the floor by chance."""
     setup = MeterSetup((LRU,), (1.0,), sample_stride=8, configs=CONFIGS)
     meter = Meter(setup, TierTokens(8 * (MIN_BLOCKS - 1) * BLOCK_TOKENS), "threshold-lru")
     comparisons = []
@@ -282,8 +280,7 @@ def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
 
 
 def test_an_arm_with_too_few_blocks_is_not_reported():
-    setup = MeterSetup((LRU,), (1.0, 1 / 64), 2)
-    meter = Meter(setup, TierTokens(1_000 * BLOCK_TOKENS), LRU)
+    meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), 2), TierTokens(1_000 * BLOCK_TOKENS), LRU)
     for request in mixed_requests(1_000):
         meter.record_request(request, 0)
     assert [row["capacity"] for row in meter.arm_rows()] == [NOW]
@@ -293,10 +290,10 @@ def test_an_arm_with_too_few_blocks_is_not_reported():
 
 def test_an_estimate_of_few_requests_has_a_wide_interval():
     errors = []
-    for requests in (300, 3000):
+    for request_count in (300, 3000):
         setup = MeterSetup(("threshold-lru", LRU), (1.0,), configs=CONFIGS)
         meter = Meter(setup, TierTokens(12 * BLOCK_TOKENS), LRU)
-        for request in mixed_requests(requests):
+        for request in mixed_requests(request_count):
             meter.record_request(request, 0)
         assert meter.undecided_reason is None
         (arm,) = (row for row in meter.arm_rows() if row["policy"] == "threshold-lru")
@@ -336,8 +333,7 @@ def test_origins_are_bounded_and_those_used_last_stay():
 
 def test_the_meter_reports_uncounted_requests_and_keeps_the_count_across_a_change():
     meter = Meter(MeterSetup((LRU, "wa")), TierTokens(64 * BLOCK_TOKENS), LRU)
-    requests = [request for _, request in chat_turns(3)][:30]
-    for request in requests:
+    for request in [request for _, request in chat_turns(3)][:30]:
         meter.record_request(request, 0)
     for second in range(7):
         short_request = request_at(1e4 + second, ())

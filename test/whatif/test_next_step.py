@@ -25,8 +25,8 @@ def meter(*arms: dict[str, Any], undecided: str | None = None, running: str = "c
 
 
 AUTO_POLICIES = ("wa", "canopy-lru")
-WA_GAINS = arm("wa", 0.535, 0.015)
-LARGER_HOST = arm("canopy-lru", 0.52, 0.004, capacity="host x2")
+WA_IS_BETTER = arm("wa", 0.535, 0.015)
+LARGER_HOST_IS_BETTER = arm("canopy-lru", 0.52, 0.004, capacity="host x2")
 KEEP_SENTENCE = "^Keep canopy-lru: no policy tried would save more.$"
 SAVES_TEXT = "wa would save 12.5 ± 3.0 points more of your prompt tokens"
 
@@ -34,19 +34,19 @@ SAVES_TEXT = "wa would save 12.5 ± 3.0 points more of your prompt tokens"
 @pytest.mark.parametrize(
     ("meter_stats", "policy", "options", "pattern"),
     [
-        (meter(WA_GAINS, undecided="too few requests"), "wa", {}, "^Nothing to decide yet: too few requests.$"),
+        (meter(WA_IS_BETTER, undecided="too few requests"), "wa", {}, "^Nothing to decide yet: too few requests.$"),
         (None, "lru", {}, "--canopy-whatif auto"),
         (None, "lru", {"is_canopy": False}, "--canopy-observe"),
-        (meter(WA_GAINS), "canopy-lru", {}, f"^{SAVES_TEXT} than canopy-lru: restart with --radix-eviction wa$"),
-        (meter(WA_GAINS, running="lru"), "lru", {"is_canopy": False}, " than lru: restart with --radix-eviction wa$"),
+        (meter(WA_IS_BETTER), "canopy-lru", {}, f"^{SAVES_TEXT} than canopy-lru: restart with --radix-eviction wa$"),
+        (meter(WA_IS_BETTER, running="lru"), "lru", {"is_canopy": False}, " than lru: restart with --radix-eviction wa$"),
         (meter(arm("wa", 0.414)), "canopy-lru", {}, KEEP_SENTENCE),
         (meter(arm("wa", 0.46, 0.03)), "canopy-lru", {}, KEEP_SENTENCE),
         (meter(arm("wa", 0.3)), "canopy-lru", {}, KEEP_SENTENCE),
-        (meter(WA_GAINS), "canopy-lru", {"auto": AUTO_POLICIES}, f"^Nothing to do: {SAVES_TEXT}"),
-        (meter(WA_GAINS), "canopy-lru", {"auto": ()}, f"^{SAVES_TEXT} than canopy-lru: restart with "),
+        (meter(WA_IS_BETTER), "canopy-lru", {"auto": AUTO_POLICIES}, f"^Nothing to do: {SAVES_TEXT}"),
+        (meter(WA_IS_BETTER), "canopy-lru", {"auto": ()}, f"^{SAVES_TEXT} than canopy-lru: restart with "),
         (meter(arm("etlru", 0.535, 0.015)), "wa", {"auto": AUTO_POLICIES}, " than wa: restart with .* etlru$"),
         (meter(), "wa", {"auto": AUTO_POLICIES}, "^Keep auto: "),
-        (meter(arm("wa", 0.41), LARGER_HOST), "canopy-lru", {}, "More memory would: host x2 saves 11.0 ± 0.8 points more.$"),
+        (meter(arm("wa", 0.41), LARGER_HOST_IS_BETTER), "canopy-lru", {}, "More memory would: host x2 saves 11.0 ± 0.8 points more.$"),
     ],
 )  # fmt: skip
 def test_the_next_step_follows_from_the_meter(meter_stats, policy, options, pattern) -> None:

@@ -29,47 +29,48 @@ class TimedPath(NamedTuple):
     conversation: int
 
 
-def conversation_entries(seed):
+def timed_paths(seed):
     """Return interleaved conversations, each turn a block or two longer than the last."""
-    draw = random.Random(seed)
-    entries, paths = [], {}
+    rng = random.Random(seed)
+    paths_in_order, paths = [], {}
     for step in range(240):
-        conversation = draw.randrange(40)
+        conversation = rng.randrange(40)
         path = paths.setdefault(conversation, [10_000 * conversation])
-        path.extend(10_000 * conversation + len(path) + i for i in range(draw.randint(1, 2)))
-        entries.append(TimedPath(10.0 * step, tuple(path), conversation))
-    return entries
+        path.extend(10_000 * conversation + len(path) + i for i in range(rng.randint(1, 2)))
+        paths_in_order.append(TimedPath(10.0 * step, tuple(path), conversation))
+    return paths_in_order
 
 
-def request_of(entry):
-    tokens = {"block_tokens": BLOCK_TOKENS, "prompt_tokens": len(entry.path) * BLOCK_TOKENS}
-    return Request(entry.time, path=entry.path, conversation=entry.conversation, **tokens)
+def request_of(timed_path):
+    tokens = {"block_tokens": BLOCK_TOKENS, "prompt_tokens": len(timed_path.path) * BLOCK_TOKENS}
+    time, path, conversation = timed_path
+    return Request(time, path=path, conversation=conversation, **tokens)
 
 
 @pytest.mark.parametrize("name", ["lru", "fifo", "lfu"])
 def test_a_shadow_cache_hits_as_a_real_one(name):
-    entries = conversation_entries(1)
+    paths_in_order = timed_paths(1)
     shadow = ShadowCache(make_policy(name), 30 * BLOCK_TOKENS, BLOCK_TOKENS)
     tree = RadixTree(make_policy(name), 30, BLOCK_TOKENS)
-    for entry in entries:
-        ended_request = request_of(entry)
+    for timed_path in paths_in_order:
+        ended_request = request_of(timed_path)
         ended_request.label = ended_request.category
-        assert shadow.access(ended_request) == tree.access(request_of(entry))
+        assert shadow.access(ended_request) == tree.access(request_of(timed_path))
     assert 0 < len(shadow) <= 30
 
 
-def serve_ended(caches, entry):
+def serve_ended(caches, timed_path):
     """Return the result of ``caches`` for an ended request."""
-    ended_request = request_of(entry)
+    ended_request = request_of(timed_path)
     ended_request.label = ended_request.category
     sampled = caches.sample_path(ended_request)
     if sampled is None:
         return None
-    return caches.serve(copy_for_shadow(ended_request, entry.conversation), sampled)
+    return caches.serve(copy_for_shadow(ended_request, timed_path.conversation), sampled)
 
 
 @pytest.mark.parametrize(
-    ("sizes_blocks", "one_in"),
+    ("capacities_blocks", "sample_stride"),
     [
         ([10], 1),
         ([2 * SAMPLED_BLOCKS - 1], 1),
@@ -78,26 +79,27 @@ def serve_ended(caches, entry):
         ([100, 4 * MAX_BLOCKS], 4),
     ],
 )
-def test_the_sample_is_fixed_by_the_size_of_the_caches(sizes_blocks, one_in):
+def test_the_sample_is_fixed_by_the_size_of_the_caches(capacities_blocks, sample_stride):
     caches = SampledCaches()
-    for number, size in enumerate(sizes_blocks):
-        caches.add(number, CacheSpec(lambda: make_policy("lru"), size * BLOCK_TOKENS))
+    for number, capacity_blocks in enumerate(capacities_blocks):
+        caches.add(number, CacheSpec(lambda: make_policy("lru"), capacity_blocks * BLOCK_TOKENS))
     for step in range(2_000):  # whatever the load
         serve_ended(caches, TimedPath(step * 0.001, (step,), step))
-        assert caches.sample_stride == one_in
+        assert caches.sample_stride == sample_stride
 
 
 def test_a_smaller_sample_is_a_subset_of_a_larger_one():
-    one_in_2, one_in_16 = (set(SampledCaches(n).sampled_blocks(range(1000))) for n in (2, 16))
+    one_in_2, one_in_16 = ({*SampledCaches(n).sampled_blocks(range(1000))} for n in (2, 16))
     assert one_in_16 < one_in_2
     assert 30 < len(one_in_16) < 100
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)), st.integers(1, 2**20), st.integers(0, 20))
-def test_a_path_is_sampled_as_each_of_its_blocks_is(path, one_in, power):
-    for n in (one_in, 2**power):
-        caches = SampledCaches(n)
-        assert caches.sampled_blocks(path) == [b for b in path if block_number(b) % n == 0]
+def test_a_path_is_sampled_as_each_of_its_blocks_is(path, sample_stride, power):
+    for stride in (sample_stride, 2**power):
+        caches = SampledCaches(stride)
+        expected_blocks = [block for block in path if block_number(block) % stride == 0]
+        assert caches.sampled_blocks(path) == expected_blocks
 
 
 def test_common_prefixes_are_sampled_like_other_blocks():

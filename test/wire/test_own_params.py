@@ -13,7 +13,7 @@ from canopy_lab.live.replay import forced_output
 from canopy_lab.live.replay.forced_output import ATTRIBUTE as FORCED_ATTRIBUTE
 from sglang_canopy.wire.request_state import state_of
 from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY
-from support.live_tree import LiveTree, check, fake_req
+from support.live_tree import LiveTree, check_tree, fake_req
 
 OWN_KEYS = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_document_bounds")
 
@@ -82,8 +82,7 @@ def test_no_stamp_however_malformed_stops_the_tree(forged_params: list[object]) 
     times = itertools.count()
     last_time = tree.core.clock.now
     for custom_params in forged_params:
-        number = next(times)
-        tokens = [number] * 12
+        tokens = [next(times)] * 12
         req = fake_req(tokens, [1, 2])
         req.sampling_params = SimpleNamespace(custom_params=custom_params)
         request = tree.core.requests.register(req)
@@ -94,7 +93,7 @@ def test_no_stamp_however_malformed_stops_the_tree(forged_params: list[object]) 
         tree.core.requests.report_end(req)
         tree.insert(tokens, request)
     tree.evict(30)
-    check(tree)
+    check_tree(tree)
 
 
 def test_requests_without_a_stamp_arrive_one_after_the_other() -> None:

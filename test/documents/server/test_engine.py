@@ -209,8 +209,7 @@ def test_a_request_waits_for_a_layer_of_idle_work_whose_piece_is_repeated(make_e
 
 def test_a_chunk_that_fails_to_encode_is_dropped_and_counted(make_engine, ids, monkeypatch) -> None:
     engine = make_engine()
-    req = request(*prompt(ids))
-    engine.library.encoder.enqueue(req.origin_input_ids[:DOCUMENT_TOKENS], (), "")
+    engine.library.encoder.enqueue(request(*prompt(ids)).origin_input_ids[:DOCUMENT_TOKENS], (), "")
     monkeypatch.setattr(background_encoder, "attempt", lambda *_, **__: 1 / 0)
     assert engine.library.encode_piece() == 0
     assert engine.stats()["fallbacks"] == 1
@@ -254,13 +253,13 @@ def test_the_position_in_the_prompt_decides_a_documents_head(make_engine, ids) -
 def test_documents_are_found_behind_any_text(make_engine, ids) -> None:
     """A question before a tool's results, or a system text with the time in it."""
     engine = make_engine()
-    learn(engine, request(*prompt(ids)), head_returns=False)
+    learn(engine, request(*prompt(ids)), head_is_known=False)
     assert engine.library.encoder.stats()["encoded_chunks"] == 3
     assert prefixes_of(engine, request(*prompt(ids))) == [engine.stand_ins[0]] * 3
     prompt_ids, bounds = prompt(ids, (2, 0, 1))
     other_req = request([5, *prompt_ids[1:]], bounds)
     assert prefixes_of(engine, other_req) == [engine.stand_ins[0]] * 3
-    learn(engine, other_req, head_returns=False)
+    learn(engine, other_req, head_is_known=False)
     assert engine.library.encoder.stats()["encoded_chunks"] == 3  # nothing was missing
 
 
@@ -326,19 +325,19 @@ def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
     engine = make_engine()
     short_stand_ins, long_stand_ins = engine.stand_ins
     assert long_stand_ins[: len(short_stand_ins)] == short_stand_ins
-    learn(engine, request(*prompt(ids)), head_returns=False)
+    learn(engine, request(*prompt(ids)), head_is_known=False)
     prompt_ids, bounds = prompt(ids)
     monkeypatch.setattr(requests, "LONG_TOKENS", len(prompt_ids))
     long_req = request([7, *prompt_ids[1:]], bounds)
     assert prefixes_of(engine, long_req) == [short_stand_ins] * 3  # at once
-    learn(engine, long_req, head_returns=False)
+    learn(engine, long_req, head_is_known=False)
     assert prefixes_of(engine, long_req) == [long_stand_ins] * 3
     monkeypatch.undo()
     short_req = request([8, *prompt_ids[1:]], bounds)
     for key, chunk in list(engine.library.store.chunks.items()):
         if chunk.prefix == short_stand_ins:
             engine.library.store.delete(key)
-    learn(engine, short_req, head_returns=False)
+    learn(engine, short_req, head_is_known=False)
     assert prefixes_of(engine, short_req) == [long_stand_ins] * 3  # as good, so not encoded again
 
 

@@ -69,8 +69,7 @@ def test_requests_share_kept_kv_under_equal_settings_alone(engine, make_engine, 
 
 def test_other_weights_have_another_key(engine, ids, monkeypatch) -> None:
     key_before = extra_key_of(engine, ids)
-    other_model = SimpleNamespace(identity="other weights")
-    monkeypatch.setattr(engine.library, "model", other_model)
+    monkeypatch.setattr(engine.library, "model", SimpleNamespace(identity="other weights"))
     assert extra_key_of(engine, ids) != key_before
 
 
@@ -136,8 +135,7 @@ def test_very_many_documents_are_computed(make_engine, ids) -> None:
 
 def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make_engine, ids) -> None:
     for engine_at_ratio in (engine, make_engine(ratio=1.0)):
-        params = {"canopy_recompute_ratio": 1} if engine_at_ratio is engine else {}
-        req = request_with(ids, params)
+        req = request_with(ids, {"canopy_recompute_ratio": 1} if engine_at_ratio is engine else {})
         documents = queue_req(engine_at_ratio, req)
         assert req.extra_key is None
         assert engine_at_ratio.may_fuse(req, documents)
@@ -273,7 +271,7 @@ def test_kv_events_are_of_exact_kv_alone(core) -> None:
     """Canopy's tree counts the KV that it does not publish."""
     from support.live_tree import LiveTree
 
-    tree = LiveTree(64, "lru" if core else "canopy-lru", core=core, events=True)
+    tree = LiveTree(64, "lru" if core else "canopy-lru", sglang_core=core, emits_kv_events=True)
     kept.omit_approximate_events(tree.cache)
     tree.cache.take_events()
     for key in (tenants.documents_key(None, "a"), tenants.documents_key("b", "a")):

@@ -7,20 +7,20 @@ import torch
 
 from canopy_documents.server.engine import DocumentEngine
 from support.document_engine import prompt, register_head, request
-from support.document_steps import check_kv, move_model, pool_engine, run_step, step_of, use_torch
+from support.document_steps import check_kv, move_model, pool_engine, run_step, set_up, use_torch
 from support.separate_device import DEVICE, HostSync, SeparateDevice, unwrap
 
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selector) -> None:
     cpu_engine = pool_engine(llama, monkeypatch, lambda x: x, selector=selector)
-    req, batch, _ = step_of(cpu_engine, ids, chunks, lambda x: x)
+    req, batch, _ = set_up(cpu_engine, ids, chunks, lambda x: x)
     (expected_rows,) = run_step(cpu_engine, batch, monkeypatch)
     device = SeparateDevice()
     use_torch(monkeypatch)
     engine = pool_engine(move_model(llama, device), monkeypatch, device.put, selector=selector)
     with device:
-        device_req, batch, row = step_of(engine, ids, chunks, device.put)
+        device_req, batch, row = set_up(engine, ids, chunks, device.put)
         (rows,) = run_step(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
     assert device_req.canopy.documents.fused
@@ -98,10 +98,9 @@ def test_cuda_detects_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch) -
     def to_device(x):
         return x.cuda() if isinstance(x, torch.Tensor) else x
 
-    cuda = SimpleNamespace(put=to_device)
-    engine = pool_engine(move_model(llama, cuda), monkeypatch, to_device)
+    engine = pool_engine(move_model(llama, SimpleNamespace(put=to_device)), monkeypatch, to_device)
     for sync_mode in ("default", "error"):  # the first step compiles kernels, which waits
-        req, batch, _ = step_of(engine, ids, chunks, to_device)
+        req, batch, _ = set_up(engine, ids, chunks, to_device)
         torch.cuda.set_sync_debug_mode(sync_mode)
         try:
             run_step(engine, batch, monkeypatch)

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_canopy.errors import CanopyError
 from support.document_engine import DOCUMENT_TOKENS, SYSTEM_TOKENS
-from support.document_steps import Worker, batch_of, extend, pool_engine, run_step, step_of
+from support.document_steps import StepWorker, batch_of, extend, pool_engine, run_step, set_up
 
 WINDOW_TOKENS = 60
 
@@ -15,7 +15,7 @@ def test_tokens_not_reused_in_a_later_window_are_not_reported(
 ) -> None:
     engine = pool_engine(llama, monkeypatch, lambda x: x, selector=selector)
     monkeypatch.setattr(engine, "encode_missing", lambda *_: None)
-    req, first_batch, row = step_of(engine, ids, chunks, lambda x: x, window=WINDOW_TOKENS)
+    req, first_batch, row = set_up(engine, ids, chunks, lambda x: x, window=WINDOW_TOKENS)
     (computed_rows,) = run_step(engine, first_batch, monkeypatch)
     reused_tokens, prompt_tokens = WINDOW_TOKENS - len(computed_rows), len(req.origin_input_ids)
     assert 0 < reused_tokens <= WINDOW_TOKENS - SYSTEM_TOKENS
@@ -26,7 +26,7 @@ def test_tokens_not_reused_in_a_later_window_are_not_reported(
     monkeypatch.setattr(engine, "write_reused", raise_damaged)
     last_batch = batch_of([(WINDOW_TOKENS, prompt_tokens)])
     last_batch.out_cache_loc = row[WINDOW_TOKENS:].clone()
-    Worker(engine, monkeypatch).forward(extend(last_batch, req))
+    StepWorker(engine, monkeypatch).forward(extend(last_batch, req))
     req.canopy.documents.finish_report()  # as before its KV is released
     (report,) = req.customized_info["canopy_documents"]
     assert report["fused"]

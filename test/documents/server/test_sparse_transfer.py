@@ -14,7 +14,7 @@ from canopy_documents.store.host_memory import HostMemory
 from canopy_documents.store.store import ChunkStore
 from canopy_kernel import rope_scatter
 from support.document_engine import DOCUMENT_TOKENS
-from support.document_steps import check_kv, move_model, pool_engine, run_step, step_of, use_torch
+from support.document_steps import check_kv, move_model, pool_engine, run_step, set_up, use_torch
 from support.separate_device import SeparateDevice, unwrap
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=4, hidden=8, vocab=10, eps=1e-6)
@@ -49,7 +49,7 @@ def test_only_reused_tokens_are_copied_if_stored_scores_choose_them(
     options = {"ratio": ratio, "selector": selector}
     engine = pool_engine(move_model(llama, device), monkeypatch, device.put, **options)
     with device:
-        _, batch, row = step_of(engine, ids, scored_chunks, device.put)
+        _, batch, row = set_up(engine, ids, scored_chunks, device.put)
         engine.library.store.check()
         copied_before = device.copied_bytes["to device"]
         (rows,) = run_step(engine, batch, monkeypatch)
@@ -60,7 +60,7 @@ def test_only_reused_tokens_are_copied_if_stored_scores_choose_them(
     assert sum(transferred) == transferred_tokens * token_bytes(llama)
     assert device.copied_bytes["to device"] - copied_before < token_bytes(llama) * DOCUMENT_TOKENS
     cpu_engine = pool_engine(llama, monkeypatch, lambda x: x, ratio=0.0)
-    _, batch, _ = step_of(cpu_engine, ids, scored_chunks, lambda x: x)
+    _, batch, _ = set_up(cpu_engine, ids, scored_chunks, lambda x: x)
     run_step(cpu_engine, batch, monkeypatch)  # the chunks' own KV, all of it
     check_kv(engine, cpu_engine, row[reused])
 

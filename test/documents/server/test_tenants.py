@@ -103,7 +103,7 @@ def cached_tokens(tree, path, extra_key, salt=None) -> int:
 @pytest.mark.parametrize("core", [None, "python"])
 @pytest.mark.parametrize("host_tokens", [0, 600])
 def test_a_tenants_kv_is_deleted(core, host_tokens) -> None:
-    tree = LiveTree(600, "lru" if core else "canopy-lru", core=core, host_tokens=host_tokens)
+    tree = LiveTree(600, "lru" if core else "canopy-lru", sglang_core=core, host_tokens=host_tokens)
     free_tokens = tree.allocator.available_size()
     keys = ["a", documents_key("a", "0" * 24), "b", None]
     for key in keys:

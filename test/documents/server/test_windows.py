@@ -14,7 +14,7 @@ from canopy_documents.server.request import ReusePlan
 from canopy_documents.server.scheduler import check_insert
 from sglang_canopy.errors import CanopyError
 from support.document_engine import learn, prompt, queue_req, request
-from support.document_steps import Worker, batch_of, extend
+from support.document_steps import StepWorker, batch_of, extend
 
 
 def test_rows_with_requested_logits_stay_together() -> None:
@@ -67,7 +67,7 @@ def set_up(make_engine, ids, monkeypatch):
         table = torch.arange(200).view(2, 100) + 7
         engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
         engine.window_tokens, engine.prefill_tokens = 32, 64
-        return engine, Worker(engine, monkeypatch), req
+        return engine, StepWorker(engine, monkeypatch), req
 
     return new_setup
 

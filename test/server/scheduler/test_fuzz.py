@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support import hybrid_models
-from support.scheduler import OVERLAP
+from support.scheduler import OVERLAP_FLAG
 from support.small_models import LLAMA, write_model
 from support.worker import run_in_scheduler_process
 
@@ -44,35 +44,35 @@ class SetUp:
 
 SETUPS = {
     "clients leave, order, gate, priorities": SetUp((*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, *PRIORITIES), LEAVING_ACTIONS),
-    "all, order, gate, priorities": SetUp((*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, *PRIORITIES, OVERLAP), steps=80),
-    "clients leave, order, gate": SetUp((*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, OVERLAP), LEAVING_ACTIONS),
+    "all, order, gate, priorities": SetUp((*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, *PRIORITIES, OVERLAP_FLAG), steps=80),
+    "clients leave, order, gate": SetUp((*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, OVERLAP_FLAG), LEAVING_ACTIONS),
     "clients leave, order, priorities, a limit": SetUp(
         (*PAGE_FLAGS, *ORDER_FLAGS, *PRIORITIES, "--max-queued-requests", "3"), LEAVING_ACTIONS, further_events=("refused",)
     ),
     "clients leave, hrrn": SetUp((*PAGE_FLAGS, "--schedule-policy", "hrrn"), LEAVING_ACTIONS),
     "clients leave, hrrn, gate": SetUp((*PAGE_FLAGS, "--schedule-policy", "hrrn", *GATE_FLAGS), LEAVING_ACTIONS),
     "clients leave, gate": SetUp((*PAGE_FLAGS, *GATE_FLAGS), LEAVING_ACTIONS),
-    "all": SetUp((*PAGE_FLAGS, OVERLAP), further_events=("flushes",)),
+    "all": SetUp((*PAGE_FLAGS, OVERLAP_FLAG), further_events=("flushes",)),
     "all, order, retraction": SetUp(
-        (*PAGE_FLAGS, *ORDER_FLAGS, OVERLAP), environment=RETRACTS, further_events=("retracted", "flushes")
+        (*PAGE_FLAGS, *ORDER_FLAGS, OVERLAP_FLAG), environment=RETRACTS, further_events=("retracted", "flushes")
     ),
     "all, order, gate, host": SetUp(
-        (*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, *SMALL_HOST, OVERLAP), further_events=("flushes",)
+        (*PAGE_FLAGS, *ORDER_FLAGS, *GATE_FLAGS, *SMALL_HOST, OVERLAP_FLAG), further_events=("flushes",)
     ),
     "all, order, host, disk": SetUp(
-        (*PAGE_FLAGS, *ORDER_FLAGS, *SMALL_HOST, *DISK, OVERLAP), further_events=("flushes",)
+        (*PAGE_FLAGS, *ORDER_FLAGS, *SMALL_HOST, *DISK, OVERLAP_FLAG), further_events=("flushes",)
     ),
     # With recurrent states SGLang turns the overlap off.
-    "all, windows": SetUp((*THREE_RUNNING, OVERLAP), model="windows"),
+    "all, windows": SetUp((*THREE_RUNNING, OVERLAP_FLAG), model="windows"),
     "all, windows, host": SetUp(
-        (*THREE_RUNNING, "--enable-hierarchical-cache", "--hicache-ratio", "6", OVERLAP), model="windows"
+        (*THREE_RUNNING, "--enable-hierarchical-cache", "--hicache-ratio", "6", OVERLAP_FLAG), model="windows"
     ),
     "documents": SetUp((*DOCUMENT_FLAGS, "--hicache-ratio", "4"), DOCUMENT_TURNS, 300, "llama", RETRACTS),
     "documents, overlap": SetUp(
-        (*DOCUMENT_FLAGS, "--hicache-ratio", "4", OVERLAP), DOCUMENT_TURNS, 300, "llama", RETRACTS
+        (*DOCUMENT_FLAGS, "--hicache-ratio", "4", OVERLAP_FLAG), DOCUMENT_TURNS, 300, "llama", RETRACTS
     ),
     "documents, disk": SetUp(
-        (*DOCUMENT_FLAGS, "--hicache-ratio", "1.1", *DISK, OVERLAP), DOCUMENT_TURNS, 1200, "llama", RETRACTS,
+        (*DOCUMENT_FLAGS, "--hicache-ratio", "1.1", *DISK, OVERLAP_FLAG), DOCUMENT_TURNS, 1200, "llama", RETRACTS,
         further_events=("exact_from_disk", "kept_from_disk"),
     ),
 }  # fmt: skip
@@ -114,7 +114,7 @@ def check_counts(setup: SetUp, counts: dict[str, Any]) -> None:
     if setup.model != "llama":
         assert counts["requests"] == 0, counts
         assert counts["changed_by_wrong_kv"] >= 4, counts  # wrong KV gives wrong answers
-        if OVERLAP in setup.flags:
+        if OVERLAP_FLAG in setup.flags:
             assert counts["results_in_flight"] > setup.steps / 2, counts
     for action in setup.actions:
         for event in (*EVENTS_BY_ACTION.get(action, ()), *setup.further_events):

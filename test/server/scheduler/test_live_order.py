@@ -91,8 +91,7 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     scheduler = scheduler_with([*remaining, admitted])
     batch = batch_of([admitted], [100], [0], 0.0)
     tree.cache.admission.choose(scheduler, None, lambda: (batch, None))
-    next_order = arrange(tree, remaining)
-    assert set(next_order) == set(remaining)
+    assert set(arrange(tree, remaining)) == set(remaining)
     assert len(queue_order.bounded_queue.in_order()) == len(remaining) == len(queue_order.arranged)
     cost_s = queue_order.cost.seconds(queue_order.prefill(admitted, False))
     assert queue_order.bounded_queue.shares._next_start[None] == pytest.approx(cost_s)
@@ -272,7 +271,7 @@ def test_a_request_beyond_a_budget_is_offered_to_no_step_and_stays_in_the_queue(
     bounded_queue = tree.cache.admission.order.bounded_queue
     # Nothing may pass the prompt in chunks.
     bounded_queue.cost_factor, bounded_queue.base_budget_s = 0.0, 0.0
-    chunked_req, short_req = req_at(tree, tokens(900, 1), 1.0), req_at(tree, tokens(20, 2), 2.0)
+    chunked_req, short_req = (req_at(tree, tokens(900, 1), 1.0), req_at(tree, tokens(20, 2), 2.0))
     scheduler, _ = admit_first(tree, [chunked_req], 1)
     chunked_req.full_untruncated_fill_ids = chunked_req.origin_input_ids
     scheduler.chunked_req, scheduler.waiting_queue = chunked_req, [short_req]

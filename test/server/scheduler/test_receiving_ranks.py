@@ -1,14 +1,13 @@
 """Replicas of data-parallel attention and stages of a pipeline, over SGLang's receiver of requests.
 
 SGLang's groups and its receiver are real, in two processes; no model computes: the page of set-ups
-in the documentation states why.
-"""
+in the documentation states why."""
 
 from pathlib import Path
 
 import pytest
 
-from support.ranks import Runner
+from support.ranks import RankRun
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(560)]
 
@@ -24,7 +23,7 @@ def test_dp_attention_replicas_are_separate_and_all_receive_hints(on_two_ranks, 
     assert first["victims"] != second["victims"]
 
 
-def test_stages_of_a_pipeline_decide_the_same(on_two_ranks: Runner, tmp_path: Path) -> None:
+def test_stages_of_a_pipeline_decide_the_same(on_two_ranks: RankRun, tmp_path: Path) -> None:
     """The first stamps, and both decide the same at the same points."""
     first_stage, second_stage = on_two_ranks("receiving_ranks:pipeline", tmp_path)
     assert first_stage == second_stage

@@ -21,12 +21,13 @@ def make_trace() -> list[TraceRequest]:
     """Chats that grow slowly, code sessions that grow fast, and API calls that do not return."""
     rng, requests, paths = random.Random(3), [], {}
     for number in range(600):
-        chat = rng.randrange(20) if rng.random() < 0.6 else 100 + number
-        category = "api" if chat >= 100 else ("chat", "code")[chat % 2]
-        blocks = {"api": 3, "chat": 1, "code": 9}[category]
-        path = paths[chat] = [*paths.get(chat, ()), *(rng.randrange(10**9) for _ in range(blocks))]
+        conversation = rng.randrange(20) if rng.random() < 0.6 else 100 + number
+        category = "api" if conversation >= 100 else ("chat", "code")[conversation % 2]
+        new_blocks = {"api": 3, "chat": 1, "code": 9}[category]
+        new_path = [rng.randrange(10**9) for _ in range(new_blocks)]
+        path = paths[conversation] = [*paths.get(conversation, ()), *new_path]
         if len(path) > 40:
-            paths.pop(chat)
+            paths.pop(conversation)
         requests.append(
             TraceRequest(
                 time_s=float(number),
@@ -35,8 +36,8 @@ def make_trace() -> list[TraceRequest]:
                 input_tokens=10 * len(path),
                 output_tokens=1,
                 category=category,
-                turn=1 + len(path) // blocks,
-                conversation=str(chat),
+                turn=1 + len(path) // new_blocks,
+                conversation=str(conversation),
             )
         )
     return requests
@@ -54,9 +55,9 @@ def test_shuffled_labels_change_only_policies_that_read_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*policy_names(), *hindsight_names()])
 def test_policies_with_a_tail_target_have_its_option(name: str) -> None:
-    cls = hindsight_class(name) if name in hindsight_names() else policy_class(name)
-    options = {field.name for field in dataclasses.fields(cls.Config)}
-    if cls.takes_tail_target:
+    tested_class = hindsight_class(name) if name in hindsight_names() else policy_class(name)
+    options = {field.name for field in dataclasses.fields(tested_class.Config)}
+    if tested_class.takes_tail_target:
         assert options & set(TAIL_TARGETS)
     else:
         assert "ttft_ms" not in options
@@ -64,6 +65,9 @@ def test_policies_with_a_tail_target_have_its_option(name: str) -> None:
 
 @pytest.mark.parametrize("name", policy_names())
 def test_policies_that_receive_requests_declare_learning(name: str) -> None:
-    cls = policy_class(name)
-    receives = any(getattr(cls, hook) is not getattr(Policy, hook) for hook in ("arrive", "finish"))
-    assert cls.learns is receives
+    tested_class = policy_class(name)
+    calls = ("arrive", "finish")
+    receives_requests = any(
+        getattr(tested_class, call) is not getattr(Policy, call) for call in calls
+    )
+    assert tested_class.learns is receives_requests
