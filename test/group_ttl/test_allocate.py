@@ -102,13 +102,13 @@ def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
         allocate(histograms_of([[(1.0, 1)]], 1.0).exact_curves(), budget)
 
 
-gap_s = st.one_of(st.none(), st.floats(0.01, 3000.0))
-intervals = st.lists(st.tuples(gap_s, st.integers(1, 500)), min_size=1, max_size=12)
+GAPS_S = st.one_of(st.none(), st.floats(0.01, 3000.0))
+INTERVALS = st.lists(st.tuples(GAPS_S, st.integers(1, 500)), min_size=1, max_size=12)
 
 
 @st.composite
 def problems(draw: st.DrawFn, max_groups: int) -> tuple[Curves, float]:
-    groups = draw(st.lists(intervals, min_size=1, max_size=max_groups))
+    groups = draw(st.lists(INTERVALS, min_size=1, max_size=max_groups))
     curves = histograms_of(groups, 4000.0).exact_curves()
     total_tokens = float(curves.mean_tokens[:, -1].sum())
     return curves, total_tokens * draw(st.floats(0.01, 1.2))
@@ -119,8 +119,8 @@ def test_hits_are_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves
     curves, budget = problem
     allocation = allocate(curves, budget)
     assert allocation.mean_tokens <= budget * (1 + 1e-6)
-    fixed = fixed_ttl_step(curves, budget)
-    assert allocation.hits >= curves.hits[:, fixed].sum()
+    fixed_step = fixed_ttl_step(curves, budget)
+    assert allocation.hits >= curves.hits[:, fixed_step].sum()
     # An optimal solution only uses TTLs at which the hits rise.
     steps = [np.flatnonzero(np.diff(row, prepend=-1.0)) for row in curves.hits]
     best_hits = max(

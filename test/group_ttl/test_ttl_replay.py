@@ -42,32 +42,33 @@ def test_a_schedule_out_of_order_is_refused() -> None:
         simulate_ttl(log, [])
 
 
-ttl_s = st.sampled_from([0.0, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf])
+TTLS_S = st.sampled_from([0.0, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf])
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> TTLTable:
     roots = draw(st.lists(st.integers(1, 12), unique=True, max_size=4))
-    categories = draw(st.dictionaries(st.sampled_from(["chat", "api"]), ttl_s))
-    return TTLTable(tuple(Group(r, draw(ttl_s)) for r in roots), draw(ttl_s), categories=categories)
+    categories = draw(st.dictionaries(st.sampled_from(["chat", "api"]), TTLS_S))
+    groups = tuple(Group(root, draw(TTLS_S)) for root in roots)
+    return TTLTable(groups, draw(TTLS_S), categories=categories)
 
 
 @given(requests(), tables(), tables(), st.sampled_from([0.0, 1.0, 4.0]))
 def test_the_replay_agrees_with_one_block_by_block(drawn_requests, table, later_table, switch_s):
     schedule = [(0.0, table), (switch_s, later_table)]
     start_s = drawn_requests[0].time_s
-    drawn_requests = [r._replace(time_s=r.time_s - start_s) for r in drawn_requests]
+    drawn_requests = [use._replace(time_s=use.time_s - start_s) for use in drawn_requests]
     result = simulate_ttl(log_of(drawn_requests), schedule)
-    tokens, hits, mean = slow_replay(drawn_requests, schedule)
+    tokens, hits, mean_tokens = slow_replay(drawn_requests, schedule)
     assert (result.tokens, result.hits) == (tokens, hits)
-    assert result.mean_tokens == pytest.approx(mean, abs=1e-3)
+    assert result.mean_tokens == pytest.approx(mean_tokens, abs=1e-3)
 
 
-@given(requests(), st.lists(ttl_s, min_size=1, max_size=3), st.sampled_from([0.0, 2.0, 5.0]))
-def test_the_sweep_of_fixed_ttls_is_the_same_replay(drawn_requests, ttls, since_s):
+@given(requests(), st.lists(TTLS_S, min_size=1, max_size=3), st.sampled_from([0.0, 2.0, 5.0]))
+def test_the_sweep_of_fixed_ttls_is_the_same_replay(drawn_requests, ttls_s, since_s):
     log = log_of(drawn_requests)
-    for ttl, swept in zip(ttls, fixed_ttls(segments_of(log), ttls, since_s)):
-        result = simulate_ttl(log, fixed_ttl_schedule(ttl), since_s)
+    for ttl_s, swept in zip(ttls_s, fixed_ttls(segments_of(log), ttls_s, since_s)):
+        result = simulate_ttl(log, fixed_ttl_schedule(ttl_s), since_s)
         assert (swept.tokens, swept.hits) == (result.tokens, result.hits)
         assert swept.mean_tokens == pytest.approx(result.mean_tokens, abs=1e-3)
 
@@ -81,10 +82,10 @@ def test_a_partial_last_block_counts_its_tokens() -> None:
 @given(requests(max_requests=30), st.sampled_from([1.0, 4.0]))
 def test_paths_until_a_time_are_those_of_the_earlier_requests(drawn_requests, duration_s):
     until_s = drawn_requests[0].time_s + duration_s
-    earlier = log_of([r for r in drawn_requests if r.time_s <= until_s])
-    ttls = [0.0, 1.0, 5.0, 100.0]
+    earlier = log_of([use for use in drawn_requests if use.time_s <= until_s])
+    ttls_s = [0.0, 1.0, 5.0, 100.0]
     cut_log, earlier_log = (
-        fixed_ttls(segments_of(log), ttls)
+        fixed_ttls(segments_of(log), ttls_s)
         for log in (log_of(drawn_requests).until(earlier.end_s), earlier)
     )
     assert cut_log == earlier_log

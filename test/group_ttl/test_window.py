@@ -21,9 +21,9 @@ def two_tenants(span_s: float, *, start_s: int = 0) -> list[PathUse]:
     """Requests of two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s.
     Both have payloads that never repeat."""
     new_blocks = iter(range(10_000 + start_s, 10**9))
-    times = [(t, QUICK_TENANT) for t in range(0, int(span_s), 2)]
+    times = [(time_s, QUICK_TENANT) for time_s in range(0, int(span_s), 2)]
     requests: list[PathUse] = []
-    times += [(t + 0.5, SLOW_TENANT) for t in range(0, int(span_s), 45)]
+    times += [(time_s + 0.5, SLOW_TENANT) for time_s in range(0, int(span_s), 45)]
     for time_s, tenant in sorted(times):
         prefix = range(tenant, tenant + (2 if tenant == QUICK_TENANT else 40))
         payload = [next(new_blocks) for _ in range(10 if tenant == QUICK_TENANT else 1)]
@@ -38,8 +38,8 @@ def window_of(span_s: float = 3600.0) -> Paths:
 
 def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
     log = window_of()
-    budget = fixed_ttls(segments_of(log), [30.0])[0].mean_tokens
-    groups = choose_groups(segments_of(log), budget, GroupSelection(8))
+    budget_tokens = fixed_ttls(segments_of(log), [30.0])[0].mean_tokens
+    groups = choose_groups(segments_of(log), budget_tokens, GroupSelection(8))
     assert SHARED_BLOCK not in groups.roots
     assert SLOW_TENANT in groups.roots
 

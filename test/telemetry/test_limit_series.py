@@ -29,12 +29,12 @@ def send_over_hints(
     records: HintRecords, tenant: str, true_ends: int, false_ends: int, sender: object = None
 ) -> None:
     """Hint that conversations end, of which ``false_ends`` continue, as do as many without hints."""
-    hints = true_ends + false_ends
+    hint_count = true_ends + false_ends
     root = ReuseModel().categories.get("*")
-    for number in range(2 * hints):
+    for number in range(2 * hint_count):
         tip = Tip(float(number), root, tenant)
         tip.sender = tenant if sender is None else sender
-        records.count_tip(tip, over=number < hints)
+        records.count_tip(tip, over=number < hint_count)
         if number >= true_ends:
             records.judge_hints(tip, number + 1.0)
 
@@ -90,20 +90,21 @@ def test_a_tenant_with_a_full_keep_budget_is_at_its_limit(registry) -> None:
 
 
 def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_path: Path) -> None:
-    pages = 5
+    quota_pages = 5
     probe = DiskTree(tmp_path / "probe")
     probe.serve([1, 2], 1.0)
     probe.settle()
     page_bytes = probe.store.state.units.used_units * probe.store.content.page_bytes
     probe.close()
-    tree = DiskTree(tmp_path / "disk", tokens=64, disk={"quota_bytes": {"a": pages * page_bytes}})
+    quotas = {"quota_bytes": {"a": quota_pages * page_bytes}}
+    tree = DiskTree(tmp_path / "disk", tokens=64, disk=quotas)
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.serve(list(range(4)), 1.0, tenant="a")
     tree.settle()
     reporter.report()
     assert value_of(registry, "tenants_at_limit", limit="quota") == 0
-    tree.serve(list(range(100, 100 + 2 * pages)), 2.0, tenant="a")
-    tree.serve(list(range(200, 200 + 4 * pages)), 3.0, tenant="b")
+    tree.serve(list(range(100, 100 + 2 * quota_pages)), 2.0, tenant="a")
+    tree.serve(list(range(200, 200 + 4 * quota_pages)), 3.0, tenant="b")
     tree.settle()
     reporter.report()
     assert value_of(registry, "tenants_at_limit", limit="quota") == 1

@@ -27,17 +27,17 @@ PAGE_FIXTURE: dict[str, Any] = json.loads(FIXTURE.read_text())
 """An answer of ``/canopy/status``, without its hours."""
 STATUS = PAGE_FIXTURE["status"]
 STATUS["ttft_hour"] = [
-    {"time_unix_s": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
-    for n in range(60)
+    {"time_unix_s": 1.8e9 + 60 * minute, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + minute % 3}
+    for minute in range(60)
 ]
 STATUS["ranks"][0]["hour"] = [
     {
-        "time_unix_s": 1.8e9 + 60 * n,
+        "time_unix_s": 1.8e9 + 60 * minute,
         "prompt_tokens": 1000,
-        "hit_tokens": {"device": 300 + 9 * n, "host": 100},
-        "evicted_tokens": {"capacity": 50 + n, "ttl": n % 7, "trim": 0, "quota": 0},
+        "hit_tokens": {"device": 300 + 9 * minute, "host": 100},
+        "evicted_tokens": {"capacity": 50 + minute, "ttl": minute % 7, "trim": 0, "quota": 0},
     }
-    for n in range(60)
+    for minute in range(60)
 ]
 
 
@@ -137,7 +137,7 @@ def test_the_hour_has_whole_minutes_and_the_current_one() -> None:
         hour.add(float(second), 1e9 + second, {"prompt_tokens": second, **sums})
     points = [*hour.points(), *hour.since_last_point()]
     assert len(points) == MAX_POINTS + 1
-    assert {p["prompt_tokens"] for p in points[:-1]} == {60}
+    assert {point["prompt_tokens"] for point in points[:-1]} == {60}
     assert points[0]["hit_tokens"] == {"device": 30}
     assert points[-1]["prompt_tokens"] == 29
     assert points[-1]["evicted_tokens"] == {"capacity": 0}

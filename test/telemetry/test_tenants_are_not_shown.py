@@ -45,14 +45,14 @@ def busy_tree(folder: Path) -> DiskTree:
     """Return a tree in which every tenant keeps, is awaited, and has rows and labels of its own."""
     tree = DiskTree(folder, tokens=400, host_tokens=400, policy="wa")
     tree.store.state.clock = lambda: 0.0
-    for n, tenant in enumerate(TENANT_NAMES):
-        path = [100 * n + i for i in range(20)]
-        tree.serve(path, n + 1.0, tenant=tenant, category=f"c{n}", keep_until=90.0)
-    for n, tenant in enumerate(TENANT_NAMES):
+    for number, tenant in enumerate(TENANT_NAMES):
+        path = [100 * number + i for i in range(20)]
+        tree.serve(path, number + 1.0, tenant=tenant, category=f"c{number}", keep_until=90.0)
+    for number, tenant in enumerate(TENANT_NAMES):
         request = tree.request(9.0, tenant=tenant)
-        path = array("q", [100 * n + i for i in range(20)])
-        hit = tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(path, None)))
-        tree.core.protected.protect_match(tree.core.node_by_id(hit.last_device_node), request)
+        path = array("q", [100 * number + i for i in range(20)])
+        match = tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(path, None)))
+        tree.core.protected.protect_match(tree.core.node_by_id(match.last_device_node), request)
     return tree
 
 

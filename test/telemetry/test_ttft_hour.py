@@ -23,15 +23,15 @@ def test_quantiles_are_within_five_percent(times_s):
 
 
 def test_old_minutes_leave_the_hour_and_quiet_minutes_are_left_out():
-    now = [0.0]
-    hour = TtftHour(lambda: now[0])
+    now_s = [0.0]
+    hour = TtftHour(lambda: now_s[0])
     for minute in range(100):
-        now[0] = 60.0 * minute
+        now_s[0] = 60.0 * minute
         if minute % 2:
             hour.add(0.5)
     points = hour.points()
-    assert [point["time_unix_s"] for point in points] == [60.0 * m for m in range(41, 100, 2)]
-    now[0] = 1e6
+    assert [point["time_unix_s"] for point in points] == [60.0 * i for i in range(41, 100, 2)]
+    now_s[0] = 1e6
     assert hour.points() == []
 
 

@@ -47,14 +47,14 @@ def test_an_index_of_an_older_table_counts_as_residual() -> None:
     assert TABLE.ttl_s(99) == 60.0
 
 
-roots = st.integers(0, 2**64 - 1)
-ttls = st.one_of(st.just(math.inf), st.floats(0, 1e9))
+ROOTS = st.integers(0, 2**64 - 1)
+TTLS_S = st.one_of(st.just(math.inf), st.floats(0, 1e9))
 
 
 @given(
-    st.dictionaries(roots, ttls, max_size=8),
-    ttls,
-    st.dictionaries(st.text(min_size=1, max_size=20), ttls, max_size=4),
+    st.dictionaries(ROOTS, TTLS_S, max_size=8),
+    TTLS_S,
+    st.dictionaries(st.text(min_size=1, max_size=20), TTLS_S, max_size=4),
 )
 def test_json_and_pickle_restore_the_same_table(groups, residual_ttl_s, categories):
     listed_groups = tuple(Group(root, ttl_s) for root, ttl_s in groups.items())
@@ -65,7 +65,7 @@ def test_json_and_pickle_restore_the_same_table(groups, residual_ttl_s, categori
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("table", "message"),
     [
         ([], "JSON object"),
         ({"group": []}, "allowed keys: groups"),
@@ -92,7 +92,7 @@ def test_json_and_pickle_restore_the_same_table(groups, residual_ttl_s, categori
         ({"categories": {"api": -5}}, "category 'api'"),
     ],
 )
-def test_a_bad_table_is_refused_with_the_allowed_values(data: Any, message: str) -> None:
+def test_a_bad_table_is_refused_with_the_allowed_values(table: Any, message: str) -> None:
     with pytest.raises(CanopyError, match="TTL table") as error:
-        TTLTable.from_json(data)
+        TTLTable.from_json(table)
     assert message in str(error.value)

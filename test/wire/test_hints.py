@@ -132,23 +132,24 @@ def test_all_waiting_hints_are_sent_with_those_that_arrive_meanwhile() -> None:
 
     asyncio.run(deliver(waiting, send, pause_nothing))
     assert [*map(len, messages)] == [MAX_HINTS_PER_MESSAGE, 151 - MAX_HINTS_PER_MESSAGE]
-    assert {h["conversation"] for hints in messages for h in hints} >= {"c0", "c149", "meanwhile"}
+    conversations = {hint["conversation"] for hints in messages for hint in hints}
+    assert conversations >= {"c0", "c149", "meanwhile"}
     assert len(waiting) == 0
 
 
 def test_hints_during_a_pause_are_one_message() -> None:
-    waiting, counts = WaitingHints(), []
+    waiting, message_sizes = WaitingHints(), []
     waiting.add(over_hint("first"), 1.0)
 
     async def send(key: str) -> None:
-        counts.append(len(unpack(key)))
+        message_sizes.append(len(unpack(key)))
 
     async def pause() -> None:
-        for i in range(30 if len(counts) < 5 else 0):
-            waiting.add(over_hint(f"{len(counts)}-{i}"), 1.0)
+        for i in range(30 if len(message_sizes) < 5 else 0):
+            waiting.add(over_hint(f"{len(message_sizes)}-{i}"), 1.0)
 
     asyncio.run(deliver(waiting, send, pause))
-    assert counts == [1, 30, 30, 30, 30]
+    assert message_sizes == [1, 30, 30, 30, 30]
 
 
 def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not(waiting) -> None:

@@ -56,7 +56,7 @@ def test_parameters_of_others_are_unchanged(custom_params: Any) -> None:
     assert req.sampling_params.custom_params is custom_params
 
 
-scalars = (
+SCALARS = (
     st.none()
     | st.booleans()
     | st.integers()
@@ -64,19 +64,19 @@ scalars = (
     | st.text(max_size=20)
     | st.sampled_from([10**400, -(10**400), math.nan, math.inf, "[" * 5000, "[{}]", "[[1]]"])
 )
-anything = st.recursive(
-    scalars,
+VALUES = st.recursive(
+    SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-stamp_names = [field for field, _ in FIELDS.values()]
-stamp_names += ["time", "epoch", "alpha", "beta", "tool_parser"]
-forged_stamps = st.dictionaries(st.sampled_from(stamp_names), anything)
-params = anything | st.fixed_dictionaries({STAMP_KEY: forged_stamps | anything})
+STAMP_NAMES = [field for field, _ in FIELDS.values()]
+STAMP_NAMES += ["time", "epoch", "alpha", "beta", "tool_parser"]
+FORGED_STAMPS = st.dictionaries(st.sampled_from(STAMP_NAMES), VALUES)
+FORGED_PARAMS = VALUES | st.fixed_dictionaries({STAMP_KEY: FORGED_STAMPS | VALUES})
 
 
 @settings(deadline=None, max_examples=2 * settings.default.max_examples)
-@given(st.lists(params, min_size=1, max_size=5))
+@given(st.lists(FORGED_PARAMS, min_size=1, max_size=5))
 def test_no_stamp_however_malformed_stops_the_tree(forged_params: list[object]) -> None:
     tree = LiveTree(64, "wa", {"quantum_tokens": 1})
     times = itertools.count()
