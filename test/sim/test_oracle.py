@@ -56,7 +56,7 @@ def count_oracle_misses(policy_name, block_ids, capacity):
 
 @pytest.mark.parametrize("policy_name", ["LRU", "FIFO", "LFU"])
 def test_misses_equal_the_oracles_at_every_size(policy_name, block_ids):
-    trace = flat(block_ids)
+    trace = single_block_trace(block_ids)
     for fraction in CAPACITY_FRACTIONS:
         capacity = max(1, int(fraction * len(set(block_ids))))
         result = simulate(trace, make_policy(policy_name.lower()), capacity)
@@ -65,7 +65,7 @@ def test_misses_equal_the_oracles_at_every_size(policy_name, block_ids):
 
 
 def test_misses_of_belady_equal_a_direct_implementation(block_ids):
-    trace = flat(block_ids)
+    trace = single_block_trace(block_ids)
     future = Future(trace)
     next_index, next_uses = {}, [0] * len(block_ids)
     for index in range(len(block_ids) - 1, -1, -1):
