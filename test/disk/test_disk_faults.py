@@ -111,8 +111,7 @@ def test_an_unexpected_error_leaves_no_lock_unit_or_charge(tmp_path, monkeypatch
     store = store_at(tmp_path, pages=2)
     assert put(store, chain("a", 1), tenant="t") == [True]
     with monkeypatch.context() as patch:
-        # Any error that is not the disk's.
-        patch.setattr(os, "pwritev", failing_call(MemoryError()))
+        patch.setattr(os, "pwritev", failing_call(MemoryError()))  # an error not of the disk
         with pytest.raises(MemoryError):
             put(store, [chain("a", 2)[1]], parent=chain("a", 1)[0], tenant="t")
     assert count_bad_pages(store) == 0

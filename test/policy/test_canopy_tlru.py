@@ -24,8 +24,7 @@ def worst_next_turn(policy_name, options):
     for returning_number in (1, 2):
         policy = make_policy(policy_name, options)
         tree = RadixTree(policy, 100, 1)
-        # Another conversation shows that a turn adds 100 tokens.
-        if policy_name == "canopy-tlru":
+        if policy_name == "canopy-tlru":  # another conversation shows that a turn adds 100 tokens
             teacher = RadixTree(policy, 10_000, 1)
             serve(teacher, conversation(9, 100), 0.0)
             serve(teacher, conversation(9, 200), 1.0)

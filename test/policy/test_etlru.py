@@ -19,8 +19,7 @@ def policy_with(options, ranks=(1.0,), added_tokens=0):
     policy = make_policy("etlru", options)
     category = policy.model.categories.refine(tuple(LABEL.split("|")))
     category.rank = [*ranks, *[ranks[-1]] * (BINS - len(ranks))]
-    last_bin = token_bin(added_tokens)
-    category.growth_exceedance = [float(i <= last_bin) for i in range(TOKEN_BINS)]
+    category.growth_exceedance = [float(i <= token_bin(added_tokens)) for i in range(TOKEN_BINS)]
     return policy
 
 

@@ -22,8 +22,8 @@ def tools_of(rng: random.Random, prose: list[str]) -> list[dict[str, Any]]:
             f"{word}_{i}": {"type": "string", "description": rng.choice(prose)[:90]}
             for i, word in enumerate("abcd")
         }
-        required = {"required": sorted(properties)[:2]}
-        parameters = {"type": "object", "properties": properties, **required}
+        parameters = {"type": "object", "properties": properties}
+        parameters["required"] = sorted(properties)[:2]
         name = f"{rng.choice(['get', 'find', 'list', 'update'])}_order_{number}"
         function = {"name": name, "description": rng.choice(prose)[:200], "parameters": parameters}
         return {"type": "function", "function": function}
