@@ -1,4 +1,4 @@
-"""A question: code that answers it, and its result files."""
+"""Questions that ``run.py`` answers, and the paths of their result files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
-class RunContext:
-    """Inputs of a run."""
+class QuestionRun:
+    """One run of a question: where its data are, and what it answers."""
 
-    data: Path
+    data_folder: Path
     """Folder with ``mooncake/``, ``agentic_coding/`` and ``rag/``."""
 
     group: str
     key: str
 
-    @property
-    def path(self) -> Path:
-        """Result file."""
-        return result_path(self.group, self.key)
-
-    def figure(self) -> Path:
-        """Return the path of a picture; its folder exists."""
+    def figure_path(self) -> Path:
+        """Return the path of the question's figure; its folder exists."""
         folder = ROOT / "docs" / "figures"
         if self.group in PAPERS:
             folder /= "papers"
@@ -44,13 +39,13 @@ class Question:
     """As a paper numbers it: ``figure-5``, ``tables-1-3``."""
 
     shows: str
-    """Content in one sentence."""
+    """Content of the result, in one sentence."""
 
-    run: Callable[[RunContext], Any]
-    """Return the JSON data; deterministic but for times."""
+    answer: Callable[[QuestionRun], Any]
+    """Returns the result, as JSON; deterministic but for times."""
 
-    minutes: float = 1.0
-    """CPU minutes, roughly: the longest are started first."""
+    cpu_minutes: float = 1.0
+    """Rough CPU time; ``run.py`` starts the longest first."""
 
 
 PAPERS = ("wa", "tail", "cachetune", "kareto")
@@ -58,11 +53,10 @@ PAPERS = ("wa", "tail", "cachetune", "kareto")
 
 def result_path(group: str, key: str) -> Path:
     """Return the path of a question's result; KEY.md is beside it."""
-    folder = ROOT / "benchmark"
-    base = folder / "papers" / "results" / group if group in PAPERS else folder / group / "results"
-    return base / f"{key}.json"
+    folder = f"papers/results/{group}" if group in PAPERS else f"{group}/results"
+    return ROOT / "benchmark" / folder / f"{key}.json"
 
 
-def data_folder(folder: Path | None = None) -> Path:
+def find_data_folder(folder: Path | None = None) -> Path:
     """Return ``folder`` if it is set, else ``$CANOPY_DATA``, else ``../shared/data`` beside the project."""
     return folder or Path(os.environ.get("CANOPY_DATA", ROOT.parent / "shared" / "data"))

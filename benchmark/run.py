@@ -30,7 +30,7 @@ sys.path += [str(folder) for folder in FOLDERS]
 from tqdm import tqdm  # noqa: E402
 
 import result_file  # noqa: E402
-from question import ROOT, Question, RunContext, data_folder, result_path  # noqa: E402
+from question import ROOT, Question, QuestionRun, find_data_folder, result_path  # noqa: E402
 
 MODULES = {
     "wa": ("wa.predict",),
@@ -56,29 +56,30 @@ def _questions(group: str) -> Iterator[Question]:
         yield from importlib.import_module(name).QUESTIONS
 
 
-def answer_question(group: str, key: str, data: Path) -> None:
-    """Run one question here and write its result."""
+def answer_question(group: str, key: str, data_folder: Path) -> None:
+    """Answer one question in this process and write its result files."""
     question = next(q for q in _questions(group) if q.key == key)
-    start = time.perf_counter()
-    result = question.run(RunContext(data, group, key))
-    row = {
+    start_s = time.perf_counter()
+    result = question.answer(QuestionRun(data_folder, group, key))
+    report = {
         "shows": question.shows,
         "command": f"python benchmark/run.py {group}/{key}",
-        "seconds": round(time.perf_counter() - start, 1),
+        "seconds": round(time.perf_counter() - start_s, 1),
         "cpu_seconds": round(sum(os.times()[:4]), 1),
         "result": result,
     }
     path = result_path(group, key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    result_file.write(path, row)
+    result_file.write(path, report)
 
 
-def _spawn(group: str, key: str, data: Path) -> tuple[str, float, str]:
-    start = time.perf_counter()
-    command = [sys.executable, __file__, f"{group}/{key}", "--here", "--data", str(data)]
+def _answer_in_process(group: str, key: str, data_folder: Path) -> tuple[str, float, str]:
+    """Answer a question in a new process; return its name, seconds, and an error's last line or ``""``."""
+    start_s = time.perf_counter()
+    command = [sys.executable, __file__, f"{group}/{key}", "--here", "--data", str(data_folder)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     error = "" if process.returncode == 0 else (process.stderr.strip().splitlines() or ["?"])[-1]
-    return f"{group}/{key}", time.perf_counter() - start, error
+    return f"{group}/{key}", time.perf_counter() - start_s, error
 
 
 def main() -> int:
@@ -86,7 +87,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("what", nargs="*", metavar="GROUP[/KEY]", help=", ".join(MODULES))
+    add("names", nargs="*", metavar="GROUP[/KEY]", help=", ".join(MODULES))
     add("--all", action="store_true", help="every group")
     add("--list", action="store_true", help="print the questions and run none")
     add("--missing", action="store_true", help="only questions without a result file")
@@ -94,13 +95,13 @@ def main() -> int:
     add("--jobs", type=int, default=2, help="processes at a time (default 2)")
     add("--here", action="store_true", help="one GROUP/KEY in this process")
     options = parser.parse_args()
-    data = data_folder(options.data)
-    if options.here:  # named by _spawn
-        answer_question(*options.what[0].split("/", 1), data)
+    data_folder = find_data_folder(options.data)
+    if options.here:  # called by _answer_in_process
+        answer_question(*options.names[0].split("/", 1), data_folder)
         return 0
     chosen: list[tuple[str, Question]] = []
-    for what in [*MODULES] if options.all or not options.what else options.what:
-        group, _, key = what.partition("/")
+    for name in [*MODULES] if options.all or not options.names else options.names:
+        group, _, key = name.partition("/")
         if group not in MODULES:
             parser.error(f"no group {group}: there are {', '.join(MODULES)}")
         questions_by_key = questions_of(group)
@@ -113,19 +114,19 @@ def main() -> int:
         for group, question in chosen:
             print(f"{f'{group}/{question.key}':40} {question.shows}")
         return 0
-    if not (options.all or options.what):
+    if not (options.all or options.names):
         parser.error("name a GROUP or a GROUP/KEY, or give --all or --list")
-    if not data.is_dir():
-        parser.error(f"no folder {data}: give --data DIR or set CANOPY_DATA")
-    chosen.sort(key=lambda pair: -pair[1].minutes)
-    failed = 0
+    if not data_folder.is_dir():
+        parser.error(f"no folder {data_folder}: give --data DIR or set CANOPY_DATA")
+    chosen.sort(key=lambda pair: -pair[1].cpu_minutes)
+    failures = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        running = [pool.submit(_spawn, group, q.key, data) for group, q in chosen]
+        running = [pool.submit(_answer_in_process, g, q.key, data_folder) for g, q in chosen]
         for future in tqdm(running, unit="question", disable=None):
             name, seconds, error = future.result()
-            failed += bool(error)
+            failures += bool(error)
             print(f"{name:40} {seconds:7.1f} s  {'FAILED: ' + error if error else 'ok'}")
-    return 1 if failed else 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import servers
 from clients import vocabulary
-from compare import AUTO, KIND
+from compare import AUTO, RESULT_KIND
 
 ARMS = {"SGLang": (servers.PLAIN,), "SGLang again": (servers.PLAIN,), "auto": AUTO}
 KV_TOKENS = 400_000
@@ -43,23 +43,23 @@ IDLE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Requests of one kind; ``requests`` a round, ``at_once`` concurrently."""
+class Workload:
+    """Requests of one kind: how many a server receives in a round, and how many at a time."""
 
     requests: int
-    at_once: int
+    concurrency: int
     prompt_tokens: int
     output_tokens: int
-    kind: str = "unique"
+    prompt_kind: str = "unique"
     """``unique``, ``same`` (every prompt is one text) or ``chat`` (turns of conversations)."""
 
 
-WORK: Mapping[str, Work] = {
-    "unique prompts": Work(16, 8, 500, 32),
-    "short": Work(96, 16, 30, 8),
-    "decode": Work(16, 16, 50, 200),
-    "chat that fits": Work(32, 8, 60, 24, "chat"),
-    "all hits": Work(64, 8, 500, 8, "same"),
+WORKLOADS: Mapping[str, Workload] = {
+    "unique prompts": Workload(16, 8, 500, 32),
+    "short": Workload(96, 16, 30, 8),
+    "decode": Workload(16, 16, 50, 200),
+    "chat that fits": Workload(32, 8, 60, 24, "chat"),
+    "all hits": Workload(64, 8, 500, 8, "same"),
 }
 IDLE, START = "idle", "start"
 METRICS = ("scheduler_ms", "cpu_ms", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "rate")  # fmt: skip
@@ -70,58 +70,59 @@ class ServerRound:
     """One round of one server."""
 
     url: str
-    work: Work
+    workload: Workload
     words: Sequence[str]
-    draw: random.Random
+    rng: random.Random
     ttft_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
 
-    async def play(self, http: aiohttp.ClientSession) -> None:
-        remaining = list(range(self.work.requests))
-        chats = self.work.kind == "chat"
+    async def send_all(self, http: aiohttp.ClientSession) -> None:
+        remaining = list(range(self.workload.requests))
+        is_chat = self.workload.prompt_kind == "chat"
 
         async def client() -> None:
             texts: list[str] = []
             while remaining:
                 remaining.pop()
-                if chats:
-                    texts = [*texts, self.text(TURN_TOKENS if texts else self.work.prompt_tokens)]
+                if is_chat:
+                    tokens = TURN_TOKENS if texts else self.workload.prompt_tokens
+                    texts = [*texts, self.draw_text(tokens)]
                     texts = texts[-1:] if len(texts) > CHAT_TURNS else texts
                     await self.ask(http, " ".join(texts))
                 else:
-                    await self.ask(http, self.text(self.work.prompt_tokens))
+                    await self.ask(http, self.draw_text(self.workload.prompt_tokens))
 
-        await asyncio.gather(*(client() for _ in range(self.work.at_once)))
+        await asyncio.gather(*(client() for _ in range(self.workload.concurrency)))
 
-    def text(self, tokens: int) -> str:
-        draw = random.Random(0) if self.work.kind == "same" else self.draw
-        return " ".join(draw.choices(self.words, k=tokens))
+    def draw_text(self, tokens: int) -> str:
+        rng = random.Random(0) if self.workload.prompt_kind == "same" else self.rng
+        return " ".join(rng.choices(self.words, k=tokens))
 
     async def ask(self, http: aiohttp.ClientSession, prompt: str) -> None:
-        body = {"model": "m", "prompt": prompt, "max_tokens": self.work.output_tokens, "temperature": 0, "stream": True, "ignore_eos": True}  # fmt: skip
-        start_s, times = time.perf_counter(), []
+        body = {"model": "m", "prompt": prompt, "max_tokens": self.workload.output_tokens, "temperature": 0, "stream": True, "ignore_eos": True}  # fmt: skip
+        start_s, token_times_s = time.perf_counter(), []
         async with http.post(f"{self.url}/v1/completions", json=body) as answer:
             answer.raise_for_status()
             async for line in answer.content:
                 if line.startswith(b"data: {"):
-                    times.append(time.perf_counter())
-        self.ttft_s.append(times[0] - start_s)
-        self.gaps_s += [after - before for before, after in itertools.pairwise(times)]
+                    token_times_s.append(time.perf_counter())
+        self.ttft_s.append(token_times_s[0] - start_s)
+        self.gaps_s += [after - before for before, after in itertools.pairwise(token_times_s)]
 
 
 async def measure_round(
     server_round: ServerRound, processes: servers.Processes, http: Any
 ) -> dict[str, float]:
-    """Play a round and return its metrics, per request where they are sums."""
-    before, began = processes.cpu_s(), time.perf_counter()
-    await server_round.play(http)
-    wall_s = time.perf_counter() - began
-    await asyncio.sleep(0.1)  # the last answers are freed
-    spent = {name: 1000 * (s - before[name]) for name, s in processes.cpu_s().items()}
-    requests = server_round.work.requests
+    """Send a round's requests and return its metrics; CPU milliseconds are per request."""
+    cpu_before_s, start_s = processes.cpu_s(), time.perf_counter()
+    await server_round.send_all(http)
+    wall_s = time.perf_counter() - start_s
+    await asyncio.sleep(0.1)  # the server frees the last answers
+    cpu_ms = {name: 1000 * (s - cpu_before_s[name]) for name, s in processes.cpu_s().items()}
+    requests = server_round.workload.requests
     return {
-        "scheduler_ms": spent["scheduler"] / requests,
-        "cpu_ms": sum(spent.values()) / requests,
+        "scheduler_ms": cpu_ms["scheduler"] / requests,
+        "cpu_ms": sum(cpu_ms.values()) / requests,
         "ttft_p50_ms": 1000 * statistics.median(server_round.ttft_s),
         "ttft_p99_ms": 1000 * quantile(server_round.ttft_s, 0.99),
         "gap_p50_ms": 1000 * statistics.median(server_round.gaps_s),
@@ -134,16 +135,16 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
 
 
-def ratio(canopy_values: Sequence[float], sglang_values: Sequence[float]) -> list[float]:
+def paired_ratio(arm_values: Sequence[float], sglang_values: Sequence[float]) -> list[float]:
     """Return the median of paired ratios, and its bootstrapped 95 % interval."""
-    ratios = [a / b for a, b in zip(canopy_values, sglang_values, strict=True)]
-    draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
+    ratios = [arm / sglang for arm, sglang in zip(arm_values, sglang_values, strict=True)]
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(1000))
     return [round(x, 3) for x in (statistics.median(ratios), medians[25], medians[974])]
 
 
-async def compare(
-    work: Work, urls: Mapping[str, str], processes: Mapping[str, servers.Processes],
+async def compare_arms(
+    workload: Workload, urls: Mapping[str, str], processes: Mapping[str, servers.Processes],
     words: Sequence[str], rounds: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Return each arm's medians and ratios."""
@@ -153,44 +154,44 @@ async def compare(
         for number in range(-1, rounds):  # the first one warms up
             for arm in urls if number % 2 else reversed(urls):
                 server_round = ServerRound(
-                    urls[arm], work, words, random.Random(f"{arm} {number} {work}")
+                    urls[arm], workload, words, random.Random(f"{arm} {number} {workload}")
                 )
                 metrics = await measure_round(server_round, processes[arm], http)
                 if number >= 0:
                     rows_of_arm[arm].append(metrics)
-    first = next(iter(urls))
+    base_arm = next(iter(urls))
     return {
         arm: {
             "medians": {m: round(statistics.median(row[m] for row in rows), 3) for m in METRICS},
-            "ratios": {m: ratio([r[m] for r in rows], [r[m] for r in rows_of_arm[first]]) for m in METRICS},
+            "ratios": {m: paired_ratio([r[m] for r in rows], [r[m] for r in rows_of_arm[base_arm]]) for m in METRICS},
         }
         for arm, rows in rows_of_arm.items()
     }  # fmt: skip
 
 
-def idle(processes: Mapping[str, servers.Processes]) -> dict[str, Any]:
+def measure_idle(processes: Mapping[str, servers.Processes]) -> dict[str, Any]:
     """Return each arm's CPU milliseconds in a second without requests, and its resident MB."""
-    before = {arm: p.cpu_s() for arm, p in processes.items()}
+    cpu_before_s = {arm: p.cpu_s() for arm, p in processes.items()}
     time.sleep(IDLE_S)
     return {
         arm: {
-            "cpu_ms_per_s": {n: round(1000 * (s - before[arm][n]) / IDLE_S, 2) for n, s in p.cpu_s().items()},
+            "cpu_ms_per_s": {n: round(1000 * (s - cpu_before_s[arm][n]) / IDLE_S, 2) for n, s in p.cpu_s().items()},
             "rss_mb": p.rss_mb(),
         }
         for arm, p in processes.items()
     }  # fmt: skip
 
 
-def starts(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
+def measure_starts(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
     """Return the medians of seconds to ready and of CPU seconds till then, in turns."""
     starts_of_arm: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ("SGLang", "auto")}
     for number in range(rounds):
         for arm in starts_of_arm if number % 2 else reversed(starts_of_arm):
-            began = time.monotonic()
-            with servers.start(
-                model, KV_TOKENS, ARMS[arm], folder / "start.log", begin=subprocess.Popen
+            launch_s = time.monotonic()
+            with servers.serve_model(
+                model, KV_TOKENS, ARMS[arm], folder / "start.log", start=subprocess.Popen
             ) as server:
-                ready_s = time.monotonic() - began
+                ready_s = time.monotonic() - launch_s
                 starts_of_arm[arm].append(
                     (ready_s, sum(servers.Processes(server).cpu_s().values()))
                 )
@@ -200,52 +201,54 @@ def starts(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """Return the result in Markdown."""
+def markdown_table(report: Mapping[str, Any]) -> str:
+    """Return the report in Markdown."""
     lines = ["# Cost of `auto` where it cannot help", "", "Made by `no_gain.py`; ratios to SGLang without Canopy, median [95 %].", ""]  # fmt: skip
     lines += [f"| work | server | {' | '.join(METRICS)} |", f"|---|---|{'---:|' * len(METRICS)}"]
-    for work in filter(WORK.__contains__, result):
-        for arm, row in list(result[work].items())[1:]:
+    for work in filter(WORKLOADS.__contains__, report):
+        for arm, row in list(report[work].items())[1:]:
             cells = ("{:.2f} [{:.2f}, {:.2f}]".format(*row["ratios"][m]) for m in METRICS)
             lines.append(f"| {work} | {arm} | {' | '.join(cells)} |")
     for name in (IDLE, START):
-        for arm, row in result.get(name, {}).items():
+        for arm, row in report.get(name, {}).items():
             lines += ["", f"{name}, {arm}: {json.dumps(row)}"]
     return "\n".join(lines) + "\n"
 
 
-def write(out: Path, result: Mapping[str, Any]) -> None:
-    out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    out.with_suffix(".md").write_text(table(result))
+def write_report(out: Path, report: Mapping[str, Any]) -> None:
+    out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    out.with_suffix(".md").write_text(markdown_table(report))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="path without a suffix")
-    parser.add_argument("--work", nargs="+", choices=[*WORK, IDLE, START])
+    parser.add_argument("--work", nargs="+", choices=[*WORKLOADS, IDLE, START])
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
-    parts = options.work or [*WORK, IDLE, START]
-    result: dict[str, Any] = {"kind": KIND, "rounds": options.rounds}
+    parts = options.work or [*WORKLOADS, IDLE, START]
+    report: dict[str, Any] = {"kind": RESULT_KIND, "rounds": options.rounds}
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         servers.prepare(Path(scratch))
-        model = servers.model(Path(scratch), 128, 2)
+        model = servers.write_model(Path(scratch), 128, 2)
         words, _ = vocabulary(model)
         if START in parts:
-            result[START] = starts(model, Path(scratch), 3)
+            report[START] = measure_starts(model, Path(scratch), 3)
         urls, processes = {}, {}
         for number, (arm, arguments) in enumerate(ARMS.items()):
             log = Path(scratch) / f"{number}.log"
-            server = stack.enter_context(servers.start(model, KV_TOKENS, arguments, log))
+            server = stack.enter_context(servers.serve_model(model, KV_TOKENS, arguments, log))
             urls[arm], processes[arm] = server.url, servers.Processes(server)
-        for name in filter(parts.__contains__, WORK):
-            result[name] = asyncio.run(compare(WORK[name], urls, processes, words, options.rounds))
-            print(name, json.dumps({a: r["ratios"] for a, r in result[name].items()}), flush=True)
-            write(options.out, result)
+        for name in filter(parts.__contains__, WORKLOADS):
+            report[name] = asyncio.run(
+                compare_arms(WORKLOADS[name], urls, processes, words, options.rounds)
+            )
+            print(name, json.dumps({a: r["ratios"] for a, r in report[name].items()}), flush=True)
+            write_report(options.out, report)
         if IDLE in parts:
-            result[IDLE] = idle(processes)
-        write(options.out, result)
+            report[IDLE] = measure_idle(processes)
+        write_report(options.out, report)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Servers of the benchmarks here: forked from a process that has imported SGLang, one core for the scheduler.
+"""Servers of this folder's benchmarks: forked from a process that has imported SGLang, one core for the scheduler.
 
-``plain`` starts SGLang without Canopy: `canopy_cpu` alone is loaded, since SGLang does not serve on a CPU
+The argument ``plain`` starts SGLang without Canopy: `canopy_cpu` alone is loaded, since SGLang does not serve on a CPU
 without it.
 """
 
@@ -42,57 +42,68 @@ def prepare(folder: Path) -> None:
     os.environ |= with_plugin(folder, PLAIN, "canopy_cpu:install")
 
 
-def model(folder: Path, hidden: int, layers: int) -> Path:
+def write_model(folder: Path, hidden_size: int, layers: int) -> Path:
     """Write a model with random weights, and return its folder. The tokenizer is SmolLM2's.
 
     ``<tool_call>`` and ``</tool_call>`` are tokens of it, as in models that hermes parses.
     """
-    out = folder / f"model-{hidden}-{layers}"
+    out = folder / f"model-{hidden_size}-{layers}"
     if out.exists():
         return out
     write_tiny_model(out, TOKENIZER)
-    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": hidden // 32, "num_key_value_heads": max(1, hidden // 64)}
+    sizes = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+    }
+    heads = {
+        "num_attention_heads": hidden_size // 32,
+        "num_key_value_heads": max(1, hidden_size // 64),
+    }
     config = json.loads((out / "config.json").read_text())
-    longest = {"max_position_embeddings": CONTEXT_TOKENS}
-    (out / "config.json").write_text(json.dumps(config | sizes | heads | longest))
+    context = {"max_position_embeddings": CONTEXT_TOKENS}
+    (out / "config.json").write_text(json.dumps(config | sizes | heads | context))
     tokenizer = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
-    for token, name in ((3, "<tool_call>"), (5, "</tool_call>")):
-        tokenizer["added_tokens"][token] |= {"content": name, "special": False}
-        old = next(old for old, number in tokenizer["model"]["vocab"].items() if number == token)
-        tokenizer["model"]["vocab"][name] = tokenizer["model"]["vocab"].pop(old)
+    for token_id, name in ((3, "<tool_call>"), (5, "</tool_call>")):
+        tokenizer["added_tokens"][token_id] |= {"content": name, "special": False}
+        ids_by_token = tokenizer["model"]["vocab"]
+        replaced = next(token for token, number in ids_by_token.items() if number == token_id)
+        ids_by_token[name] = ids_by_token.pop(replaced)
     (out / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return out
 
 
-def start(
-    path: Path, kv_tokens: int, arguments: Sequence[str], log: Path, begin: Any = forked.serve
+def serve_model(
+    model: Path, kv_tokens: int, arguments: Sequence[str], log: Path, start: Any = forked.serve
 ) -> contextlib.AbstractContextManager[ServerProcess]:
-    """Serve the model. ``arguments`` that contain ``plain`` start SGLang without Canopy."""
-    plain = PLAIN in arguments
+    """Serve a model until the block ends; with ``plain`` in ``arguments``, by SGLang without Canopy.
+
+    ``start``: starts a process from a command, as ``subprocess.Popen`` does.
+    """
+    is_plain = PLAIN in arguments
     server_arguments = [argument for argument in arguments if argument != PLAIN]
     return serving(
         [
-            *("--model-path", str(path), "--load-format", "dummy", "--served-model-name", "m"),
+            *("--model-path", str(model), "--load-format", "dummy", "--served-model-name", "m"),
             *("--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule"),
             *("--max-total-tokens", str(kv_tokens), "--sleep-on-idle", "--enable-cache-report"),
             *("--context-length", str(CONTEXT_TOKENS), "--chat-template", str(TEMPLATE)),
             *("--tool-call-parser", "hermes", *server_arguments),
         ],
-        log=log, port=free_port(), start=begin, patience_s=1.0,
-        environment={"SGLANG_PLUGINS": PLAIN if plain else "canopy,canopy_documents,canopy_replay"},
+        log=log, port=free_port(), start=start, patience_s=1.0,
+        environment={"SGLANG_PLUGINS": PLAIN if is_plain else "canopy,canopy_documents,canopy_replay"},
     )  # fmt: skip
 
 
-def get(url: str) -> Any:
+def get_json(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=30) as answer:
         return json.load(answer)
 
 
-def flush(server: ServerProcess) -> None:
+def flush_cache(server: ServerProcess) -> None:
     """Drop the KV of earlier requests."""
-    order = urllib.request.Request(f"{server.url}/flush_cache?timeout=20", b"")
-    urllib.request.urlopen(order, timeout=60).close()
+    request = urllib.request.Request(f"{server.url}/flush_cache?timeout=20", b"")
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 class Processes:
@@ -108,14 +119,15 @@ class Processes:
                     self.by_name[name] = child
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of each process since its start, from ``schedstat`` (ns)."""
-        return {name: sum(_threads(process.pid)) for name, process in self.by_name.items()}
+        """Return the CPU seconds of each process since its start."""
+        return {name: sum(_thread_cpu_s(process.pid)) for name, process in self.by_name.items()}
 
     def rss_mb(self) -> dict[str, float]:
         return {n: round(p.memory_info().rss / 1e6, 1) for n, p in self.by_name.items()}
 
 
-def _threads(pid: int) -> Iterator[float]:
+def _thread_cpu_s(pid: int) -> Iterator[float]:
+    """Yield the CPU seconds of each thread, from ``schedstat`` (nanoseconds)."""
     for folder in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             yield int((folder / "schedstat").read_text().split()[0]) / 1e9

@@ -1,4 +1,7 @@
-"""Gains of `wa` and `etlru` over LRU and the simple baselines, with placebos."""
+"""Simulated hits of `wa` beside LRU, FIFO and LFU by cache size, and tails of `etlru`, with placebos.
+
+python benchmark/run.py eviction/claims
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,20 @@ from typing import Any
 import matplotlib.pyplot as plt
 from shared_traces import agents, mooncake
 
-from canopy_lab.sim.driver import distinct_blocks, randomise_categories, simulate
+from canopy_lab.sim.driver import SimResult, distinct_blocks, randomise_categories, simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.trace.record import TraceRequest
-from question import Question, RunContext
+from question import Question, QuestionRun
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 
+Row = dict[str, Any]
 SEEDS = (1, 2, 3)
 CAPACITY_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 SIMPLE_POLICIES = ("lru", "fifo", "lfu")
 TAIL_BLOCKS = {"conversation": 42, "agentic": 182}
-"""The threshold of the tail runs, in blocks of 512 tokens."""
+"""Trace -> threshold of the tail runs, in blocks of 512 tokens."""
 
 PLOTTED_TRACES = ("conversation", "synthetic", "agentic")
 STYLES: dict[str, dict[str, Any]] = {
@@ -34,14 +38,14 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def with_random_labels(seed: int) -> Policy:
-    """The placebo."""
+    """Return WA with each request's category replaced by another request's: the placebo."""
     policy = make_policy("wa")
     randomise_categories(policy, seed)
     return policy
 
 
 def with_one_curve() -> Policy:
-    """WA without categories: every leaf ranks by the global curve."""
+    """Return WA without categories: every leaf ranks by the global reuse curve."""
     policy: Any = make_policy("wa")
     policy.model.categories.refine = lambda names, *_: policy.model.categories.root
     return policy
@@ -53,7 +57,7 @@ PAPER_OPTIONS: dict[str, dict[str, Any]] = {
 }
 """The ATC 2025 paper's policy, and its categories with our curves."""
 
-VARIANTS: dict[str, Callable[[int], Policy]] = {
+POLICY_MAKERS: dict[str, Callable[[int], Policy]] = {
     "wa": lambda seed: make_policy("wa"),
     "wa, random labels": with_random_labels,
     "wa, one curve": lambda seed: with_one_curve(),
@@ -63,54 +67,54 @@ VARIANTS: dict[str, Callable[[int], Policy]] = {
     },
     **{name: (lambda seed, name=name: make_policy(name)) for name in SIMPLE_POLICIES},
 }
+"""Label -> function from a seed to a new policy; only the placebo reads the seed."""
 
 
-def read_traces(data: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
-    yield "conversation", 0, mooncake(data, "conversation")
-    yield "synthetic", 0, mooncake(data, "synthetic")
+def read_traces(data_folder: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
+    """Yield each trace with its name and seed."""
+    yield "conversation", 0, mooncake(data_folder, "conversation")
+    yield "synthetic", 0, mooncake(data_folder, "synthetic")
     for seed in SEEDS:
-        yield "agentic", seed, agents(data, 200, seed=seed)
+        yield "agentic", seed, agents(data_folder, 200, seed=seed)
 
 
-def planned_runs(name: str) -> Iterator[tuple[str, float]]:
+def planned_runs(trace_name: str) -> Iterator[tuple[str, float]]:
     """Yield the policies and capacities of a trace's runs."""
-    for capacity in CAPACITY_SHARES:
-        yield "lru", capacity
-        yield "wa", capacity
-        if capacity in (0.05, 0.1) or name in ("conversation", "synthetic"):
-            yield from ((v, capacity) for v in VARIANTS if v not in ("lru", "wa"))
-            yield "hindsight", capacity
+    for capacity_share in CAPACITY_SHARES:
+        yield "lru", capacity_share
+        yield "wa", capacity_share
+        if capacity_share in (0.05, 0.1) or trace_name in ("conversation", "synthetic"):
+            yield from ((v, capacity_share) for v in POLICY_MAKERS if v not in ("lru", "wa"))
+            yield "hindsight", capacity_share
 
 
-def measure_hits(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
-    distinct = distinct_blocks(trace)
-    for policy, capacity in planned_runs(name):
-        if policy == "hindsight":
-            policy_under_test = make_hindsight("belady", Future(trace))
+def measure_hits(trace_name: str, seed: int, trace: list[TraceRequest]) -> Iterator[Row]:
+    trace_blocks = distinct_blocks(trace)
+    for label, capacity_share in planned_runs(trace_name):
+        if label == "hindsight":
+            policy = make_hindsight("belady", Future(trace))
         else:
-            policy_under_test = VARIANTS[policy](seed)
-        result = simulate(trace, policy_under_test, max(1, int(distinct * capacity)))
-        yield make_row(name, seed, policy, capacity, result, None)
+            policy = POLICY_MAKERS[label](seed)
+        result = simulate(trace, policy, max(1, int(trace_blocks * capacity_share)))
+        labels = {"trace": trace_name, "seed": seed, "policy": label}
+        yield labels | {"capacity_fraction": capacity_share} | figures_of(result, None)
 
 
-def measure_tails(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
-    capacity = {"conversation": 0.1, "agentic": 0.07}[name]
-    threshold = float(TAIL_BLOCKS[name] * 512)
-    blocks = int(distinct_blocks(trace) * capacity)
-    for policy in ("lru", "wa", "canopy-tlru", "etlru"):
-        tail = {"threshold_tokens": threshold} if policy.endswith("tlru") else None
-        result = simulate(trace, make_policy(policy, tail), blocks, threshold_tokens=threshold)
-        yield make_row(name, seed, policy, capacity, result, threshold)
+def measure_tails(trace_name: str, seed: int, trace: list[TraceRequest]) -> Iterator[Row]:
+    capacity_share = {"conversation": 0.1, "agentic": 0.07}[trace_name]
+    threshold_tokens = float(TAIL_BLOCKS[trace_name] * 512)
+    capacity_blocks = int(distinct_blocks(trace) * capacity_share)
+    tail_target = {"threshold_tokens": threshold_tokens}
+    for name in ("lru", "wa", "canopy-tlru", "etlru"):
+        policy = make_policy(name, tail_target if name.endswith("tlru") else None)
+        result = simulate(trace, policy, capacity_blocks, **tail_target)
+        labels = {"trace": trace_name, "seed": seed, "policy": name}
+        figures = figures_of(result, threshold_tokens)
+        yield labels | {"capacity_fraction": capacity_share} | figures
 
 
-def make_row(
-    name: str, seed: int, policy: str, capacity: float, result: Any, threshold: float | None
-) -> dict[str, Any]:
+def figures_of(result: SimResult, threshold_tokens: float | None) -> Row:
     return {
-        "trace": name,
-        "seed": seed,
-        "policy": policy,
-        "capacity_fraction": capacity,
         "capacity_blocks": result.capacity_blocks,
         "requests": result.requests,
         "block_hit_ratio": result.block_hit_ratio,
@@ -118,19 +122,20 @@ def make_row(
         "uncached_tokens_p50": result.uncached_tokens_p50,
         "uncached_tokens_p90": result.uncached_tokens_p90,
         "uncached_tokens_p95": result.uncached_tokens_p95,
-        "threshold_tokens": threshold,
+        "threshold_tokens": threshold_tokens,
         "tel_tokens": result.tel_tokens,
         "seconds": round(result.seconds, 3),
     }
 
 
-def mean_of(rows: list[dict[str, Any]], key: str, **where: Any) -> float | None:
+def mean_of(rows: list[Row], key: str, **where: Any) -> float | None:
+    """Return the mean of ``key`` over the rows that have all values in ``where``; None without rows."""
     values = [r[key] for r in rows if all(r[k] == v for k, v in where.items())]
     return statistics.fmean(values) if values else None
 
 
-def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
-    """Hit ratio against capacity, mean of the seeds."""
+def draw_figure(rows: list[Row], path: Path) -> None:
+    """Draw the hit ratio against the capacity, as the mean over seeds."""
     hits = [r for r in rows if r["threshold_tokens"] is None]
     names = [n for n in dict.fromkeys(r["trace"] for r in hits) if n in PLOTTED_TRACES]
     figure, axes = plt.subplots(
@@ -138,16 +143,11 @@ def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
     )
     for axis, name in zip(axes[0], names):
         for policy, style in STYLES.items():
-            points = [
-                (100 * c, 100 * ratio)
-                for c in CAPACITY_SHARES
-                if (
-                    ratio := mean_of(
-                        hits, "block_hit_ratio", trace=name, policy=policy, capacity_fraction=c
-                    )
-                )
-                is not None
-            ]
+            points = []
+            for share in CAPACITY_SHARES:
+                case = {"trace": name, "policy": policy, "capacity_fraction": share}
+                ratio = mean_of(hits, "block_hit_ratio", **case)
+                points += [] if ratio is None else [(100 * share, 100 * ratio)]
             if points:
                 axis.plot(*zip(*points), label=policy, **style)
         axis.set_xscale("log")
@@ -164,13 +164,13 @@ def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def run_claims(context: RunContext) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for name, seed, trace in read_traces(context.data):
-        rows += measure_hits(name, seed, trace)
-        if name in TAIL_BLOCKS:
-            rows += measure_tails(name, seed, trace)
-    draw_figure(rows, context.figure())
+def run_claims(run: QuestionRun) -> list[Row]:
+    rows: list[Row] = []
+    for trace_name, seed, trace in read_traces(run.data_folder):
+        rows += measure_hits(trace_name, seed, trace)
+        if trace_name in TAIL_BLOCKS:
+            rows += measure_tails(trace_name, seed, trace)
+    draw_figure(rows, run.figure_path())
     return rows
 
 

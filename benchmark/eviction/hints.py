@@ -22,37 +22,44 @@ from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.sim.requests import SimulatedHints
 from canopy_lab.trace.record import TraceRequest
-from question import Question, RunContext
+from question import Question, QuestionRun
 from sglang_canopy.policy.registry import make_policy
 
-SHARES = (0.0, 0.25, 0.5, 1.0)
-ACCURACIES = (1.0, 0.75, 0.5, 0.0)
+HINTING_SHARES = (0.0, 0.25, 0.5, 1.0)
+"""Shares of clients that give hints."""
+HINT_ACCURACIES = (1.0, 0.75, 0.5, 0.0)
+"""Shares of hints that are true."""
 CAPACITY_SHARE = 0.05
-PLOTTED = ("conversation", "agentic")
+"""Cache size as a share of the trace's distinct blocks."""
+PLOTTED_TRACES = ("conversation", "agentic")
 """Traces of the figure, with hints of every accuracy."""
 
 
-def read_traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest]]]:
+def read_traces(data_folder: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest]]]:
     """Yield each trace with its name and the seeds of its hints."""
-    yield "conversation", (1, 2), mooncake(data, "conversation")
-    agentic = agents(data, 200)
+    yield "conversation", (1, 2), mooncake(data_folder, "conversation")
+    agentic = agents(data_folder, 200)
     yield "agentic", (1,), agentic
     yield "agentic, no names", (1,), [replace(request, conversation=None) for request in agentic]
 
 
-def sweep(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
-    blocks = int(distinct_blocks(trace) * CAPACITY_SHARE)
+def sweep_hints(
+    trace_name: str, seeds: tuple[int, ...], trace: list[TraceRequest]
+) -> Iterator[dict[str, Any]]:
+    capacity_blocks = int(distinct_blocks(trace) * CAPACITY_SHARE)
     bounds = {"lru": make_policy("lru"), "hindsight": make_hindsight("belady", Future(trace))}
     for bound, policy in bounds.items():
-        hit_ratio = simulate(trace, policy, blocks).block_hit_ratio
-        yield {"trace": name, "policy": bound, "block_hit_ratio": hit_ratio}
-    for accuracy in ACCURACIES if name in PLOTTED else ACCURACIES[:1]:
-        for share in SHARES if accuracy == 1.0 else SHARES[1:]:
+        hit_ratio = simulate(trace, policy, capacity_blocks).block_hit_ratio
+        yield {"trace": trace_name, "policy": bound, "block_hit_ratio": hit_ratio}
+    for accuracy in HINT_ACCURACIES if trace_name in PLOTTED_TRACES else HINT_ACCURACIES[:1]:
+        for share in HINTING_SHARES if accuracy == 1.0 else HINTING_SHARES[1:]:
             for seed in seeds if share else seeds[:1]:
                 hints = SimulatedHints(share=share, accuracy=accuracy, seed=seed)
-                hit_ratio = simulate(trace, make_policy("wa"), blocks, hints=hints).block_hit_ratio
+                hit_ratio = simulate(
+                    trace, make_policy("wa"), capacity_blocks, hints=hints
+                ).block_hit_ratio
                 yield {
-                    "trace": name,
+                    "trace": trace_name,
                     "policy": "wa",
                     "share": share,
                     "accuracy": accuracy,
@@ -62,7 +69,7 @@ def sweep(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Itera
 
 
 def mean_hit_percent(rows: list[dict[str, Any]], **where: Any) -> float:
-    """Mean hit ratio in % of the rows that agree with ``where``."""
+    """Return the mean hit ratio, in %, of the rows that have all values in ``where``."""
     matching = [r for r in rows if all(r.get(k) == v for k, v in where.items())]
     return 100 * statistics.fmean(r["block_hit_ratio"] for r in matching)
 
@@ -72,17 +79,17 @@ def _hit_percent(rows: list[dict[str, Any]], name: str, share: float, accuracy: 
 
 
 def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
-    names = PLOTTED
+    names = PLOTTED_TRACES
     figure, axes = plt.subplots(
         1, len(names), figsize=(4.6 * len(names), 3.8), layout="constrained", squeeze=False
     )
     colours = plt.get_cmap("viridis")
     for axis, name in zip(axes[0], names):
-        for i, accuracy in enumerate(ACCURACIES):
-            hits = [_hit_percent(rows, name, s, accuracy) for s in SHARES]
-            shade = colours(0.9 * i / (len(ACCURACIES) - 1))
+        for i, accuracy in enumerate(HINT_ACCURACIES):
+            hits = [_hit_percent(rows, name, s, accuracy) for s in HINTING_SHARES]
+            shade = colours(0.9 * i / (len(HINT_ACCURACIES) - 1))
             label = f"{accuracy:.0%} of hints true"
-            axis.plot([100 * s for s in SHARES], hits, "o-", color=shade, label=label)
+            axis.plot([100 * s for s in HINTING_SHARES], hits, "o-", color=shade, label=label)
         for policy, style in (("hindsight", "--"), ("lru", ":")):
             axis.axhline(mean_hit_percent(rows, trace=name, policy=policy), color="grey", ls=style)
             axis.annotate(
@@ -102,9 +109,9 @@ def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def run_hints(context: RunContext) -> list[dict[str, Any]]:
-    rows = [row for case in read_traces(context.data) for row in sweep(*case)]
-    draw_figure(rows, context.figure())
+def run_hints(run: QuestionRun) -> list[dict[str, Any]]:
+    rows = [row for case in read_traces(run.data_folder) for row in sweep_hints(*case)]
+    draw_figure(rows, run.figure_path())
     return rows
 
 

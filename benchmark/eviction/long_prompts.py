@@ -27,29 +27,29 @@ import torch  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 
-from question import Question, RunContext  # noqa: E402
+from question import Question, QuestionRun  # noqa: E402
 from support.live_tree import LiveTree, fake_req  # noqa: E402
 
 SGLANG_CORES = {"python": "python", "python-again": "python", "rust": "rust"}
-STEPS = ("match", "insert", "request")
+TIMED_STEPS = ("match", "insert", "request")
 ARM_NAMES = ["wa", "canopy-lru", *SGLANG_CORES]
-PAGE_SIZES, TURN_TOKENS, MAX_TOKENS, ROUNDS = (1, 64), 2048, 102_400, 15
+PAGE_SIZES, TURN_TOKENS, MAX_TOKENS, ROUND_COUNT = (1, 64), 2048, 102_400, 15
 REPORTED_LENGTHS = (2048, 16_384, 51_200, 102_400)
 
 
 class TimedTree:
-    """A tree and the times of its calls."""
+    """A tree of one arm, whose calls are timed."""
 
     def __init__(self, name: str, tokens: int, page_size: int) -> None:
-        core = SGLANG_CORES.get(name)
+        sglang_core = SGLANG_CORES.get(name)
         self.name = name
-        self.is_canopy = core is None
+        self.is_canopy = sglang_core is None
         policy = name if self.is_canopy else "lru"
-        self.tree = LiveTree(tokens, policy, page_size=page_size, sglang_core=core)
+        self.tree = LiveTree(tokens, policy, page_size=page_size, sglang_core=sglang_core)
         self.now_s = 0.0
 
     def time_conversation(self, tokens: array, turn_tokens: int) -> dict[int, dict[str, float]]:
-        """One conversation, then an empty tree. Microseconds of each step, by length."""
+        """Run one conversation, then empty the tree. Return each step's microseconds by prompt tokens."""
         cache, core = self.tree.cache, self.tree.core
         step_us: dict[int, dict[str, float]] = {}
         slots = torch.empty(0, dtype=torch.int64)
@@ -82,10 +82,10 @@ class TimedTree:
             inserted_s = time.thread_time()
             if self.is_canopy:
                 core.inserting_request = None
-            seconds = (matched_s - arrived_s, inserted_s - finished_s)
+            step_s = (matched_s - arrived_s, inserted_s - finished_s)
             if self.is_canopy:
-                seconds += ((arrived_s - start_s) + (finished_s - finishing_s),)
-            step_us[length] = {step: 1e6 * s for step, s in zip(STEPS, seconds, strict=False)}
+                step_s += ((arrived_s - start_s) + (finished_s - finishing_s),)
+            step_us[length] = {step: 1e6 * s for step, s in zip(TIMED_STEPS, step_s, strict=False)}
         gc.enable()
         self.tree.evict(len(tokens))
         return step_us
@@ -95,16 +95,16 @@ def measure_page_size(page_size: int) -> list[dict[str, Any]]:
     arms = [TimedTree(name, MAX_TOKENS + 2 * TURN_TOKENS, page_size) for name in ARM_NAMES]
     rng = random.Random(1)
     runs: dict[str, list[dict[int, dict[str, float]]]] = {name: [] for name in ARM_NAMES}
-    for round_number in range(ROUNDS + 1):
+    for round_number in range(ROUND_COUNT + 1):
         tokens = array("q", (rng.randrange(100_000) for _ in range(MAX_TOKENS)))
         rng.shuffle(arms)
         for arm in arms:
             step_us = arm.time_conversation(tokens, TURN_TOKENS)
             if round_number:  # the first round warms up
                 runs[arm.name].append(step_us)
-    reported = [length for length in runs[ARM_NAMES[0]][0] if length in REPORTED_LENGTHS]
+    lengths = [length for length in runs[ARM_NAMES[0]][0] if length in REPORTED_LENGTHS]
     rows = []
-    for length in reported:
+    for length in lengths:
         for name in ARM_NAMES:
             row: dict[str, Any] = {"page": page_size, "tokens": length, "arm": name}
             for step in runs[name][0][length]:
@@ -116,11 +116,11 @@ def measure_page_size(page_size: int) -> list[dict[str, Any]]:
 
 
 def least_us(runs: list[dict[int, dict[str, float]]], length: int, step: str) -> float:
-    """Return the undisturbed time: the least, since other work only adds to it."""
+    """Return the least microseconds of a step over all rounds, since other work only adds to them."""
     return min(run[length][step] for run in runs)
 
 
-def run_arms(_: RunContext) -> list[dict[str, Any]]:
+def run_arms(_: QuestionRun) -> list[dict[str, Any]]:
     return [row for page_size in PAGE_SIZES for row in measure_page_size(page_size)]
 
 

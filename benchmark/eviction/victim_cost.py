@@ -27,69 +27,76 @@ logging.disable(logging.WARNING)
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 
-from question import Question, RunContext  # noqa: E402
+from question import Question, QuestionRun  # noqa: E402
 from support.disk_tree import DiskTree  # noqa: E402
 from support.live_tree import LiveTree  # noqa: E402
 
 LEAF_TOKENS = 8
-SINGLE_EVICTIONS, MANY_LEAVES, MANY_CALLS, PROBES = 60, 500, 5, 300
-CORES = ("wa", "canopy-lru", "python", "rust")
+EVICT_CALLS, PYTHON_EVICT_CALLS, MATCH_CALLS = 60, 15, 300
+"""Timed calls; SGLang's Python core is slow to evict."""
+EVICT_MANY_CALLS, LEAVES_PER_CALL = 5, 500
+ARM_NAMES = ("wa", "canopy-lru", "python", "rust")
 LEAF_COUNTS, ROUNDS = (5000, 20_000, 50_000), 3
 
 
-def make_key(i: int) -> RadixKey:
-    return RadixKey(array("q", [i, i + 1, i + 2, i + 3, 5, 6, 7, 8]), None)
+def make_key(leaf: int) -> RadixKey:
+    return RadixKey(array("q", [leaf, leaf + 1, leaf + 2, leaf + 3, 5, 6, 7, 8]), None)
 
 
-def median_us(call, repeats: int) -> float:
-    seconds = []
+def median_us(call: Callable[[], Any], repeats: int) -> float:
+    times_s = []
     for _ in range(repeats):
-        start = time.thread_time()
+        start_s = time.thread_time()
         call()
-        seconds.append(time.thread_time() - start)
-    return statistics.median(seconds) * 1e6
+        times_s.append(time.thread_time() - start_s)
+    return statistics.median(times_s) * 1e6
 
 
-def measure(name: str, leaves: int, singles: int) -> dict[str, float]:
+def measure(name: str, leaves: int) -> dict[str, float]:
+    """Return the median microseconds of each call, on an arm's tree of ``leaves`` leaves."""
     core = name if name in ("python", "rust") else None
     policy, config = ("lru", None) if core else (name, {"quantum_tokens": 1})
     tree = LiveTree(leaves * LEAF_TOKENS + 64, policy, config, sglang_core=core)
     gc.collect()
     gc.disable()
-    to_insert = iter(range(leaves))
+    leaves_to_insert = iter(range(leaves))
 
     def insert() -> None:
         slots = tree.allocator.alloc(LEAF_TOKENS)
-        tree.cache.insert(InsertParams(key=make_key(next(to_insert)), value=slots))
+        tree.cache.insert(InsertParams(key=make_key(next(leaves_to_insert)), value=slots))
 
     insert_us = median_us(insert, leaves)
-    tree.evict(LEAF_TOKENS)  # the first eviction takes in all that was inserted
-    evict_us = median_us(lambda: tree.evict(LEAF_TOKENS), singles)
-    many_us = median_us(lambda: tree.evict(LEAF_TOKENS * MANY_LEAVES), MANY_CALLS) / MANY_LEAVES
-    to_match = iter(range(leaves - 1, 0, -7))
+    tree.evict(LEAF_TOKENS)  # the first one also ranks all inserted leaves
+    evict_calls = PYTHON_EVICT_CALLS if name == "python" else EVICT_CALLS
+    evict_us = median_us(lambda: tree.evict(LEAF_TOKENS), evict_calls)
+    many_tokens = LEAF_TOKENS * LEAVES_PER_CALL
+    many_us = median_us(lambda: tree.evict(many_tokens), EVICT_MANY_CALLS) / LEAVES_PER_CALL
+    leaves_to_match = iter(range(leaves - 1, 0, -7))
     match_us = median_us(
-        lambda: tree.cache.match_prefix(MatchPrefixParams(key=make_key(next(to_match)))), PROBES
+        lambda: tree.cache.match_prefix(MatchPrefixParams(key=make_key(next(leaves_to_match)))),
+        MATCH_CALLS,
     )
     gc.enable()
     return {"insert": insert_us, "evict": evict_us, "evict_many": many_us, "match": match_us}
 
 
-def run_costs(_: RunContext) -> list[dict[str, Any]]:
-    case_runs: dict[tuple[str, int], list[dict[str, float]]] = {}
+def run_costs(_: QuestionRun) -> list[dict[str, Any]]:
+    runs_by_case: dict[tuple[str, int], list[dict[str, float]]] = {}
     for _ in range(ROUNDS):
         for leaves in LEAF_COUNTS:
-            for name in CORES:
-                singles = 15 if name == "python" else SINGLE_EVICTIONS
-                case_runs.setdefault((name, leaves), []).append(measure(name, leaves, singles))
+            for name in ARM_NAMES:
+                runs_by_case.setdefault((name, leaves), []).append(measure(name, leaves))
     return [
         {"core": name, "leaves": leaves}
         | {k: round(statistics.median(r[k] for r in runs), 1) for k in runs[0]}
-        for (name, leaves), runs in sorted(case_runs.items(), key=lambda kv: (kv[0][1], kv[0][0]))
+        for (name, leaves), runs in sorted(
+            runs_by_case.items(), key=lambda kv: (kv[0][1], kv[0][0])
+        )
     ]
 
 
-def run_checks(_: RunContext) -> dict[str, float]:
-    """CPU milliseconds of the checks when a server starts: the first call, as there."""
+def run_checks(_: QuestionRun) -> dict[str, float]:
+    """Return the CPU milliseconds of each check at a server's start, as in a new process."""
     from sglang.srt.runtime_context import get_server_args
 
     from sglang_canopy.radix.overrides import check_overrides

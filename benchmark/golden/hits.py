@@ -1,4 +1,4 @@
-"""(a) What every policy hits on the real traces, at four sizes of the cache."""
+"""Golden rows of simulated hits: every policy on three real traces, at four cache sizes."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfu": ("lfu", {}),
     "fifo": ("fifo", {}),
 }
-"""Row -> a policy's name in the simulator and its options."""
+"""Label of a row -> a policy's name in the simulator, and its options."""
 
-Task = tuple[str, float]
+HitsTask = tuple[str, float]
+"""A trace's name and the share of its distinct blocks that the cache holds."""
 
 
-def tasks() -> list[Task]:
-    """Return the independent tasks: a trace at a size."""
+def tasks() -> list[HitsTask]:
+    """Return the independent tasks, one for each trace and cache size."""
     return [(trace, cache_share) for trace in TRACES for cache_share in CACHE_SHARES]
 
 
-def rows(task: Task) -> dict[str, Any]:
-    """One row a policy. The tail is that beyond LRU's own 90th percentile."""
-    name, cache_share = task
-    trace = first_requests(name)
-    blocks = max(1, round(cache_share * distinct_blocks(trace)))
-    threshold = simulate(trace, make_policy("lru"), blocks).uncached_tokens_p90
+def rows(task: HitsTask) -> dict[str, Any]:
+    """Return a row for each policy. Tail tokens are those above LRU's 90th percentile of uncached tokens."""
+    trace_name, cache_share = task
+    trace = first_requests(trace_name)
+    cache_blocks = max(1, round(cache_share * distinct_blocks(trace)))
+    threshold_tokens = simulate(trace, make_policy("lru"), cache_blocks).uncached_tokens_p90
+    tail_target = {"threshold_tokens": threshold_tokens}
     future = Future(trace)
-    by_policy = {}
+    figures_by_label = {}
 
     def simulated_figures(policy: Any) -> dict[str, Any]:
-        return stored_figures(simulate(trace, policy, blocks, threshold_tokens=threshold))
+        return stored_figures(simulate(trace, policy, cache_blocks, **tail_target))
 
-    for row, (policy, config) in POLICIES.items():
-        target = {"threshold_tokens": threshold} if policy_class(policy).takes_tail_target else {}
-        by_policy[row] = simulated_figures(make_policy(policy, config | target))
-    for policy in hindsight_names():
-        target = (
-            {"threshold_tokens": threshold} if hindsight_class(policy).takes_tail_target else {}
-        )
-        by_policy[policy] = simulated_figures(make_hindsight(policy, future, target))
-    return {f"{name} at {cache_share:.0%}, {row}": figures for row, figures in by_policy.items()}
+    for label, (name, config) in POLICIES.items():
+        target = tail_target if policy_class(name).takes_tail_target else {}
+        figures_by_label[label] = simulated_figures(make_policy(name, config | target))
+    for name in hindsight_names():
+        target = tail_target if hindsight_class(name).takes_tail_target else {}
+        figures_by_label[name] = simulated_figures(make_hindsight(name, future, target))
+    prefix = f"{trace_name} at {cache_share:.0%}"
+    return {f"{prefix}, {label}": figures for label, figures in figures_by_label.items()}
 
 
 def stored_figures(result: SimResult) -> dict[str, Any]:
-    """Return the stored figures of a run."""
+    """Return the figures of a simulation that ``rows.json`` has."""
     return {
         "requests": result.requests,
         "blocks": result.blocks,

@@ -1,4 +1,4 @@
-"""(d) TTFT of simulated servers under load: orders of the queue, the gate, tiers, write policies."""
+"""Golden rows of simulated servers under load: TTFT by queue order, gate, tiers and write policy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 
 PROFILE = "qwen2.5-7b-h100"
 DEVICE_TOKENS = {"conversation": 500_000, "agentic": 1_000_000}
-"""Size of the device's pool."""
-REQUESTS = {"conversation": 2000, "agentic": 1200}
+"""Workload -> tokens of the device's pool."""
+REQUEST_COUNTS = {"conversation": 2000, "agentic": 1200}
 ARRIVAL_LOOPS = {"conversation": "turns-wait", "agentic": "closed"}
-RATES = {"conversation": 1.3, "agentic": 100.0}
-"""Requests a second; sessions an hour."""
+ARRIVAL_RATES = {"conversation": 1.3, "agentic": 100.0}
+"""Requests a second of ``conversation``; sessions an hour of ``agentic``."""
 HOST_RATIO, DISK_RATIO = 2.0, 6.0
-"""Sizes as multiples of the device's pool."""
+"""Sizes of the lower tiers as multiples of the device's pool."""
 DISK_BYTES_PER_S = 3e9
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -33,54 +33,51 @@ ARMS: dict[str, dict[str, Any]] = {
     "the gate": {"session_gate": "footprint"},
     "the gate, wa": {"session_gate": "footprint", "device_policy": "wa"},
     "host, write_through": {"tiers": 1, "write_policy": "write_through"},
-    "host, write_through, wa": {
-        "tiers": 1, "write_policy": "write_through", "device_policy": "wa",
-    },
+    "host, write_through, wa": {"tiers": 1, "write_policy": "write_through", "device_policy": "wa"},
     "host, write_back": {"tiers": 1, "write_policy": "write_back"},
     "host, write_back, wa": {"tiers": 1, "write_policy": "write_back", "device_policy": "wa"},
     "host and disk, write_through": {"tiers": 2, "write_policy": "write_through"},
-    "host and disk, write_through, wa": {
-        "tiers": 2, "write_policy": "write_through", "device_policy": "wa",
-    },
+    "host and disk, write_through, wa": {"tiers": 2, "write_policy": "write_through", "device_policy": "wa"},
     "host and disk, write_back": {"tiers": 2, "write_policy": "write_back"},
     "host and disk, TTL of 60 s": {"tiers": 2, "ttl_s": 60.0},
 }  # fmt: skip
-"""Row -> settings of ``SystemConfig``, and the number of tiers below the device."""
+"""Arm -> settings of ``SystemConfig``; ``tiers``: how many lie below the device; ``ttl_s``: of the disk."""
 
-Task = tuple[str, str]
+SystemTask = tuple[str, str]
+"""A workload and an arm."""
 
 
-def tasks() -> list[Task]:
-    """Return the independent tasks: a workload and an arm."""
+def tasks() -> list[SystemTask]:
+    """Return the independent tasks, one for each row."""
     return [(workload, arm) for workload in DEVICE_TOKENS for arm in ARMS]
 
 
-def rows(task: Task) -> dict[str, Any]:
-    """One row."""
+def rows(task: SystemTask) -> dict[str, Any]:
+    """Return the task's row."""
     workload, arm = task
     settings = dict(ARMS[arm])
     profile = load_profile(PROFILE)
-    lower_tiers, ttl_s = settings.pop("tiers", 0), settings.pop("ttl_s", None)
+    lower_tier_count, ttl_s = settings.pop("tiers", 0), settings.pop("ttl_s", None)
     pool_bytes = DEVICE_TOKENS[workload] * profile.kv_bytes_per_token
     policy = settings.get("device_policy", "lru")
-    if lower_tiers >= 1:
+    if lower_tier_count >= 1:
         host = profile.host
         settings["host"] = TierSpec(
             HOST_RATIO * pool_bytes, host.read_bytes_per_s, host.write_bytes_per_s, policy=policy
         )
-    if lower_tiers >= 2:
+    if lower_tier_count >= 2:
         settings["disk"] = TierSpec(
             DISK_RATIO * pool_bytes, DISK_BYTES_PER_S, DISK_BYTES_PER_S, policy=policy, ttl=ttl_s
         )
     config = SystemConfig(device_tokens=DEVICE_TOKENS[workload], fixed_outputs=True, **settings)
     system = LoadedSystem(make_workload(workload), config, profile, loop=ARRIVAL_LOOPS[workload])
-    return {f"{workload}, {arm}": stored_figures(system.run_at(RATES[workload]))}
+    return {f"{workload}, {arm}": stored_figures(system.run_at(ARRIVAL_RATES[workload]))}
 
 
 @cache
 def make_workload(workload: str) -> Workload:
-    """Its requests, as the simulator takes them."""
-    return Workload(CompactTrace(first_requests(workload, REQUESTS[workload])), seed=0)
+    """Return a workload's requests as the simulator receives them."""
+    return Workload(CompactTrace(first_requests(workload, REQUEST_COUNTS[workload])), seed=0)
 
 
 def stored_figures(run: LoadRun) -> dict[str, Any]:

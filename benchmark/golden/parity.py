@@ -1,4 +1,4 @@
-"""(b) Every hit and every victim of the parity suites' streams, in the simulator and served."""
+"""Golden rows of the parity suites' streams: every hit and victim, in the simulator and on SGLang's cache."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from paths import digest
 from canopy_lab.sim.system.tree import TieredTree
 
 QUANTUM_TOKENS = 64
-"""Tokens that a server evicts at least."""
-SEEDS, REQUESTS = (1, 2, 3, 4), 120
-"""The suites go through the first two."""
+"""Least tokens that a server evicts at once."""
+SEEDS, REQUEST_COUNT = (1, 2, 3, 4), 120
+"""Streams on one tier: their seeds and their length. The suites run the first two seeds."""
+TIERED_SEEDS, TIERED_REQUEST_COUNT = (1, 2, 3), 150
 PAPER_OPTIONS = {"model": "exponential", "categories": "type-turn"}
 
-SERVED: dict[str, tuple[str, dict[str, Any]]] = {
+SERVED_POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lru": ("canopy-lru", {}),
     "wa": ("wa", {}),
     "wa, exponential": ("wa", {"model": "exponential"}),
@@ -25,55 +26,57 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "threshold-lru": ("threshold-lru", {"threshold_tokens": 24}),
     "etlru": ("etlru", {"threshold_tokens": 20}),
 }
-"""Row -> a policy that servers have, and its options."""
-SIMULATED: dict[str, tuple[str, dict[str, Any]]] = {
+"""Label of a row -> a policy that servers have, and its options."""
+SIMULATED_POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "sglang's tlru": ("sglang-tlru", {"threshold_tokens": 20, "next_prompt_tokens": 4}),
     "lfu": ("lfu", {}),
     "fifo": ("fifo", {}),
 }
-"""Row -> a policy of the simulator alone."""
+"""Label of a row -> a policy of the simulator alone, and its options."""
 EVICTION_CUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "pages of 4 by need": (4, {"quantum_tokens": 1, "whole_nodes": False}),
     "pages of 4, whole nodes": (4, {"quantum_tokens": 1, "whole_nodes": True}),
     **{f"pages of {page}": (page, {"quantum_tokens": QUANTUM_TOKENS}) for page in (4, 16, 64)},
 }
-TIERED_SIZES = ((4, 1), (4, 64), (16, 64), (64, 64))
-"""Tokens of a page and of the quantum."""
+"""Name -> tokens of a page, and settings of ``test_parity.simulate`` and ``serve_live``."""
+TIERED_PAGES_AND_QUANTA = ((4, 1), (4, 64), (16, 64), (64, 64))
+"""Tokens of a page and of the eviction quantum."""
 
-Task = tuple[str, str]
+ParityTask = tuple[str, str]
+"""``one tier`` and a label, or ``two tiers`` and a policy."""
 
 
-def tasks() -> list[Task]:
-    """Return the independent tasks: a policy on one or two tiers."""
+def tasks() -> list[ParityTask]:
+    """Return the independent tasks."""
     return [
-        *(("one tier", row_name) for row_name in (*SERVED, *SIMULATED)),
+        *(("one tier", label) for label in (*SERVED_POLICIES, *SIMULATED_POLICIES)),
         *(("two tiers", policy) for policy in ("canopy-lru", "wa")),
     ]
 
 
-def rows(task: Task) -> dict[str, Any]:
-    """Return hits, victims and their digest, for served policies on both trees."""
-    tiers, row_name = task
-    return compare_one_tier(row_name) if tiers == "one tier" else compare_two_tiers(row_name)
+def rows(task: ParityTask) -> dict[str, Any]:
+    """Return the rows of a task, for served policies on the simulator's tree and on SGLang's."""
+    tiers, name = task
+    return rows_of_one_tier(name) if tiers == "one tier" else rows_of_two_tiers(name)
 
 
-def compare_one_tier(row_name: str) -> dict[str, Any]:
-    """Return a row for each way to cut."""
-    policy, config = (SERVED | SIMULATED)[row_name]
-    runs = {"simulated": test_parity.simulate}
-    if row_name in SERVED:
-        runs["served"] = test_parity.serve_live
+def rows_of_one_tier(label: str) -> dict[str, Any]:
+    """Return hits, victims and their digest, for each page size and way to cut evicted nodes."""
+    policy, config = (SERVED_POLICIES | SIMULATED_POLICIES)[label]
+    run_by_side = {"simulated": test_parity.simulate}
+    if label in SERVED_POLICIES:
+        run_by_side["served"] = test_parity.serve_live
     rows = {}
-    for cut, (page, settings) in EVICTION_CUTS.items():
-        for side, run in runs.items():
+    for cut, (page_tokens, settings) in EVICTION_CUTS.items():
+        for side, run in run_by_side.items():
             hits: list[int] = []
             victims: list[tuple[int, int, int]] = []
             for seed in SEEDS:
-                steps = test_parity.workload(seed, REQUESTS)
-                seen = run(policy, config, steps, page, **settings)
-                hits += seen[0]
-                victims += seen[1]
-            rows[f"{row_name}, {cut}, {side}"] = {
+                steps = test_parity.workload(seed, REQUEST_COUNT)
+                stream_hits, stream_victims = run(policy, config, steps, page_tokens, **settings)
+                hits += stream_hits
+                victims += stream_victims
+            rows[f"{label}, {cut}, {side}"] = {
                 "token_hits": sum(hits),
                 "victims": len(victims),
                 "evicted_tokens": sum(tokens for _, tokens, _ in victims),
@@ -82,21 +85,22 @@ def compare_one_tier(row_name: str) -> dict[str, Any]:
     return rows
 
 
-def compare_two_tiers(policy: str) -> dict[str, Any]:
+def rows_of_two_tiers(policy: str) -> dict[str, Any]:
     """Return each request's hits on device and host, and the contents of both after it."""
     rows = {}
     name = policy.removeprefix("canopy-")
-    for page, quantum in TIERED_SIZES:
+    for page_tokens, quantum_tokens in TIERED_PAGES_AND_QUANTA:
         states_by_side = {"simulated": [], "served": []}
-        for seed in (1, 2, 3):
-            steps = test_parity.workload(seed, 150)
-            served, host_tokens = test_tiered_parity.serve_live(policy, page, quantum, steps)
-            states_by_side["simulated"] += test_tiered_parity.simulate(
-                policy, page, quantum, steps, host_tokens, TieredTree
-            )
+        for seed in TIERED_SEEDS:
+            steps = test_parity.workload(seed, TIERED_REQUEST_COUNT)
+            setup = (policy, page_tokens, quantum_tokens, steps)
+            served, host_tokens = test_tiered_parity.serve_live(*setup)
+            simulated = test_tiered_parity.simulate(*setup, host_tokens, TieredTree)
+            states_by_side["simulated"] += simulated
             states_by_side["served"] += served
         for side, states in states_by_side.items():
-            rows[f"{name} on device and host, pages of {page}, quantum {quantum}, {side}"] = {
+            sizes = f"pages of {page_tokens}, quantum {quantum_tokens}"
+            rows[f"{name} on device and host, {sizes}, {side}"] = {
                 "device_hits": sum(state[0] for state in states),
                 "host_hits": sum(state[1] for state in states),
                 "each": digest(states),

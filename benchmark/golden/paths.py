@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).resolve().parent
-SOURCES = (ROOT / "python", ROOT / "sgl-kernel" / "python", ROOT / "sgl-kernel" / "cpu" / "src")
+GOLDEN_FOLDER = Path(__file__).resolve().parent
+PACKAGE_FOLDERS = ("python", "sgl-kernel/python", "sgl-kernel/cpu/src")
 """Folders that hold the project's packages."""
+PROGRAM_FOLDERS = ("test", "test/radix", "scripts", "benchmark/golden", "benchmark/traces")
 
 
 def use_checkout() -> None:
     """Put this checkout first on ``sys.path`` and PYTHONPATH, and set the environment of test/conftest.py."""
-    folders = [*SOURCES, ROOT / "test", ROOT / "test" / "radix", ROOT / "scripts", HERE]
-    folders.append(ROOT / "benchmark" / "traces")
-    sys.path[:0] = [str(f) for f in folders]
+    folders = [str(ROOT / name) for name in (*PACKAGE_FOLDERS, *PROGRAM_FOLDERS)]
+    sys.path[:0] = folders
     inherited = os.environ.get("PYTHONPATH")
-    added = [str(f) for f in folders]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([inherited] if inherited else [])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([inherited] if inherited else [])])
     # These are read when sglang is imported.
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -32,14 +31,12 @@ def use_checkout() -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of SGLang's imports, in child processes
 
 
-def trace_folder() -> Path:
+def data_folder() -> Path:
     """Return the folder of real traces: $CANOPY_DATA, else ``shared/data`` next to the checkout."""
     configured = os.environ.get("CANOPY_DATA")
     folder = Path(configured) if configured else ROOT.parent / "shared" / "data"
     if not folder.is_dir():
-        raise SystemExit(
-            "no real traces: set CANOPY_DATA to a folder with mooncake/, agentic_coding/"
-        )
+        raise SystemExit("no traces: set CANOPY_DATA to a folder with mooncake/, agentic_coding/")
     return folder
 
 
@@ -52,6 +49,6 @@ def model_folder() -> Path:
 
 
 def digest(values: Any) -> str:
-    """SHA-256 of plain values (numbers, strings, lists), 16 hexadecimal digits of it."""
+    """Return 16 hexadecimal digits of the SHA-256 of plain values (numbers, strings, lists)."""
     text = json.dumps(values, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""(e) A replay against a real server on the CPU: each request's cached tokens and its answer.
+"""Golden rows of a real server on the CPU: each request's cached tokens, and a digest of the answers.
 
-Requests are sent one at a time, so that only the cache decides the hits. Agents continue their
+Requests are sent one at a time, so that only the cache decides what is hit. Agents continue their
 conversations between single questions; half of the agents send a category, and a hint at the end. The
 pool is too small for all: LRU and ``wa`` keep different parts.
 """
@@ -18,63 +18,66 @@ from launch_server import cpu_arguments, free_port, post, serving
 
 POLICIES = ("canopy-lru", "wa")
 KV_TOKENS = 1536
-REQUESTS, ANSWER_TOKENS = 90, 4
-AGENTS, AGENT_TURNS = 6, 5
+REQUEST_COUNT, ANSWER_TOKENS = 90, 4
+AGENT_COUNT, AGENT_TURNS = 6, 5
 QUESTION_SHARE = 0.4
 """Share of single questions among the requests."""
-WA_CONFIG = ("--radix-eviction-policy-config", '{"block_tokens": 16, "quantum_tokens": 16}')
-"""Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64."""
-READY_S, ANSWER_S = 300.0, 120.0
+POLICY_ARGUMENTS = ("--radix-eviction-policy-config", '{"block_tokens": 16, "quantum_tokens": 16}')
+"""Blocks of 16 tokens, since prompts have only a few hundred; the default is 64."""
+READY_TIMEOUT_S, ANSWER_TIMEOUT_S = 300.0, 120.0
 _WORDS = (
     "river stone cloud engine paper garden window market letter winter signal copper bridge "
     "candle forest number travel silver island planet kitchen summer doctor pocket"
 )
 WORDS = _WORDS.split()
 
-Task = str
+ServedTask = str
+"""A policy of ``POLICIES``."""
 
 
-def tasks() -> list[Task]:
+def tasks() -> list[ServedTask]:
     """Return the tasks: one server per policy."""
     return list(POLICIES)
 
 
-def rows(task: Task) -> dict[str, Any]:
-    """Return each request's cached tokens, and a digest of the texts."""
+def rows(task: ServedTask) -> dict[str, Any]:
+    """Return the row of a policy: each request's cached tokens, and a digest of the answers' texts."""
     with tempfile.TemporaryDirectory() as folder:
         port, log = free_port(), Path(folder) / "server.log"
         arguments = cpu_arguments(model_folder(), kv_tokens=KV_TOKENS, dtype="float32")
-        arguments += ["--radix-eviction", task, *WA_CONFIG]
-        with serving(arguments, log=log, port=port, deadline_s=READY_S, patience_s=0.0) as server:
+        arguments += ["--radix-eviction", task, *POLICY_ARGUMENTS]
+        with serving(
+            arguments, log=log, port=port, deadline_s=READY_TIMEOUT_S, patience_s=0.0
+        ) as server:
             answers = [send(server.url, body) for body in make_bodies()]
     return {
         f"served, {task}": {
             "requests": len(answers),
-            "prompt_tokens": sum(prompt for prompt, _, _ in answers),
-            "cached_tokens": sum(cached for _, cached, _ in answers),
-            "cached": " ".join(str(cached) for _, cached, _ in answers),
+            "prompt_tokens": sum(prompt_tokens for prompt_tokens, _, _ in answers),
+            "cached_tokens": sum(cached_tokens for _, cached_tokens, _ in answers),
+            "cached": " ".join(str(cached_tokens) for _, cached_tokens, _ in answers),
             "texts": digest([text for _, _, text in answers]),
         }
     }
 
 
 def make_bodies() -> list[dict[str, Any]]:
-    """Chat bodies, in order."""
+    """Return the bodies of all chat requests, in order."""
     rng = random.Random(29)
     conversations: dict[int, list[dict[str, str]]] = {}
     bodies = []
-    for _ in range(REQUESTS):
+    for _ in range(REQUEST_COUNT):
         if rng.random() < QUESTION_SHARE:
-            messages = [{"role": "user", "content": make_text(rng, 100, 160)}]
-            bodies.append(make_body(messages, canopy_category="rag"))
+            question = [{"role": "user", "content": make_text(rng, 100, 160)}]
+            bodies.append(make_body(question, canopy_category="rag"))
             continue
-        agent = rng.randrange(AGENTS)
+        agent = rng.randrange(AGENT_COUNT)
         system = {"role": "system", "content": f"You are agent {agent}."}
         messages = conversations.setdefault(agent, [system])
         messages.append({"role": "user", "content": make_text(rng, 15, 50)})
         turn = len(messages) // 2
         is_over = turn == AGENT_TURNS
-        hints: dict[str, Any] = {}  # the others' turn and category are inferred
+        hints: dict[str, Any] = {}  # without hints the server infers turn and category
         if agent % 2:
             hints = {"canopy_category": "agent", "canopy_conversation": f"c{agent}"}
             hints |= {"canopy_turn": turn} | ({"canopy_over": True} if is_over else {})
@@ -86,19 +89,19 @@ def make_bodies() -> list[dict[str, Any]]:
 
 
 def make_body(messages: list[dict[str, str]], **hints: Any) -> dict[str, Any]:
-    """Return the body of a request."""
+    """Return the body of a chat request; ``hints`` are its ``custom_params``."""
     fields = {"model": "m", "messages": [*messages], "max_tokens": ANSWER_TOKENS, "temperature": 0}
     return fields | ({"custom_params": hints} if hints else {})
 
 
 def make_text(rng: random.Random, min_words: int, max_words: int) -> str:
-    """Return a text of ``min_words`` to ``max_words`` words."""
+    """Return a text of ``min_words`` to ``max_words - 1`` words."""
     return " ".join(rng.choice(WORDS) for _ in range(rng.randrange(min_words, max_words)))
 
 
 def send(url: str, body: dict[str, Any]) -> tuple[int, int, str]:
-    """Tokens of the prompt, tokens of it that were cached, and the answer."""
-    answer = post(f"{url}/v1/chat/completions", body, ANSWER_S)
+    """Send a request; return its prompt tokens, how many of them were cached, and the answer's text."""
+    answer = post(f"{url}/v1/chat/completions", body, ANSWER_TIMEOUT_S)
     usage = answer["usage"]
     details = usage.get("prompt_tokens_details") or {}
     text = answer["choices"][0]["message"]["content"]

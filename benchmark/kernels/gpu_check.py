@@ -70,9 +70,8 @@ def _check_case(
         return float((result.float() - expected.float()).abs().max())
 
     expected = attention.reference(q, k, v, rows, dim**-0.5)
-    errors["attention"] = max_error(
-        attention.sparse_prefill_triton(q, k, v, rows, dim**-0.5), expected
-    )
+    attended = attention.sparse_prefill_triton(q, k, v, rows, dim**-0.5)
+    errors["attention"] = max_error(attended, expected)
     cos_sin = cos_sin_table(1000, dim, device)
     raw = [bench.random(n, kv_heads, dim, dtype=dtype) for _ in range(2)]
     positions = torch.randint(0, 1000, (n,), device=device)
@@ -152,9 +151,7 @@ def time_movers(bench: Bench, peak: dict, lengths: list[int]) -> list[dict]:
         keys, values = ([x[c] for c in chunk_slices] for x in raw)
         in_chunk = torch.cat([torch.arange(len(k), device=bench.device) for k in keys])
         # K and V read and written once; angles, positions, slots and row numbers read once a token.
-        minimum_cost = TaskWork(
-            3.0 * heads * dim * n, n * (4.0 * heads * dim * 2 + dim * 4 + 3 * 8)
-        )
+        minimum_cost = TaskWork(3.0 * heads * dim * n, n * (8.0 * heads * dim + dim * 4 + 3 * 8))
         kernels = {
             "rope_scatter": lambda: rope_scatter.scatter_of_layer(
                 keys, values, [len(k) for k in keys], in_chunk, positions, slots, cos_sin, *pools

@@ -16,11 +16,11 @@ from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, QueueView
 
 CHAT_WORKLOADS, AGENT_WORKLOADS = ("conversation", "synthetic", "pauses"), ("agentic", "mix")
 UNSEEN_WORKLOADS = ("unseen-conversation", "unseen-synthetic")
-"""Windows of the first two that nothing was tuned on; one seed, the orders of the queue."""
+"""Windows of the first two that nothing was tuned on: one seed, and only the arms of ``QUEUE_WORKLOADS``."""
 
 
 class RandomOrder:
-    """``random``: shuffled before every step; the placebo of every order."""
+    """``random``: the queue is shuffled before every step; the placebo of every order."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
@@ -70,21 +70,14 @@ ARMS: tuple[SystemArm, ...] = (
     SystemArm("wa-order", "wa, bounded-shortest", {**WA_SETTINGS, **ORDER_SETTINGS}),
     SystemArm("auto", "--radix-eviction auto with the session gate", AUTO_SETTINGS),
     SystemArm("hrrn", "SGLang's lru and hrrn", {**SGLANG_SETTINGS, "schedule_policy": "hrrn"}, workloads=QUEUE_WORKLOADS),
-    SystemArm("shortest", "SGLang's lru and shortest-prefill-first",
-        {**SGLANG_SETTINGS, "schedule_policy": "shortest-prefill-first"}, workloads=QUEUE_WORKLOADS),
+    SystemArm("shortest", "SGLang's lru and shortest-prefill-first", {**SGLANG_SETTINGS, "schedule_policy": "shortest-prefill-first"}, workloads=QUEUE_WORKLOADS),
     SystemArm("few", "SGLang's lru, at most 32 requests running", {**SGLANG_SETTINGS, "max_running": 32}),
-    SystemArm("shortest-few", "shortest-prefill-first, at most 32 requests running",
-        {**SGLANG_SETTINGS, "schedule_policy": "shortest-prefill-first", "max_running": 32}),
+    SystemArm("shortest-few", "shortest-prefill-first, at most 32 requests running", {**SGLANG_SETTINGS, "schedule_policy": "shortest-prefill-first", "max_running": 32}),
     SystemArm("lpm", "SGLang's lru and lpm", {**SGLANG_SETTINGS, "schedule_policy": "lpm"}, workloads=QUEUE_WORKLOADS),
     SystemArm("random", "a random order", {**SGLANG_SETTINGS, "schedule_policy": "random"}, workloads=QUEUE_WORKLOADS),
     SystemArm("sglang-host", "SGLang's defaults with a host tier", SGLANG_SETTINGS, host_ratio=2.0),
     SystemArm("wa-host", "wa on both tiers", WA_SETTINGS, host_ratio=2.0),
-    SystemArm("auto-host", "the same, and copies at eviction",
-        {**AUTO_SETTINGS, "write_policy": "write_back", "session_gate_config": {"exclusive": True}},
-        host_ratio=2.0),
-    SystemArm("back-host", "copies at eviction, which the step waits for",
-        {**SGLANG_SETTINGS, "write_policy": "write_back"}, host_ratio=2.0),
-    SystemArm("back-shortest-host", "the same with shortest-prefill-first",
-        {**SGLANG_SETTINGS, "write_policy": "write_back", "schedule_policy": "shortest-prefill-first"},
-        host_ratio=2.0),
+    SystemArm("auto-host", "the same, and copies at eviction", {**AUTO_SETTINGS, "write_policy": "write_back", "session_gate_config": {"exclusive": True}}, host_ratio=2.0),
+    SystemArm("back-host", "copies at eviction, which the step waits for", {**SGLANG_SETTINGS, "write_policy": "write_back"}, host_ratio=2.0),
+    SystemArm("back-shortest-host", "the same with shortest-prefill-first", {**SGLANG_SETTINGS, "write_policy": "write_back", "schedule_policy": "shortest-prefill-first"}, host_ratio=2.0),
 )  # fmt: skip

@@ -30,11 +30,10 @@ from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
 from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 from canopy_lab.trace.record import TraceRequest
 from latency.arms import ARMS, UNSEEN_WORKLOADS, SystemArm
-from question import Question, RunContext
+from question import Question, QuestionRun
 
-REQUESTS = 2000
-SESSIONS = 50
-SESSIONS_OF_MIX = 20
+REQUEST_COUNT = 2000
+AGENT_SESSIONS, AGENT_SESSIONS_OF_MIX = 50, 20
 PAUSE_FACTOR = 10.0
 """Factor of the gaps between turns in `pauses`."""
 BLOCK_TOKENS = 64
@@ -54,8 +53,8 @@ not hold the trace's longest."""
 
 
 @dataclass(frozen=True)
-class ProcessRuns:
-    """The runs of one process."""
+class SystemRuns:
+    """The runs that answer one question: all arms at all loads."""
 
     workload: str
     profile: str
@@ -71,11 +70,11 @@ class ProcessRuns:
         return [a for a in ARMS if a.host_ratio == self.host_ratio and self.workload in a.workloads]
 
 
-def process_runs() -> list[ProcessRuns]:
-    """Return all runs, every workload before the next seed."""
+def all_system_runs() -> list[SystemRuns]:
+    """Return the runs of all questions, every workload before the next seed."""
     hosts = sorted({arm.host_ratio for arm in ARMS})
     return [
-        ProcessRuns(workload, profile, seed, host)
+        SystemRuns(workload, profile, seed, host)
         for seed, host, profile, workload in itertools.product(
             SEEDS, hosts, DEVICE_TOKENS, WORKLOADS
         )
@@ -83,38 +82,46 @@ def process_runs() -> list[ProcessRuns]:
     ]
 
 
-def trace_of(workload: str, seed: int, data: Path, limit: int | None = None) -> list[TraceRequest]:
-    """The requests of one seed; of agents no request of more than ``limit`` tokens, and none of
-    its session after it."""
+def trace_of(
+    workload: str, seed: int, data_folder: Path, limit_tokens: int | None = None
+) -> list[TraceRequest]:
+    """Return a workload's requests. An agent's session ends before its first request of more than
+    ``limit_tokens`` tokens."""
     if workload == "agentic":
-        return list(itertools.islice(agents(SESSIONS, seed, data, limit), REQUESTS))
+        return list(
+            itertools.islice(agents(AGENT_SESSIONS, seed, data_folder, limit_tokens), REQUEST_COUNT)
+        )
     if workload == "synthetic":
-        requests = mooncake(data, "synthetic", REQUESTS)
+        requests = mooncake(data_folder, "synthetic", REQUEST_COUNT)
         return requests if seed == 0 else exchange_starts(requests, seed)
     if workload in UNSEEN_WORKLOADS:
-        name, first = UNSEEN_WINDOWS[workload]
-        return mooncake(data, name, REQUESTS, first)
+        name, skipped = UNSEEN_WINDOWS[workload]
+        return mooncake(data_folder, name, REQUEST_COUNT, skipped)
     if workload == "mix":
-        chat = conversation_window(seed, REQUESTS // 2, data)
-        return merge_by_time(chat, agents(SESSIONS_OF_MIX, seed, data, limit))[:REQUESTS]
-    requests = conversation_window(seed, REQUESTS, data)
+        chat = conversation_window(seed, REQUEST_COUNT // 2, data_folder)
+        return merge_by_time(chat, agents(AGENT_SESSIONS_OF_MIX, seed, data_folder, limit_tokens))[
+            :REQUEST_COUNT
+        ]
+    requests = conversation_window(seed, REQUEST_COUNT, data_folder)
     return with_pauses(requests, PAUSE_FACTOR) if workload == "pauses" else requests
 
 
-def agents(sessions: int, seed: int, data: Path, limit: int | None) -> Iterator[TraceRequest]:
-    requests = overlay_agents(data, sessions, 3600.0, seed)
-    return iter(requests) if limit is None else drop_longer(requests, limit)
+def agents(
+    sessions: int, seed: int, data_folder: Path, limit_tokens: int | None
+) -> Iterator[TraceRequest]:
+    requests = overlay_agents(data_folder, sessions, 3600.0, seed)
+    return iter(requests) if limit_tokens is None else drop_longer(requests, limit_tokens)
 
 
-def conversation_window(seed: int, count: int, data: Path) -> list[TraceRequest]:
-    return mooncake(data, "conversation", count, 1400 * seed)
+def conversation_window(seed: int, count: int, data_folder: Path) -> list[TraceRequest]:
+    return mooncake(data_folder, "conversation", count, 1400 * seed)
 
 
-def drop_longer(requests: Iterable[TraceRequest], limit: int) -> Iterator[TraceRequest]:
-    """Yield the requests of each session before its first request with more than ``limit`` tokens."""
+def drop_longer(requests: Iterable[TraceRequest], limit_tokens: int) -> Iterator[TraceRequest]:
+    """Yield the requests of each session before its first request with more than ``limit_tokens`` tokens."""
     dropped_users: set[str | None] = set()
     for request in requests:
-        if request.input_tokens + request.output_tokens > limit:
+        if request.input_tokens + request.output_tokens > limit_tokens:
             dropped_users.add(request.user)
         if request.user not in dropped_users:
             yield request
@@ -136,7 +143,7 @@ def exchange_starts(requests: list[TraceRequest], seed: int) -> list[TraceReques
 
 
 def with_pauses(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
-    """The same conversations, begun when they were, with gaps ``factor`` times as long."""
+    """Return the conversations with the same starts, and gaps between turns ``factor`` times as long."""
     starts: dict[str | None, float] = {}
     moved = []
     for request in requests:
@@ -148,26 +155,30 @@ def with_pauses(requests: Sequence[TraceRequest], factor: float) -> list[TraceRe
 def merge_by_time(
     chat: Sequence[TraceRequest], agents: Iterable[TraceRequest]
 ) -> list[TraceRequest]:
-    """Both, by time. Agents' sessions begin within the time of the chat; their gaps stay."""
+    """Return both by time. Agents' sessions start within the time of the chat; their gaps stay."""
     agent_requests = list(agents)
     starts: dict[str | None, float] = {}
     for request in agent_requests:
         starts.setdefault(request.user, request.time_s)
-    first, last = min(starts.values()), max(starts.values())
-    shrink = (chat[-1].time_s - chat[0].time_s) / max(last - first, 1e-9)
-    first_id = 1 + max(block for request in agent_requests for block in request.blocks)
+    first_s, last_s = min(starts.values()), max(starts.values())
+    shrink = (chat[-1].time_s - chat[0].time_s) / max(last_s - first_s, 1e-9)
+    first_free_id = 1 + max(block for request in agent_requests for block in request.blocks)
     moved_agents = [
-        replace(r, time_s=r.time_s - starts[r.user] + shrink * (starts[r.user] - first))
+        replace(r, time_s=r.time_s - starts[r.user] + shrink * (starts[r.user] - first_s))
         for r in agent_requests
     ]
     moved_chat = [
-        replace(_in_blocks(r, first_id), time_s=r.time_s - chat[0].time_s, user=r.conversation)
+        replace(
+            _in_smaller_blocks(r, first_free_id),
+            time_s=r.time_s - chat[0].time_s,
+            user=r.conversation,
+        )
         for r in chat
     ]
     return sorted([*moved_chat, *moved_agents], key=lambda r: r.time_s)
 
 
-def _in_blocks(request: TraceRequest, first_id: int) -> TraceRequest:
+def _in_smaller_blocks(request: TraceRequest, first_id: int) -> TraceRequest:
     """Return the request in blocks of ``BLOCK_TOKENS``, with ids from ``first_id`` on."""
     parts = request.block_tokens // BLOCK_TOKENS
     blocks = [first_id + block * parts + part for block in request.blocks for part in range(parts)]
@@ -175,15 +186,15 @@ def _in_blocks(request: TraceRequest, first_id: int) -> TraceRequest:
     return replace(request, blocks=tuple(blocks[:full_blocks]), block_tokens=BLOCK_TOKENS)
 
 
-def make_config(arm: SystemArm, work: ProcessRuns, kv_bytes: int) -> SystemConfig:
+def make_config(arm: SystemArm, runs: SystemRuns, kv_bytes: int) -> SystemConfig:
     """Return an arm's configuration."""
     settings: dict[str, Any] = {
-        "device_tokens": DEVICE_TOKENS[work.profile],
+        "device_tokens": DEVICE_TOKENS[runs.profile],
         "fixed_outputs": True,  # as in replays and in all previous runs
         **arm.settings,
     }
     if arm.host_ratio:
-        profile = load_profile(work.profile)
+        profile = load_profile(runs.profile)
         assert profile.host is not None
         settings["host"] = TierSpec(
             arm.host_ratio * settings["device_tokens"] * kv_bytes,
@@ -195,25 +206,27 @@ def make_config(arm: SystemArm, work: ProcessRuns, kv_bytes: int) -> SystemConfi
     return SystemConfig(**settings)
 
 
-def run_process(context: RunContext, work: ProcessRuns) -> dict[str, Any]:
+def measure_runs(run: QuestionRun, runs: SystemRuns) -> dict[str, Any]:
     """Return the saturation, and the figures of every arm at every load."""
-    limit = MAX_REQUEST_TOKENS.get(work.profile)
-    requests = trace_of(work.workload, work.seed, context.data, limit)
-    workload = Workload(CompactTrace(requests), seed=work.seed)
-    profile = load_profile(work.profile)
-    loop = "closed" if work.workload == "agentic" else "turns-wait"
+    limit_tokens = MAX_REQUEST_TOKENS.get(runs.profile)
+    requests = trace_of(runs.workload, runs.seed, run.data_folder, limit_tokens)
+    workload = Workload(CompactTrace(requests), seed=runs.seed)
+    profile = load_profile(runs.profile)
+    loop = "closed" if runs.workload == "agentic" else "turns-wait"
 
-    def system(arm: SystemArm) -> LoadedSystem:
-        configuration = make_config(arm, work, profile.kv_bytes_per_token)
+    def loaded_system(arm: SystemArm) -> LoadedSystem:
+        configuration = make_config(arm, runs, profile.kv_bytes_per_token)
         return LoadedSystem(workload, configuration, profile, loop=loop, logged_times=True)
 
-    saturation = system(work.arms[0]).saturation(work.seed)
-    runs = {
-        f"{arm.key}@{load:g}": stored_figures(system(arm).run_at(load * saturation, work.seed))
-        for arm, load in itertools.product(work.arms, LOADS)
+    saturation = loaded_system(runs.arms[0]).saturation(runs.seed)
+    figures = {
+        f"{arm.key}@{load:g}": stored_figures(
+            loaded_system(arm).run_at(load * saturation, runs.seed)
+        )
+        for arm, load in itertools.product(runs.arms, LOADS)
     }
-    length = {"requests": REQUESTS, "sessions": SESSIONS}
-    return {"length": length, "saturation": saturation, "runs": runs}
+    length = {"requests": REQUEST_COUNT, "sessions": AGENT_SESSIONS}
+    return {"length": length, "saturation": saturation, "runs": figures}
 
 
 def stored_figures(run: LoadRun) -> dict[str, float]:
@@ -237,6 +250,6 @@ def stored_figures(run: LoadRun) -> dict[str, float]:
 
 
 QUESTIONS = tuple(
-    Question(f"simulated/{work.key}", "TTFT by arm and load", partial(run_process, work=work), 5)
-    for work in process_runs()
+    Question(f"simulated/{runs.key}", "TTFT by arm and load", partial(measure_runs, runs=runs), 5)
+    for runs in all_system_runs()
 )

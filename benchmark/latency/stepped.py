@@ -37,13 +37,14 @@ from slices import arm_order, cut_evenly, due_times, rate_of
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, middle_token_ids
 
-TICK_S = 1.0
+TIME_MESSAGE_S = 1.0
 """Seconds between two messages with the time."""
-IDLE_S = 0.01
-"""Sleep of a scheduler without work, s."""
+IDLE_STEP_S = 0.01
+"""Time that a step without a batch takes."""
 WARM_UP_REQUESTS, KV_TOKENS, COMMON_ARGUMENTS = 60, 16_384, ("--chunked-prefill-size", "128")
-SCALE_LENGTHS = Fraction(1, 64)
-FILES = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}
+LENGTH_SCALE = Fraction(1, 64)
+"""Factor of all lengths in tokens: the model is small."""
+TRACE_FILES = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}
 
 
 class SkippingClock:
@@ -60,7 +61,7 @@ class SkippingClock:
 
 
 class ArmScheduler:
-    """One arm's scheduler."""
+    """One arm's scheduler, whose time is its own CPU time."""
 
     def __init__(self, model: Path, arguments: list[str]) -> None:
         self.clock = SkippingClock()
@@ -72,7 +73,7 @@ class ArmScheduler:
         self._scheduler = self._engine.scheduler
 
     def serve(self, slice_requests: Sequence[Any], due_s: Sequence[float]) -> dict[str, Any]:
-        """Every request of ``slice_requests``, prompt, tokens to generate and stamp, when it is due."""
+        """Serve a slice: prompts, tokens to generate and stamps, each at its due time; return its figures."""
         from sglang_canopy.server.scheduler.admission import admission_of
 
         start_s, clock = self.clock(), self.clock
@@ -80,7 +81,7 @@ class ArmScheduler:
         pending.reverse()
         open_requests: list[OpenRequest] = []
         rows: list[dict[str, Any]] = []
-        last_tick_s, waiting_area = 0.0, 0.0
+        last_message_s, waiting_request_s = 0.0, 0.0
         while pending or open_requests:
             now_s = clock() - start_s
             if not open_requests and pending:
@@ -91,12 +92,12 @@ class ArmScheduler:
                 time_s = start_s + request_due_s
                 req = self._engine.feed(ids, new_tokens, time_s=time_s, stamp=stamp)
                 open_requests.append(OpenRequest(request_due_s, len(ids), req))
-            if now_s - last_tick_s >= TICK_S:
-                last_tick_s = now_s
+            if now_s - last_message_s >= TIME_MESSAGE_S:
+                last_message_s = now_s
                 self._broadcast_time(start_s + now_s)
             waiting = len(self._scheduler.waiting_queue)
             self._step()
-            waiting_area += waiting * (clock() - start_s - now_s)
+            waiting_request_s += waiting * (clock() - start_s - now_s)
             step_end_s = clock() - start_s
             open_requests = [r for r in open_requests if not record_if_done(r, step_end_s, rows)]
         seconds = clock() - start_s
@@ -105,7 +106,7 @@ class ArmScheduler:
         return {
             "rows": rows,
             "seconds": seconds,
-            "waiting": waiting_area / seconds,
+            "waiting": waiting_request_s / seconds,
             "gate": None if admission is None else stats_of(admission.gate),
             "whatif": None if admission is None else stats_of(core.live.meter),
         }
@@ -114,7 +115,7 @@ class ArmScheduler:
         """Make a step. Time passes if the gate holds all waiting requests."""
         self._engine.step()
         if self._scheduler.last_batch is None:
-            self.clock.skipped_s += IDLE_S
+            self.clock.skipped_s += IDLE_STEP_S
 
     def _broadcast_time(self, time_s: float) -> None:
         from sglang_canopy.server.scheduler.admission import take_times
@@ -129,7 +130,7 @@ def stats_of(part: Any) -> Any:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request without a whole answer; its due time is in seconds from the slice's start."""
+    """A request without a whole answer. Times are in seconds from the slice's start."""
 
     due_s: float
     prompt_tokens: int
@@ -155,23 +156,23 @@ def record_if_done(request: OpenRequest, now_s: float, rows: list[dict[str, Any]
 
 
 def run_arm_process(pipe: Any, model: Path, arguments: list[str]) -> None:
-    """A process of one arm."""
+    """Run an arm's scheduler in this process; serve each slice that the pipe receives."""
     import torch
 
     torch.set_num_threads(1)
     engine = ArmScheduler(model, arguments)
     pipe.send("ready")
     with torch.no_grad():
-        while (asked := pipe.recv()) is not None:
-            pipe.send(engine.serve(*asked))
+        while (slice_and_times := pipe.recv()) is not None:
+            pipe.send(engine.serve(*slice_and_times))
     os._exit(0)  # SGLang's threads would keep the process
 
 
 class ArmProcess:
-    """The driver's end of one."""
+    """An arm's process, seen from the driver, and its results."""
 
-    def __init__(self, text: str) -> None:
-        self.name, _, arguments = text.partition("=")
+    def __init__(self, option: str) -> None:
+        self.name, _, arguments = option.partition("=")
         self.arguments = shlex.split(arguments)
         self.slice_rows: list[list[dict[str, Any]]] = []
         self.slice_seconds: list[float] = []
@@ -195,16 +196,16 @@ class ArmProcess:
         return answer
 
 
-def run_loads(args: argparse.Namespace, arms: list[ArmProcess], result: ResultFile) -> None:
-    """Every load, slice by slice."""
+def run_loads(args: argparse.Namespace, arms: list[ArmProcess], result_file: ResultFile) -> None:
+    """Measure every load that the result file does not have."""
     request_count = WARM_UP_REQUESTS + args.slices * args.slice_requests
-    trace = open_trace(args.data / f"mooncake/{FILES[args.trace]}.jsonl", "mooncake")
+    trace = open_trace(args.data / f"mooncake/{TRACE_FILES[args.trace]}.jsonl", "mooncake")
     requests = list(itertools.islice(trace, args.skip, args.skip + request_count))
-    materialiser = Materialiser(requests, middle_token_ids(1 << 15), SCALE_LENGTHS)
+    materialiser = Materialiser(requests, middle_token_ids(1 << 15), LENGTH_SCALE)
     for load in args.loads:
-        if not result.is_measured(load):
+        if not result_file.is_measured(load):
             load_run = run_load(args, arms, materialiser, load)
-            result.add(load_run)
+            result_file.add(load_run)
             print(f"{load_run['load']:.0%} of saturation: {load_run['figures']}", flush=True)
             print(f"waiting on average: {load_run['waiting']}", flush=True)
 
@@ -232,13 +233,13 @@ def run_load(
     for number, part in enumerate(parts):
         slice_prompts, due_s = prompts(part), due_times(part, rate, seed=number)
         for arm in arm_order(arms, number):
-            result = arm.serve(slice_prompts, due_s)
-            arm.slice_rows.append(result["rows"])
-            arm.slice_seconds.append(result["seconds"])
-            arm.mean_waiting.append(result["waiting"])
-            arm.whatif = result["whatif"]
-            if result["gate"] is not None:
-                arm.gate_activations = result["gate"]["times_activated"]
+            served = arm.serve(slice_prompts, due_s)
+            arm.slice_rows.append(served["rows"])
+            arm.slice_seconds.append(served["seconds"])
+            arm.mean_waiting.append(served["waiting"])
+            arm.whatif = served["whatif"]
+            if served["gate"] is not None:
+                arm.gate_activations = served["gate"]["times_activated"]
         means = ", ".join(f"{a.name} {figures(a.slice_rows[-1:])['mean']:.2f} s" for a in arms)
         print(f"{load:.0%}, slice {number + 1}: {means}", file=sys.stderr, flush=True)
     base_arm = arms[0]
@@ -271,7 +272,7 @@ def main() -> None:
     add("--out", type=Path, required=True, help="result, JSON")
     add("--model", type=Path, required=True, help="model directory")
     add("--arm", type=ArmProcess, action="append", required=True, dest="arms")
-    add("--trace", choices=sorted(FILES), required=True)
+    add("--trace", choices=sorted(TRACE_FILES), required=True)
     add("--loads", type=lambda t: [float(n) for n in t.split(",")], default="1.1")
     add("--slices", type=int, default=8)
     add("--slice-requests", type=int, default=250)

@@ -31,7 +31,7 @@ from support.small_models import change_config  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
-RESULTS = Path(__file__).parent / "results" / "long_prompts.json"
+RESULT_FILE = Path(__file__).parent / "results" / "long_prompts.json"
 PAGE_TOKENS, CONVERSATION_COUNT, REQUESTS_PER_S, PROMPT_BLOCKS = 64, 8, 20, (500, 1000)
 ARMS = {
     "wa": ("--radix-eviction", "wa"),
@@ -43,20 +43,21 @@ ARMS = {
 
 
 def send_prompt(url: str, prompt: list[int]) -> int:
-    """Send a prompt; return its cached tokens."""
+    """Send a prompt for one token; return the prompt's cached tokens."""
     sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
     answer = post(f"{url}/generate", {"input_ids": prompt, "sampling_params": sampling})
     return int(answer["meta_info"]["cached_tokens"])
 
 
 def measure_arm(name: str, seconds: int, folder: Path) -> dict[str, Any]:
+    """Serve an arm; return shares of the thread's time, cached share of prompt tokens, and the longest call."""
     rng = random.Random(1)
     conversations = [
         [rng.randrange(1000, 40000) for _ in range(PAGE_TOKENS * rng.randint(*PROMPT_BLOCKS) + 1)]
         for _ in range(CONVERSATION_COUNT)
     ]
-    tokens = 2 * CONVERSATION_COUNT * PAGE_TOKENS * PROMPT_BLOCKS[1]
-    arguments = cpu_arguments(folder / "model", kv_tokens=tokens, dtype="float32")
+    kv_tokens = 2 * CONVERSATION_COUNT * PAGE_TOKENS * PROMPT_BLOCKS[1]
+    arguments = cpu_arguments(folder / "model", kv_tokens=kv_tokens, dtype="float32")
     arguments += ["--load-format", "dummy", "--page-size", str(PAGE_TOKENS), *ARMS[name]]
     context_tokens = PAGE_TOKENS * PROMPT_BLOCKS[1] + 4096
     arguments += ["--context-length", str(context_tokens), "--chunked-prefill-size", "2048"]
@@ -68,33 +69,36 @@ def measure_arm(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         for conversation in conversations:
             send_prompt(server.url, conversation)
         time.sleep(1.5)  # the scheduler writes its clocks once a second
-        start_times, start = json.loads(clocks.read_text()), time.monotonic()
+        clocks_before, start_s = json.loads(clocks.read_text()), time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(CONVERSATION_COUNT) as pool:
             answers = []
             for number in range(REQUESTS_PER_S * seconds):
-                time.sleep(max(0.0, start + number / REQUESTS_PER_S - time.monotonic()))
+                time.sleep(max(0.0, start_s + number / REQUESTS_PER_S - time.monotonic()))
                 conversation = conversations[number % CONVERSATION_COUNT]
                 conversation.append(rng.randrange(1000, 40000))
                 answer = pool.submit(send_prompt, server.url, list(conversation))
                 answers.append((len(conversation), answer))
             cached_tokens = sum(answer.result() for _, answer in answers)
-        took_s = time.monotonic() - start
+        took_s = time.monotonic() - start_s
         time.sleep(1.5)
-        end_times = json.loads(clocks.read_text())
+        clocks_after = json.loads(clocks.read_text())
     hook_s = {
-        key: row["seconds"] - start_times["hooks"].get(key, {"seconds": 0.0})["seconds"]
-        for key, row in end_times["hooks"].items()
+        key: row["seconds"] - clocks_before["hooks"].get(key, {"seconds": 0.0})["seconds"]
+        for key, row in clocks_after["hooks"].items()
     }
-    timed = {"hooks": {key: {"seconds": s} for key, s in hook_s.items()}, "thread_s": took_s}
+    window_clocks = {
+        "hooks": {key: {"seconds": s} for key, s in hook_s.items()},
+        "thread_s": took_s,
+    }
     return {
         "requests": len(answers),
         "seconds": round(took_s, 1),
         "rate": round(len(answers) / took_s, 2),
         "cached": round(cached_tokens / sum(length for length, _ in answers), 4),
-        "thread": round((end_times["thread_s"] - start_times["thread_s"]) / took_s, 4),
-        "hooks": thread_share(timed),
-        "tree": thread_share(timed, TREE_PREFIX),
-        "longest_ms": round(1e3 * longest_call_s(end_times), 2),
+        "thread": round((clocks_after["thread_s"] - clocks_before["thread_s"]) / took_s, 4),
+        "hooks": thread_share(window_clocks),
+        "tree": thread_share(window_clocks, TREE_PREFIX),
+        "longest_ms": round(1e3 * longest_call_s(clocks_after), 2),
         "by_hook": {
             key: round(value / took_s, 5)
             for key, value in sorted(hook_s.items(), key=lambda pair: -pair[1])[:12]
@@ -105,7 +109,7 @@ def measure_arm(name: str, seconds: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path, default=RESULT_FILE)
     args = parser.parse_args()
     rows = {}
     with tempfile.TemporaryDirectory() as folder:

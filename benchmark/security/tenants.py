@@ -149,9 +149,7 @@ class Hostile:
             "canopy_ttl_s": 30 * 24 * 3600,
             "canopy_slo_ms": 1,
         }
-        return (
-            {**hints, "canopy_over": True} if step % 10 == 4 else {**hints, "canopy_return_in_s": 1}
-        )
+        return hints | ({"canopy_over": True} if step % 10 == 4 else {"canopy_return_in_s": 1})
 
     def _probe(self, url: str, step: int, honest_prompt: list[int]) -> None:
         """Send the honest tenant's prompt and document from an unused namespace: any reuse is a leak."""

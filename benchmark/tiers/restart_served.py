@@ -127,9 +127,8 @@ def run_arm(
             ready_s = time.monotonic() - launch_s
             if window == 0:
                 replay(server.url, [(at, ids) for at, ids in requests if at < start_s], 0.0)
-            window_requests = [
-                (at, ids) for at, ids in requests if start_s <= at < start_s + WINDOW_S
-            ]
+            end_s = start_s + WINDOW_S
+            window_requests = [(at_s, ids) for at_s, ids in requests if start_s <= at_s < end_s]
             row = {"window": window, **replay(server.url, window_requests, start_s)}
             stop_start_s = time.monotonic()
             os.kill(server.process.pid, signal.SIGTERM)

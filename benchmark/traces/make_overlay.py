@@ -36,11 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_overlay(args: argparse.Namespace) -> int:
-    """The file is written under another name first: a trace that is there is a whole one."""
-    requests, last_s, started = 0, 0.0, set()
-    overlaid = overlay(
-        args.archive, args.conversations, args.window_s, args.seed, skip_bad=args.skip_bad
-    )
+    """Write the trace under another name first, so that a file of its name is complete."""
+    request_count, last_s, started_users = 0, 0.0, set()
+    chosen = (args.archive, args.conversations, args.window_s, args.seed)
+    overlaid = overlay(*chosen, skip_bad=args.skip_bad)
     output = Path(args.output)
     partial = output.with_name(f".partial.{output.name}")
     try:
@@ -50,15 +49,15 @@ def write_overlay(args: argparse.Namespace) -> int:
         ):
             for request in overlaid:
                 out.write(flat_line(request) + "\n")
-                requests, last_s = requests + 1, request.time_s
-                if request.user not in started:
-                    started.add(request.user)
+                request_count, last_s = request_count + 1, request.time_s
+                if request.user not in started_users:
+                    started_users.add(request.user)
                     bar.update()
         partial.replace(output)
     finally:
         partial.unlink(missing_ok=True)
     print(
-        f"{output}: {requests} requests of {len(started)} conversations over {last_s:.0f} s",
+        f"{output}: {request_count} requests of {len(started_users)} conversations over {last_s:.0f} s",
         file=sys.stderr,
     )
     return 0

@@ -26,18 +26,20 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """One conversation of an overlay: which file of the archive, when, which copy of it."""
+class ConversationStart:
+    """When a conversation of an overlay starts, the number of its file in the archive, and of its copy."""
 
     time_s: float
     file_index: int
     copy_index: int
 
 
-def choose_starts(file_count: int, conversations: int, window_s: float, seed: int) -> list[Start]:
-    """Starts of ``conversations`` of ``file_count`` files, uniform in ``window_s``, by time.
+def choose_starts(
+    file_count: int, conversations: int, window_s: float, seed: int
+) -> list[ConversationStart]:
+    """Draw when ``conversations`` of ``file_count`` files start, uniformly in ``window_s``; sorted by time.
 
-    None is taken twice before all were taken once. Raises ``CanopyError``.
+    No file is chosen again before all are chosen once. Raises ``CanopyError``.
     """
     if conversations < 1:
         raise CanopyError(f"conversations must be 1 or more, got {conversations}")
@@ -45,14 +47,14 @@ def choose_starts(file_count: int, conversations: int, window_s: float, seed: in
         raise CanopyError(f"the window must be a positive number of seconds, got {window_s}")
     rng = random.Random(seed)
     file_order = list(range(file_count))
-    picked: list[tuple[int, int]] = []
+    chosen: list[tuple[int, int]] = []
     for copy_index in itertools.count():
         rng.shuffle(file_order)
-        picked += [(file, copy_index) for file in file_order[: conversations - len(picked)]]
-        if len(picked) == conversations:
+        chosen += [(file, copy_index) for file in file_order[: conversations - len(chosen)]]
+        if len(chosen) == conversations:
             break
     # Microseconds: a start prints and reads back as itself.
-    starts = [Start(round(rng.uniform(0, window_s), 6), *pair) for pair in picked]
+    starts = [ConversationStart(round(rng.uniform(0, window_s), 6), *pair) for pair in chosen]
     return sorted(starts, key=lambda s: (s.time_s, s.file_index, s.copy_index))
 
 
@@ -78,43 +80,43 @@ def overlay(
 
 
 def _merge(
-    starts: list[Start],
+    starts: list[ConversationStart],
     texts: dict[int, tuple[str, bytes]],
     tolerance: lines.Tolerance,
     heads: SharedHeads,
 ) -> Iterator[TraceRequest]:
     running: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]] = []
-    first_id, shared = 0, agentic.SharedIds()
+    first_free_id, shared_ids = 0, agentic.SharedIds()
     for order, start in enumerate([*starts, None]):
         while running and (start is None or running[0][0] < start.time_s):
-            _, tie, request, requests = running[0]
+            _, tie_breaker, request, requests = running[0]
             yield request
             next_request = next(requests, None)
             if next_request is None:
                 heapq.heappop(running)
             else:
-                heapq.heapreplace(running, (next_request.time_s, tie, next_request, requests))
+                following = (next_request.time_s, tie_breaker, next_request, requests)
+                heapq.heapreplace(running, following)
         if start is None:
             return
         name, text = texts[start.file_index]
         try:
-            conversation = agentic.parse_conversation(
-                lines.parse_object(text), name, start.file_index + 1
-            )
+            record = lines.parse_object(text)
+            conversation = agentic.parse_conversation(record, name, start.file_index + 1)
         except lines.BadLine as error:
             tolerance.count_bad(start.file_index + 1, str(error), name=name)
             continue
         if conversation.source is None:
-            requests = _place_private(conversation, start, first_id, heads)
-            first_id += conversation.max_block_id + 1
+            requests = _place_private(conversation, start, first_free_id, heads)
+            first_free_id += conversation.max_block_id + 1
         else:
-            requests = _place_shared(conversation, start, shared)
+            requests = _place_shared(conversation, start, shared_ids)
         first_request = next(requests)
         heapq.heappush(running, (first_request.time_s, order, first_request, requests))
 
 
 def _place_private(
-    conversation: agentic.Conversation, start: Start, first_id: int, heads: SharedHeads
+    conversation: agentic.Conversation, start: ConversationStart, first_id: int, heads: SharedHeads
 ) -> Iterator[TraceRequest]:
     # One int object a block, shared by all requests: a long conversation repeats them by the
     # thousand.
@@ -130,7 +132,7 @@ def _place_private(
 
 
 def _place_shared(
-    conversation: agentic.Conversation, start: Start, ids: agentic.SharedIds
+    conversation: agentic.Conversation, start: ConversationStart, ids: agentic.SharedIds
 ) -> Iterator[TraceRequest]:
     """Requests whose block ids are valid in all sessions of their user; copies have users of their
     own."""
@@ -142,7 +144,7 @@ def _place_shared(
 
 
 def flat_line(request: TraceRequest) -> str:
-    """``request`` as one line of an overlay; the agentic reader gives the same request back."""
+    """Return ``request`` as a line of an overlay, which the agentic reader reads back."""
     record: dict[str, Any] = {
         "t": request.time_s,
         "in": request.input_tokens,

@@ -23,7 +23,7 @@ class SharedHeads:
         """(model, tool tokens, system prompt tokens if the block overlaps it, block index) -> block id."""
 
     def share(self, conversation: Conversation, ids: list[int]) -> None:
-        """Replace the ids of shared heads. ``ids``: local block id -> new id.
+        """Replace the ids of shared heads in ``ids``, which maps a conversation's block ids to the overlay's.
 
         Ids stay chained: equal ids, equal prefixes. If a file's ids show that two of its agents
         differ, they and all blocks after them stay different.
@@ -31,17 +31,19 @@ class SharedHeads:
         new_ids: dict[int, int] = {}
         used_ids: set[int] = set()
         for (model, tool_tokens, system_tokens), head in _heads(conversation):
-            for index, block in enumerate(head):
+            for index, block_id in enumerate(head):
                 key: tuple[str | int, ...] = (model, tool_tokens, index)
                 if (index + 1) * conversation.requests[0].block_tokens > tool_tokens:
                     key = (model, tool_tokens, system_tokens, index)
-                shared_id = self._shared_ids.get(key, ids[block])
-                if new_ids.get(block) != shared_id and (block in new_ids or shared_id in used_ids):
+                shared_id = self._shared_ids.get(key, ids[block_id])
+                if new_ids.get(block_id) != shared_id and (
+                    block_id in new_ids or shared_id in used_ids
+                ):
                     break
-                new_ids[block] = self._shared_ids[key] = shared_id
+                new_ids[block_id] = self._shared_ids[key] = shared_id
                 used_ids.add(shared_id)
-        for block, shared_id in new_ids.items():
-            ids[block] = shared_id
+        for block_id, shared_id in new_ids.items():
+            ids[block_id] = shared_id
 
 
 def _heads(conversation: Conversation) -> Iterator[tuple[tuple[str, int, int], tuple[int, ...]]]:

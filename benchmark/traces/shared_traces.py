@@ -18,21 +18,26 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 
 DAY_S = 86400.0
-MOONCAKE = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
+MOONCAKE_FILES = {
+    "conversation": "conversation_first60.jsonl",
+    "synthetic": "synthetic_trace.jsonl",
+}
 
 
-def mooncake(data: Path, name: str, count: int | None = None, skip: int = 0) -> list[TraceRequest]:
+def mooncake(
+    data_folder: Path, name: str, count: int | None = None, skip: int = 0
+) -> list[TraceRequest]:
     """Mooncake's ``conversation`` (real) or ``synthetic``: no types, no users, conversations inferred
     from blocks; ``count`` requests (all by default) after the first ``skip``."""
-    requests = open_trace(data / "mooncake" / MOONCAKE[name], "mooncake")
+    requests = open_trace(data_folder / "mooncake" / MOONCAKE_FILES[name], "mooncake")
     return list(islice(requests, skip, None if count is None else skip + count))
 
 
 def agents(
-    data: Path, conversations: int, window_s: float = 7200.0, seed: int = 1
+    data_folder: Path, conversations: int, window_s: float = 7200.0, seed: int = 1
 ) -> list[TraceRequest]:
     """Real agents' conversations, overlaid: started within ``window_s``."""
-    archive = data / "agentic_coding" / "traces_500.tar.xz"
+    archive = data_folder / "agentic_coding" / "traces_500.tar.xz"
     return list(overlay(archive, conversations, window_s, seed))
 
 

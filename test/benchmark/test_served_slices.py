@@ -38,28 +38,28 @@ def test_slices_have_about_as_many_prompt_tokens_each(prompt_tokens: list[int], 
 
 
 def test_requests_of_the_last_time_stamp_are_spread() -> None:
-    due_s = slices.due_times(planned_of([0, 0, 3, 3, 6, 6]), rate=2.0, seed=0)
+    due_s = slices.due_times(planned_of([0, 0, 3, 3, 6, 6]), rate_per_s=2.0, seed=0)
     assert due_s == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
 
 
 def test_the_gaps_are_those_of_the_trace() -> None:
-    due_s = slices.due_times(planned_of([0.0, 1.0, 4.0, 5.0]), rate=1.0, seed=0)
+    due_s = slices.due_times(planned_of([0.0, 1.0, 4.0, 5.0]), rate_per_s=1.0, seed=0)
     gaps_s = [later - earlier for earlier, later in itertools.pairwise(due_s)]
     assert gaps_s[1] == pytest.approx(3 * gaps_s[0])
     assert gaps_s[2] == pytest.approx(gaps_s[0])
 
 
 def test_requests_of_one_stamp_arrive_as_a_poisson_process() -> None:
-    due_s = slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=3)
+    due_s = slices.due_times(planned_of([7.0] * 400), rate_per_s=4.0, seed=3)
     assert len(set(due_s)) == 400
     assert due_s[-1] == pytest.approx(100.0, rel=0.15)
-    assert due_s == slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=3)
-    assert due_s != slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=4)
+    assert due_s == slices.due_times(planned_of([7.0] * 400), rate_per_s=4.0, seed=3)
+    assert due_s != slices.due_times(planned_of([7.0] * 400), rate_per_s=4.0, seed=4)
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=40).map(sorted), st.floats(0.1, 50.0))
 def test_due_times_ascend_from_the_start_at_the_rate(times_s: list[int], rate: float) -> None:
-    due_s = slices.due_times(planned_of([3.0 * time_s for time_s in times_s]), rate=rate, seed=0)
+    due_s = slices.due_times(planned_of([3.0 * time_s for time_s in times_s]), rate_per_s=rate, seed=0)
     assert len(due_s) == len(times_s)
     assert due_s == sorted(due_s)
     assert due_s[0] >= 0.0
@@ -81,7 +81,7 @@ def request_rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired, "BOOTSTRAP_DRAWS", 100)
+    monkeypatch.setattr(paired, "BOOTSTRAP_SAMPLES", 100)
 
 
 @pytest.mark.usefixtures("few_draws")

@@ -96,7 +96,7 @@ def test_no_request_is_overtaken_beyond_its_bound(
     """There are more clients than running requests, so the queue never empties. ``is_predicted``: whether the length of
     answers is known; if not, they are longer, and the bound of the clock alone holds."""
     server = overtaking.QueuingServer(overtaking.first_come, max_running, pool_tokens)
-    order = overtaking.Bounded(server)
+    order = overtaking.BoundedOrder(server)
     order.adopts_answers = False
 
     def send() -> None:
@@ -107,8 +107,9 @@ def test_no_request_is_overtaken_beyond_its_bound(
 
     def work_s(job: overtaking.QueuedRequest) -> float:
         kv_fraction = (job.prompt_tokens + job.answer_tokens) / pool_tokens
-        answer_s = job.answer_tokens * server.step_s * min(1.0, max(1 / max_running, kv_fraction))
-        return job.prompt_tokens * server.token_s + answer_s
+        share = min(1.0, max(1 / max_running, kv_fraction))
+        answer_s = job.answer_tokens * server.decode_step_s * share
+        return job.prompt_tokens * server.prefill_token_s + answer_s
 
     for _ in range(max_running + rng.randint(2, 12)):
         send()

@@ -54,19 +54,19 @@ def test_a_table_has_the_median_of_the_runs() -> None:
         RUN_ROW | {"cpu_s": {"scheduler": 3, "http": 5}} | compare.summary(finished_run(), wall_s)
         for wall_s in (10.0, 30.0, 20.0)
     ]
-    table = compare.table(rows)
+    table = compare.markdown_tables(rows)
     assert "| lru | 3 | 20 | 4 | 360 | 0.2 | 0.25 | 1 |" in table
     assert "| dear-4, wall_s | 20 (4) |" in table
 
 
 def test_a_server_that_ended_is_a_row_without_figures() -> None:
-    table = compare.table([RUN_ROW | {"server_ended": "RuntimeError: Out of memory"}])
+    table = compare.markdown_tables([RUN_ROW | {"server_ended": "RuntimeError: Out of memory"}])
     assert "| lru | 1 |" + " - |" * 13 in table
     assert "lru: the server ended with RuntimeError: Out of memory" in table
 
 
 def test_a_ratio_is_paired_by_round() -> None:
-    assert no_gain.ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0]) == [2.0, 2.0, 2.0]
+    assert no_gain.paired_ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0]) == [2.0, 2.0, 2.0]
 
 
 def test_every_arm_of_auto_has_one_of_sglangs_beside_it() -> None:

@@ -12,17 +12,17 @@ from cachetune.measure import compare_arms
 from cachetune.questions import read_questions
 from comparators.quality import mean_and_error
 
-from question import Question, RunContext
+from question import Question, QuestionRun
 
 QUESTION_COUNT = 20
 Rows = dict[str, dict[str, Any]]
 
 
-def run_quality(context: RunContext, data: str) -> dict[str, Any]:
+def run_quality(run: QuestionRun, data: str) -> dict[str, Any]:
     """Run the arms on the data set's questions."""
-    examples = read_questions(context.data, data, QUESTION_COUNT)
+    examples = read_questions(run.data_folder, data, QUESTION_COUNT)
     rows = by_arm([compare_arms(example, QUALITY_ARMS) for example in examples])
-    pictures.draw_selectors(context.figure(), rows, data)
+    pictures.draw_selectors(run.figure_path(), rows, data)
     settings = {"questions": len(examples), "documents": 6, "chunk_tokens": 160, "threads": 1}
     return {**settings, "data": data, "arms": rows}
 

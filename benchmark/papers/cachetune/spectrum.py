@@ -17,7 +17,7 @@ from canopy_documents.fuse.rows import prefill
 from canopy_documents.fuse.selectors.base import top_positions
 from canopy_documents.fuse.selectors.frequency import FrequencySelector, layer_scores
 from canopy_documents.store.chunk import Chunk
-from question import Question, RunContext
+from question import Question, QuestionRun
 
 QUESTION_COUNT = 3
 BANDS = 20
@@ -26,13 +26,13 @@ FIRST_TOKENS = 16
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)
 
 
-def measure(context: RunContext) -> dict[str, Any]:
+def measure(run: QuestionRun) -> dict[str, Any]:
     """Measure energy by band on two data sets, and the stability and positions of the chosen tokens."""
     model, _ = load_model()
     spectra, overlaps = {}, []  # type: ignore[var-annotated]
     for data in ("musique", "hotpotqa"):
         bands = []
-        for example in read_questions(context.data, data, QUESTION_COUNT):
+        for example in read_questions(run.data_folder, data, QUESTION_COUNT):
             case = case_of(example)
             cache = dense_cache(model, len(case.ids))
             prefill(model, torch.tensor(case.ids), cache)
@@ -40,9 +40,8 @@ def measure(context: RunContext) -> dict[str, Any]:
             encoder = Encoder(model)
             overlaps += [_selection_overlap(encoder.encode(d)) for d in case.documents[:3]]
         spectra[data] = torch.stack(bands).mean(0)
-    pictures.draw_spectrum(
-        context.figure(), {data: shares.tolist() for data, shares in spectra.items()}
-    )
+    curves = {data: shares.tolist() for data, shares in spectra.items()}
+    pictures.draw_spectrum(run.figure_path(), curves)
     return {
         "questions": QUESTION_COUNT,
         "energy": {data: _shares(shares) for data, shares in spectra.items()},

@@ -17,7 +17,7 @@ from canopy_lab.group_ttl.learn import LearningOptions, equal_bytes_hit_ratio, l
 from canopy_lab.group_ttl.paths import Paths, paths_of, segments_of
 from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from canopy_lab.plan.disk_class import GIB
-from question import Question, RunContext
+from question import Question, QuestionRun
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 TTLS_S = (10.0, 30.0, 60.0, 300.0)
@@ -25,17 +25,17 @@ LEARNT_TTLS_S = (30.0, 300.0)
 SPAN_S = {"A": 2400.0, "B": 600.0, "C": 7200.0}
 
 
-def figure_14(context: RunContext) -> Any:
+def figure_14(run: QuestionRun) -> Any:
     """Return points of hit ratio over one TTL at the same average bytes, replayed, by trace."""
-    rows_by_trace = {name: _compare_trace(name, context) for name in TRACES}
-    _draw(rows_by_trace, context.figure())
+    rows_by_trace = {name: _compare_trace(name, run) for name in TRACES}
+    _draw(rows_by_trace, run.figure_path())
     return rows_by_trace
 
 
-def _compare_trace(name: str, context: RunContext) -> list[dict[str, Any]]:
+def _compare_trace(name: str, run: QuestionRun) -> list[dict[str, Any]]:
     """Return one trace's gains in hindsight at each TTL, and in the second half if learnt from the
     first."""
-    trace = long_trace(name, context.data)
+    trace = long_trace(name, run.data_folder)
     end_s = trace[0].time_s + SPAN_S[name]
     log = paths_of([r for r in trace if r.time_s <= end_s])
     segments = segments_of(log)

@@ -16,7 +16,7 @@ from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.search import search
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import cost_bounds
-from question import Question, RunContext
+from question import Question, QuestionRun
 
 PAPER_GRID_GIB = (GridAxis(0.0, 2048.0, 512.0), GridAxis(0.0, 2400.0, 600.0))
 """The coarse grid that the paper's search begins with (section 5.3.1): DRAM and disk, GB."""
@@ -31,8 +31,8 @@ SLO_COUNT = 100
 class SizeEvaluator:
     """Evaluates sizes for a trace and a number of instances; each once."""
 
-    def __init__(self, name: str, instances: int, context: RunContext) -> None:
-        self.inputs = setting.make_inputs(name, context.data)
+    def __init__(self, name: str, instances: int, run: QuestionRun) -> None:
+        self.inputs = setting.make_inputs(name, run.data_folder)
         self.instances = instances
         self.evaluations: dict[Configuration, dict[str, Any]] = {}
 
@@ -78,12 +78,12 @@ class SizeEvaluator:
         return list(result.rows.values())
 
 
-def figure_13(context: RunContext) -> Any:
+def figure_13(run: QuestionRun) -> Any:
     """Evaluations, dominated volume and cost regret: a fine grid, the paper's search, ours, and as
     many random points of the grid as each search took."""
     cases: dict[str, Any] = {}
     for name in ("A", "C"):
-        evaluator = SizeEvaluator(name, 1, context)
+        evaluator = SizeEvaluator(name, 1, run)
         rows_by_search = {
             "Algorithm 1": evaluator.run_paper_search(),
             "canopy plan": evaluator.run_planner(),
@@ -100,7 +100,7 @@ def figure_13(context: RunContext) -> Any:
                 str(count): measure_placebo(judge, grid, count) for count in (*sizes, 5)
             },
         }
-    _draw_13(cases, context)
+    _draw_13(cases, run)
     return cases
 
 
@@ -164,18 +164,18 @@ def _least_costs(rows: list[dict[str, Any]], slos_s: tuple[float, ...]) -> list[
     return costs_by_slo
 
 
-def figure_12(context: RunContext) -> Any:
+def figure_12(run: QuestionRun) -> Any:
     """Compare the extremes of the paper's search with fixed DRAM: three traces, one and four instances."""
     cases: dict[str, Any] = {}
     for name in setting.TRACES:
         for instances in setting.INSTANCES:
-            evaluator = SizeEvaluator(name, instances, context)
+            evaluator = SizeEvaluator(name, instances, run)
             rows = evaluator.run_paper_search()
             cases[f"{name}, {instances}"] = {
                 "evaluations": len(rows),
                 "extremes": _compare_extremes(evaluator, rows),
             }
-    _draw_12(cases, context)
+    _draw_12(cases, run)
     return cases
 
 
@@ -211,7 +211,7 @@ def _relative_to(row: dict[str, Any], fixed_dram: dict[str, Any]) -> dict[str, f
     }
 
 
-def _draw_13(cases: dict[str, Any], context: RunContext) -> None:
+def _draw_13(cases: dict[str, Any], run: QuestionRun) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for panel, (name, case) in zip(panels, cases.items()):
         for i, method in enumerate(("grid", *SEARCHES)):
@@ -232,11 +232,11 @@ def _draw_13(cases: dict[str, Any], context: RunContext) -> None:
         panel.grid(alpha=0.25)
     panels[0].set_ylabel("cost over the least that meets the SLO, %")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)  # fmt: skip
-    figure.savefig(context.figure(), dpi=95)
+    figure.savefig(run.figure_path(), dpi=95)
     plt.close(figure)
 
 
-def _draw_12(cases: dict[str, Any], context: RunContext) -> None:
+def _draw_12(cases: dict[str, Any], run: QuestionRun) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(11.5, 3.6), layout="constrained")
     names = ("most throughput", "least mean TTFT", "least cost")
     keys = ("throughput_tokens_per_s", "mean_ttft_s", "cost")
@@ -253,7 +253,7 @@ def _draw_12(cases: dict[str, Any], context: RunContext) -> None:
         panel.grid(alpha=0.25, axis="y")
     panels[0].set_ylabel("% against 1,024 GiB of DRAM\n(cut off at +150)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)  # fmt: skip
-    figure.savefig(context.figure(), dpi=90)
+    figure.savefig(run.figure_path(), dpi=90)
     plt.close(figure)
 
 

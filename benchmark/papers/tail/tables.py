@@ -7,7 +7,7 @@ from typing import Any
 from tail import pictures
 from tail.runs import CAPACITIES, HINDSIGHT, MIN_TOKENS, ONLINE, conversation, gains_over, sweep
 
-from question import Question, RunContext
+from question import Question, QuestionRun
 
 THRESHOLDS = (5376.0, 10752.0, 21504.0, 43008.0)
 FIGURE_5_THRESHOLDS = (10752.0, 21504.0, 32256.0)
@@ -16,9 +16,9 @@ SLO_TOKENS = 21504.0
 COLUMNS = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "tel_ktokens", "over_slo")
 
 
-def tables_1_3(context: RunContext) -> Any:
+def tables_1_3(run: QuestionRun) -> Any:
     """Three tables: against LRU, against Threshold-LRU, and requests over the SLO."""
-    workbench = conversation(context.data)
+    workbench = conversation(run.data_folder)
     rows = sweep(workbench, CAPACITIES, THRESHOLDS, SLO_TOKENS, ONLINE)
     paper_arm, base = "canopy-tlru, fixed Q", f"threshold-lru {MIN_TOKENS}"
     return {
@@ -36,18 +36,16 @@ def tables_1_3(context: RunContext) -> Any:
     }
 
 
-def figure_5(context: RunContext) -> Any:
+def figure_5(run: QuestionRun) -> Any:
     """Return the value of prediction: T-LRU against policies that know ends, lengths, everything."""
     names = ("lru", "SGLang's tlru", "canopy-tlru, fixed Q", "etlru", f"threshold-lru {MIN_TOKENS}")
     arms = [*(a for a in ONLINE if a.label in names), *HINDSIGHT]
-    rows = sweep(conversation(context.data), (0.1,), FIGURE_5_THRESHOLDS, SLO_TOKENS, arms)
+    rows = sweep(conversation(run.data_folder), (0.1,), FIGURE_5_THRESHOLDS, SLO_TOKENS, arms)
     panels = {
         f"threshold {threshold:,.0f} tokens": [r for r in rows if r["threshold"] == threshold]
         for threshold in FIGURE_5_THRESHOLDS
     }
-    pictures.draw_ttft(
-        context.figure(), panels, "conversation, capacity 10% of the distinct blocks"
-    )
+    pictures.draw_ttft(run.figure_path(), panels, "conversation, capacity 10 % of distinct blocks")
     return {"conversation": rows}
 
 

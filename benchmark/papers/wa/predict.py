@@ -11,7 +11,7 @@ from wa.picture import COLOURS, name_axes, new_panels, save
 
 from canopy_lab.characterize.observe import TOP_TURN, Observation, observe
 from canopy_lab.sim.driver import distinct_blocks, simulate
-from question import Question, RunContext
+from question import Question, QuestionRun
 from sglang_canopy.policy.registry import make_policy
 
 MIN_BLOCKS = 2000
@@ -20,7 +20,7 @@ HORIZON_SHARE = 0.45
 """Uses of a stretch are followed for this share of its length."""
 
 
-def figures_15_29(context: RunContext) -> Any:
+def figures_15_29(run: QuestionRun) -> Any:
     """Fit an hour, test the next, another hour of the day, and another day."""
     day, next_day = observe(trace_a()), observe(trace_a(seed=2))
     hour_s = 3600.0
@@ -31,8 +31,8 @@ def figures_15_29(context: RunContext) -> Any:
     }
     for name, trace in (
         ("trace-b", trace_b(2400.0)),
-        ("conversation", mooncake(context.data, "conversation")),
-        ("Mooncake synthetic", mooncake(context.data, "synthetic")),
+        ("conversation", mooncake(run.data_folder, "conversation")),
+        ("Mooncake synthetic", mooncake(run.data_folder, "synthetic")),
     ):
         observation = observe(trace)
         half_s, start_s = observation.span_s / 2.0, float(observation.time_s[0])
@@ -58,8 +58,8 @@ def figures_15_29(context: RunContext) -> Any:
                 for k in ("exponential_here", "exponential_next", "curve_next", "everybody_next")
             },
         }  # fmt: skip
-    result["what a profile of the first half wins in the second"] = _profiled_hits(context)
-    _draw_curves(rows_by_case, context)
+    result["what a profile of the first half wins in the second"] = _profiled_hits(run)
+    _draw_curves(rows_by_case, run)
     return result
 
 
@@ -126,9 +126,9 @@ def _compare_stretches(
     return rows
 
 
-def _profiled_hits(context: RunContext) -> dict[str, Any]:
+def _profiled_hits(run: QuestionRun) -> dict[str, Any]:
     """Block hits in % on the second half of the conversation trace, at 5 % of its blocks."""
-    trace = mooncake(context.data, "conversation")
+    trace = mooncake(run.data_folder, "conversation")
     half = len(trace) // 2
     first, second = trace[:half], trace[half:]
     capacity_blocks = int(0.05 * distinct_blocks(second))
@@ -147,7 +147,7 @@ def _profiled_hits(context: RunContext) -> dict[str, Any]:
     return {k: round(100.0 * v, 2) for k, v in rows.items()}
 
 
-def _draw_curves(rows_by_case: dict[str, Any], context: RunContext) -> None:
+def _draw_curves(rows_by_case: dict[str, Any], run: QuestionRun) -> None:
     names = [n for n in rows_by_case if not n.endswith("3 to 4 h")]
     figure, axes = new_panels(1, len(names), 3.3)
     for axis, name in zip(axes[0], names):
@@ -158,7 +158,7 @@ def _draw_curves(rows_by_case: dict[str, Any], context: RunContext) -> None:
         name_axes(axis, name.replace(", ", ",\n", 1), "seconds since the use", "used again by then")
         axis.set_ylim(0, 1.7 * axis.get_ylim()[1])
         axis.legend(loc="upper left", ncols=2, title="line: first, dots: second, dashes: fitted")
-    save(figure, context.figure())
+    save(figure, run.figure_path())
 
 
 QUESTIONS = (

@@ -10,42 +10,38 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from random import Random
 
 from synthetic.blocks import DrawnRequest, GrowingPrompt, SharedPrefix, SharedPrompts
-from synthetic.draw import TOKENS_PER_S, choose_index, cumulate, draw_tokens
+from synthetic.draw import OUTPUT_TOKENS_PER_S, choose_index, cumulate, draw_tokens
 from synthetic.presets import ApiLoad
 
 _MAX_MEAN_GAP_S = 60.0
-"""No job waits longer than this between two requests, on average (assumption)."""
-_RUN_IN_S = 3600.0
+"""Largest mean gap between two requests of a job (assumption)."""
+_WARM_UP_S = 3600.0
 """Seconds before the trace at which jobs start, so that some are running at its beginning."""
 
 
+@dataclass(slots=True)
 class _Job:
-    __slots__ = ("mean_gap_s", "payload", "requests_left", "shared", "tenant")
-
-    def __init__(
-        self, tenant: int, shared: SharedPrefix, requests_left: int, mean_gap_s: float
-    ) -> None:
-        self.tenant, self.shared, self.requests_left, self.mean_gap_s = (
-            tenant,
-            shared,
-            requests_left,
-            mean_gap_s,
-        )
-        self.payload: SharedPrefix | None = None
-        """System prompt and payload of the job's last new payload."""
+    tenant: int
+    system_prompt: SharedPrefix
+    requests_left: int
+    mean_gap_s: float
+    """Mean seconds between two requests of the job."""
+    last_payload: SharedPrefix | None = None
+    """System prompt and payload of the job's last new payload."""
 
 
+@dataclass(slots=True)
 class _Reply:
     """The second turn of one of the few conversations; ``turn`` is its number in the trace."""
 
-    __slots__ = ("conversation", "prompt", "tenant", "turn")
-
-    def __init__(self, conversation: int, prompt: GrowingPrompt, tenant: int, turn: int) -> None:
-        self.conversation, self.prompt, self.tenant = conversation, prompt, tenant
-        self.turn = turn
+    conversation: int
+    prompt: GrowingPrompt
+    tenant: int
+    turn: int
 
 
 class ApiSource:
@@ -53,23 +49,24 @@ class ApiSource:
 
     def __init__(self, load: ApiLoad, trace_s: float, rng: Random, ids: itertools.count) -> None:
         self.load, self.trace_s, self.rng, self.ids = load, trace_s, rng, ids
-        self._tenant_steps = cumulate([(i + 1) ** -load.tenant_skew for i in range(load.tenants)])
-        self._prompts = [
+        self._tenant_weights = cumulate([(i + 1) ** -load.tenant_skew for i in range(load.tenants)])
+        self._prompts_by_tenant = [
             SharedPrompts(
                 ids, [self._prompt_tokens(tenant) for _ in range(rng.randint(1, load.templates))]
             )
             for tenant in range(load.tenants)
         ]
-        self._conversations = itertools.count()
-        self._running: list[tuple[float, int, _Job | _Reply]] = []
-        self._order = itertools.count()
+        self._conversation_numbers = itertools.count()
+        self._due: list[tuple[float, int, _Job | _Reply]] = []
+        """Heap of when each job or reply sends its next request, in seconds of the trace."""
+        self._tie_breakers = itertools.count()
 
     def __iter__(self) -> Iterator[DrawnRequest]:
         load, rng = self.load, self.rng
         sigma = load.job_requests.sigma
         mean_requests = load.job_requests.median * math.exp(sigma * sigma / 2.0)
         jobs_per_s = load.requests_per_s / mean_requests
-        start_s = -_RUN_IN_S + rng.expovariate(jobs_per_s)
+        start_s = -_WARM_UP_S + rng.expovariate(jobs_per_s)
         while start_s < self.trace_s:
             yield from self._draw_until(start_s)
             self._schedule(start_s, self._draw_job())
@@ -81,46 +78,46 @@ class ApiSource:
         is_head = tenant < load.head_tenant_share * load.tenants
         return draw_tokens(self.rng, load.head_prompt if is_head else load.prompt)
 
-    def _schedule(self, time_s: float, item: _Job | _Reply) -> None:
-        heapq.heappush(self._running, (time_s, next(self._order), item))
+    def _schedule(self, due_s: float, sender: _Job | _Reply) -> None:
+        heapq.heappush(self._due, (due_s, next(self._tie_breakers), sender))
 
     def _draw_until(self, end_s: float) -> Iterator[DrawnRequest]:
-        while self._running and self._running[0][0] < end_s:
-            time_s, _, item = heapq.heappop(self._running)
-            request = self._draw_reply_request(time_s, item) if isinstance(item, _Reply) else None
-            if isinstance(item, _Job):
-                request = self._draw_job_request(time_s, item)
-            if request is not None and time_s >= 0.0:
+        while self._due and self._due[0][0] < end_s:
+            time_s, _, sender = heapq.heappop(self._due)
+            if isinstance(sender, _Job):
+                request = self._draw_job_request(time_s, sender)
+            else:
+                request = self._draw_reply_request(time_s, sender)
+            if time_s >= 0.0:
                 yield request
 
     def _draw_job(self) -> _Job:
         load, rng = self.load, self.rng
-        tenant = choose_index(rng, self._tenant_steps)
-        prompts = self._prompts[tenant]
+        tenant = choose_index(rng, self._tenant_weights)
+        prompts = self._prompts_by_tenant[tenant]
         if rng.random() < load.fresh_prompt_share:
             prompts = SharedPrompts(self.ids, [self._prompt_tokens(tenant)])
-        shared = rng.choice(prompts)
+        system_prompt = rng.choice(prompts)
         rate = load.job_requests_per_s
-        per_s = rate.median * math.exp(rng.gauss(0.0, rate.sigma))
-        return _Job(
-            tenant, shared, draw_tokens(rng, load.job_requests), min(1.0 / per_s, _MAX_MEAN_GAP_S)
-        )
+        mean_gap_s = 1.0 / (rate.median * math.exp(rng.gauss(0.0, rate.sigma)))
+        request_count = draw_tokens(rng, load.job_requests)
+        return _Job(tenant, system_prompt, request_count, min(mean_gap_s, _MAX_MEAN_GAP_S))
 
     def _draw_job_request(self, time_s: float, job: _Job) -> DrawnRequest:
         load, rng = self.load, self.rng
         job.requests_left -= 1
         if job.requests_left > 0:
             self._schedule(time_s + rng.expovariate(1.0 / job.mean_gap_s), job)
-        if job.payload is not None and rng.random() < load.repeat_share:
-            prompt = GrowingPrompt(self.ids, job.payload)
+        if job.last_payload is not None and rng.random() < load.repeat_share:
+            prompt = GrowingPrompt(self.ids, job.last_payload)
         else:
-            prompt = GrowingPrompt(self.ids, job.shared)
+            prompt = GrowingPrompt(self.ids, job.system_prompt)
             prompt.extend(draw_tokens(rng, load.payload))
-            job.payload = prompt.as_shared()
+            job.last_payload = prompt.as_shared()
         prompt.extend(draw_tokens(rng, load.question))
         output_tokens = draw_tokens(rng, load.output)
-        conversation = next(self._conversations)
-        reply_s = time_s + output_tokens / TOKENS_PER_S + rng.expovariate(0.2)
+        conversation = next(self._conversation_numbers)
+        reply_s = time_s + output_tokens / OUTPUT_TOKENS_PER_S + rng.expovariate(0.2)
         has_reply = rng.random() < load.multi_turn_ratio and reply_s < self.trace_s
         request = DrawnRequest(
             time_s, prompt.tokens, output_tokens, prompt.blocks(), "api", 1, conversation, job.tenant,

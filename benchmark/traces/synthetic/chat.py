@@ -13,14 +13,16 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from synthetic.blocks import DrawnRequest, GrowingPrompt, SharedPrompts
-from synthetic.draw import TOKENS_PER_S, choose_index, cumulate, draw_tokens
+from synthetic.draw import OUTPUT_TOKENS_PER_S, choose_index, cumulate, draw_tokens
 from synthetic.presets import MAX_TURNS, ChatKind, ChatLoad
 
-_THINNING = 5.0
-"""Candidate conversations per accepted one; none lasts longer than 4/5 of the trace."""
+_CANDIDATES_PER_CONVERSATION = 5.0
+"""Conversations drawn for each accepted one; none lasts longer than 4/5 of the trace."""
 
 _LOST_TURNS_FACTOR = 1.02
 """Makes up for the later turns of conversations too long for the trace (calibrated: a day)."""
@@ -51,23 +53,23 @@ def _later_turns(a: float, b: float) -> float:
     return mean
 
 
-class _Turn:
-    __slots__ = ("added_tokens", "output_tokens", "time_s")
+class _Turn(NamedTuple):
+    time_s: float
+    added_tokens: int
+    """Tokens that the turn adds, prompt and output together."""
+    output_tokens: int
 
-    def __init__(self, time_s: float, added_tokens: int, output_tokens: int) -> None:
-        self.time_s, self.added_tokens, self.output_tokens = time_s, added_tokens, output_tokens
 
-
+@dataclass(slots=True)
 class _Conversation:
-    """The rest of a conversation, and its prompt so far."""
+    """A conversation's turns, and its prompt up to those drawn."""
 
-    __slots__ = ("kind", "name", "prompt", "turns", "turns_drawn", "user")
-
-    def __init__(
-        self, name: int, user: int, kind: ChatKind, prompt: GrowingPrompt, turns: list[_Turn]
-    ) -> None:
-        self.name, self.user, self.kind, self.prompt, self.turns = name, user, kind, prompt, turns
-        self.turns_drawn = 0
+    number: int
+    user: int
+    kind: ChatKind
+    prompt: GrowingPrompt
+    turns: list[_Turn]
+    turns_drawn: int = 0
 
 
 class ChatSource:
@@ -78,14 +80,13 @@ class ChatSource:
         self.prompts = SharedPrompts(
             ids, [draw_tokens(rng, load.prompt_tokens) for _ in range(load.prompt_count)]
         )
-        self._prompt_steps = cumulate([1.0 / (i + 1) for i in range(load.prompt_count)])
-        self._user_steps = cumulate(
+        self._prompt_weights = cumulate([1.0 / (i + 1) for i in range(load.prompt_count)])
+        self._user_weights = cumulate(
             [math.exp(rng.gauss(0.0, load.user_sigma)) for _ in range(load.users)]
         )
         # A kind's share of conversations: its share of requests over its mean turns.
-        self._kind_steps = cumulate(
-            [k.request_share * (1.0 - k.multi_turn_ratio) for k in load.kinds]
-        )
+        shares = [kind.request_share * (1.0 - kind.multi_turn_ratio) for kind in load.kinds]
+        self._kind_weights = cumulate(shares)
 
     def __iter__(self) -> Iterator[DrawnRequest]:
         load, rng = self.load, self.rng
@@ -93,37 +94,37 @@ class ChatSource:
             k.request_share * (1.0 - k.multi_turn_ratio) for k in load.kinds
         )
         running: list[tuple[float, int, _Conversation]] = []
-        names = itertools.count()
-        start_s = rng.expovariate(starts_per_s * _THINNING)
+        numbers = itertools.count()
+        start_s = rng.expovariate(starts_per_s * _CANDIDATES_PER_CONVERSATION)
         while start_s < self.trace_s:
             while running and running[0][0] <= start_s:
                 yield self._draw_next_request(running)
-            if (conversation := self._draw_conversation(start_s, names)) is not None:
-                heapq.heappush(running, (start_s, conversation.name, conversation))
-            start_s += rng.expovariate(starts_per_s * _THINNING)
+            if (conversation := self._draw_conversation(start_s, numbers)) is not None:
+                heapq.heappush(running, (start_s, conversation.number, conversation))
+            start_s += rng.expovariate(starts_per_s * _CANDIDATES_PER_CONVERSATION)
         while running:
             yield self._draw_next_request(running)
 
-    def _draw_conversation(self, start_s: float, names: itertools.count) -> _Conversation | None:
-        """A conversation from ``start_s`` on, or ``None`` if it is thinned out.
+    def _draw_conversation(self, start_s: float, numbers: itertools.count) -> _Conversation | None:
+        """Return a conversation from ``start_s`` on, or ``None`` if the candidate is rejected.
 
         Accepting one that lasts D with the probability (S / (S - D)) / 5 leaves the mix of
         conversations as it would be in an endless trace, although none may pass the end S.
         """
         load, rng = self.load, self.rng
-        kind = load.kinds[choose_index(rng, self._kind_steps)]
+        kind = load.kinds[choose_index(rng, self._kind_weights)]
         turns = self._draw_turns(kind, start_s)
         duration_s = turns[-1].time_s - start_s
         latest_start_s = self.trace_s - duration_s
-        if latest_start_s * _THINNING < self.trace_s or start_s > latest_start_s:
+        if latest_start_s * _CANDIDATES_PER_CONVERSATION < self.trace_s or start_s > latest_start_s:
             return None
-        if rng.random() * _THINNING * latest_start_s >= self.trace_s:
+        if rng.random() * _CANDIDATES_PER_CONVERSATION * latest_start_s >= self.trace_s:
             return None
         shared = None
         if rng.random() < load.shared_prompt_share:
-            shared = self.prompts[choose_index(rng, self._prompt_steps)]
-        user = choose_index(rng, self._user_steps)
-        return _Conversation(next(names), user, kind, GrowingPrompt(self.ids, shared), turns)
+            shared = self.prompts[choose_index(rng, self._prompt_weights)]
+        user = choose_index(rng, self._user_weights)
+        return _Conversation(next(numbers), user, kind, GrowingPrompt(self.ids, shared), turns)
 
     def _draw_turns(self, kind: ChatKind, start_s: float) -> list[_Turn]:
         load, rng = self.load, self.rng
@@ -132,7 +133,7 @@ class ChatSource:
             kind, load.tail, turn_count
         ):
             turn_count += 1
-        scale = math.exp(rng.gauss(0.0, load.session_sigma)) * turn_count**-load.length_decay
+        stretch = math.exp(rng.gauss(0.0, load.session_sigma)) * turn_count**-load.length_decay
         pause_s = load.away_s if rng.random() < load.away_share else kind.think_s
         first_tokens = draw_tokens(rng, kind.first_tokens)
         if rng.random() < load.long_first_share:
@@ -141,9 +142,9 @@ class ChatSource:
         document_tokens = draw_tokens(rng, kind.document_tokens) if kind.document_tokens else 0
         turns = [_Turn(start_s, first_tokens + document_tokens, output_tokens)]
         for turn in range(1, turn_count):
-            time_s = turns[-1].time_s + turns[-1].output_tokens / TOKENS_PER_S
+            time_s = turns[-1].time_s + turns[-1].output_tokens / OUTPUT_TOKENS_PER_S
             pause_factor = load.slow_factor if turn >= load.slow_from_turn else 1.0
-            added_tokens = max(2, round(draw_tokens(rng, kind.later_tokens) * scale))
+            added_tokens = max(2, round(draw_tokens(rng, kind.later_tokens) * stretch))
             output_tokens = max(1, round(added_tokens * kind.output_share))
             time_s += rng.expovariate(1.0 / (pause_factor * pause_s))
             turns.append(_Turn(time_s, added_tokens, output_tokens))
@@ -161,10 +162,10 @@ class ChatSource:
         prompt.extend(asked_tokens)
         request = DrawnRequest(
             time_s, prompt.tokens, turn.output_tokens, prompt.blocks(), conversation.kind.name,
-            conversation.turns_drawn, conversation.name, conversation.user, conversation.turns_drawn < len(conversation.turns),
+            conversation.turns_drawn, conversation.number, conversation.user, conversation.turns_drawn < len(conversation.turns),
         )  # fmt: skip
         prompt.extend(turn.output_tokens)
         if conversation.turns_drawn < len(conversation.turns):
             next_s = conversation.turns[conversation.turns_drawn].time_s
-            heapq.heappush(running, (next_s, conversation.name, conversation))
+            heapq.heappush(running, (next_s, conversation.number, conversation))
         return request

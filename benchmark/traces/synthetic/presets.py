@@ -69,7 +69,9 @@ class ChatLoad:
     shared_prompt_share: float
     """Share of conversations that start with one of the applications' system prompts."""
     prompt_count: int
+    """System prompts of all applications."""
     prompt_tokens: LogNormal
+    """Tokens of a system prompt."""
     slow_from_turn: int = MAX_TURNS
     """From this turn on pauses are ``slow_factor`` times as long: users multitask in long conversations."""
     slow_factor: float = 1.0
@@ -86,22 +88,27 @@ class ApiLoad:
     tenant_skew: float
     """Zipf exponent of the tenants' numbers of jobs."""
     head_tenant_share: float
-    """Share of the tenants, the busiest, whose system prompts are ``head_prompt``."""
+    """Share of tenants, the busiest first, whose system prompts have ``head_prompt`` tokens."""
     head_prompt: LogNormal
+    """Tokens of their system prompts."""
     prompt: LogNormal
+    """Tokens of the other tenants' system prompts."""
     templates: int
     """A tenant has 1 to this many system prompts."""
     fresh_prompt_share: float
     """Share of the jobs with a system prompt of their own, which no later job uses."""
     job_requests: LogNormal
+    """Requests of a job, and their rate."""
     job_requests_per_s: LogNormal
     payload: LogNormal
     """Tokens of a request's payload, after the system prompt."""
     repeat_share: float
     """Probability that a request reuses the previous request's payload with another question."""
     question: LogNormal
+    """Tokens after the payload."""
     output: LogNormal
     multi_turn_ratio: float
+    """Share of requests that a second turn follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,11 @@ from synthetic.api import ApiSource
 from synthetic.chat import ChatSource
 from synthetic.presets import BLOCK_TOKENS, ApiLoad, ChatLoad, Preset
 
-_SUFFIXES = (".gz", ".xz")
+_COMPRESSION_SUFFIXES = (".gz", ".xz")
 
 
-SOURCES: dict[type, type] = {ChatLoad: ChatSource, ApiLoad: ApiSource}
-"""Generator of the requests of a preset's load."""
+SOURCE_BY_LOAD: dict[type, type] = {ChatLoad: ChatSource, ApiLoad: ApiSource}
+"""Class of a preset's load -> the class that draws its requests."""
 
 
 class SyntheticRequest(NamedTuple):
@@ -57,23 +57,23 @@ def synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[SyntheticR
 
 def _synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[SyntheticRequest]:
     rng = Random(f"{preset.name}/{seed}")
-    source = SOURCES[type(preset.load)]
-    last_chat: dict[int, int] = {}
+    source = SOURCE_BY_LOAD[type(preset.load)]
+    open_chats: dict[int, int] = {}  # conversation -> chat_id of its last turn
     requests = source(preset.load, seconds, rng, itertools.count())
-    for chat, r in enumerate(requests):
-        parent = last_chat.pop(r.conversation, -1)
+    for chat_id, r in enumerate(requests):
+        parent_id = open_chats.pop(r.conversation, -1)
         if r.has_next:
-            last_chat[r.conversation] = chat
+            open_chats[r.conversation] = chat_id
         request = TraceRequest(
             round(r.time_s, 3), r.input_tokens, r.output_tokens, r.blocks, BLOCK_TOKENS,
             category=r.category, turn=r.turn, conversation=str(r.conversation),
-            user=str(r.user), line=chat + 1,
+            user=str(r.user), line=chat_id + 1,
         )  # fmt: skip
-        yield SyntheticRequest(request, chat, parent)
+        yield SyntheticRequest(request, chat_id, parent_id)
 
 
 def to_bailian(synthetic: SyntheticRequest) -> str:
-    """One line of the Bailian format, without its end."""
+    """Return a request as a line of the Bailian format, without a line break."""
     r = synthetic.request
     return json.dumps(
         {
@@ -91,9 +91,9 @@ def to_bailian(synthetic: SyntheticRequest) -> str:
 
 
 def meta_path(path: Path) -> Path:
-    """The label file of the trace at ``path``: ``NAME.meta.json`` in the same folder."""
+    """Return the label file of the trace at ``path``: ``NAME.meta.json`` in the same folder."""
     name = path.name
-    for suffix in _SUFFIXES:
+    for suffix in _COMPRESSION_SUFFIXES:
         name = name.removesuffix(suffix)
     return path.with_name(name.removesuffix(".jsonl") + ".meta.json")
 

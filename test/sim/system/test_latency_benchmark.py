@@ -9,7 +9,7 @@ from support.systems import request
 def test_every_arm_is_a_system_and_has_its_baseline_first():
     keys = [arm.key for arm in simulated.ARMS]
     assert len(keys) == len(set(keys))
-    for process_run in simulated.process_runs():
+    for process_run in simulated.all_system_runs():
         assert process_run.arms[0].key == process_run.arms[0].baseline
         for arm in process_run.arms:
             assert arm.baseline == process_run.arms[0].key
