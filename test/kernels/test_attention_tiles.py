@@ -83,7 +83,7 @@ SIZES = {"mixed": [(75, 160), (1, 300), (1, 1), (0, 9)], "row": [(1, 600)], "que
 )
 def test_tiles_whole_and_in_parts_are_the_dense_reference(sizes, group, monkeypatch):
     sizes = SIZES[sizes]
-    monkeypatch.setattr(tiles, "MIN_KEYS", 70)
+    monkeypatch.setattr(tiles, "MIN_PART_KEYS", 70)
     torch.manual_seed(group)
     rows, kv_heads, head_dim = rows_of(sizes), 2, 64
     q = torch.randn(sum(m for m, _ in sizes), kv_heads * group, head_dim, dtype=torch.float16)

@@ -49,13 +49,13 @@ def reference_of(
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + max(FORCED_TOKENS, answer_tokens))
     start = time.perf_counter()
-    logits_row = model.logits(row_forward.prefill(model, ids, cache.upto(ids.numel()))[-1:])
+    logits_row = model.logits(row_forward.prefill(model, ids, cache.truncated(ids.numel()))[-1:])
     ttft_s = time.perf_counter() - start
     logits, tokens = [logits_row[0]], [int(logits_row.argmax())]
     for step in range(FORCED_TOKENS - 1):
         position = ids.numel() + step
         last = torch.tensor(tokens[-1:], device=model.device)
-        hidden = row_forward.prefill(model, last, cache.upto(position + 1), position)
+        hidden = row_forward.prefill(model, last, cache.truncated(position + 1), position)
         logits_row = model.logits(hidden)
         logits.append(logits_row[0])
         tokens.append(int(logits_row.argmax()))
@@ -107,7 +107,7 @@ def measure(
     n = len(prompt)
     cache = dense_cache(model, n + max(FORCED_TOKENS, answer_tokens))
     start = time.perf_counter()
-    fused = fused_prefill(model, prompt, cache.upto(n), chooser, ratio)
+    fused = fused_prefill(model, prompt, cache.truncated(n), chooser, ratio)
     ttft_s = time.perf_counter() - start
     logprobs = forced_logprobs(model, cache, fused.logits, reference.tokens, n)
     true_logprobs = reference.logprobs
@@ -152,7 +152,7 @@ def forced_logprobs(
     if not forced.numel():
         return first_logits[None].log_softmax(-1)
     end = prompt_tokens + len(forced)
-    later_hidden = row_forward.prefill(model, forced, cache.upto(end), prompt_tokens)
+    later_hidden = row_forward.prefill(model, forced, cache.truncated(end), prompt_tokens)
     return torch.cat([first_logits[None], model.logits(later_hidden)]).log_softmax(-1)
 
 

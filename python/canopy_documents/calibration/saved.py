@@ -16,8 +16,8 @@ from sglang_canopy.private_file import read_regular, replace_file, set_aside
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 16 << 20
-TIERS = {"host": "memory", "disk": "disk"}
+MAX_FILE_BYTES = 16 << 20
+TIER_NAMES = {"host": "memory", "disk": "disk"}
 """Tier of the store -> tier name in the calibration file."""
 
 
@@ -59,42 +59,42 @@ class Calibrations:
 
     def get(self, setting: Setting, tier: str) -> Calibration | None:
         """Return the saved calibration, or None."""
-        entry = self._read().get(self.key(setting, tier))
-        if entry is None:
+        record = self._read().get(self.key(setting, tier))
+        if record is None:
             return None
-        return Calibration(entry["ratio"], entry["r_min"], CostProfile(**entry["profile"]))
+        return Calibration(record["ratio"], record["r_min"], CostProfile(**record["profile"]))
 
     def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
         """Save a calibration. The file is replaced atomically."""
-        entries = self._read()
-        entries[self.key(setting, tier)] = {**asdict(setting), "tier": tier, **asdict(calibration)}
-        replace_file(self.path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
+        records = self._read()
+        records[self.key(setting, tier)] = {**asdict(setting), "tier": tier, **asdict(calibration)}
+        replace_file(self.path, json.dumps(records, indent=1, sort_keys=True) + "\n")
 
     def _read(self) -> dict[str, dict]:
         try:
-            entries = json.loads(read_regular(self.path, MAX_BYTES))
+            records = json.loads(read_regular(self.path, MAX_FILE_BYTES))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             set_aside(self.path, error)
             return {}
-        if not isinstance(entries, dict) or not all(map(_is_calibration, entries.values())):
+        if not isinstance(records, dict) or not all(map(_is_calibration, records.values())):
             set_aside(self.path, "it is no calibration file")
             return {}
-        return entries
+        return records
 
 
-def _is_calibration(entry: Any) -> bool:
-    """Return whether ``entry`` has the form that ``put`` writes, with usable values."""
+def _is_calibration(record: Any) -> bool:
+    """Return whether ``record`` has the form that ``put`` writes, with usable values."""
     field_names = {*Setting.__slots__, "tier", *Calibration.__slots__}
-    if not isinstance(entry, dict) or set(entry) != field_names:
+    if not isinstance(record, dict) or set(record) != field_names:
         return False
     text_fields = ("model", "device", "dtype", "backend", "tier")
-    profile = entry["profile"]
+    profile = record["profile"]
     return (
-        all(isinstance(entry[name], str) for name in text_fields)
-        and type(entry["tp_size"]) is int
-        and all(_is_number(entry[name], upper=1.0) for name in ("ratio", "r_min"))
+        all(isinstance(record[name], str) for name in text_fields)
+        and type(record["tp_size"]) is int
+        and all(_is_number(record[name], upper=1.0) for name in ("ratio", "r_min"))
         and isinstance(profile, dict)
         and set(profile) == set(CostProfile.__slots__)
         and all(map(_is_number, profile.values()))
@@ -113,7 +113,7 @@ def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
     if path is None:
         return {}
     file = Calibrations(path)
-    calibrations = {tier: file.get(setting, name) for tier, name in TIERS.items()}
+    calibrations = {tier: file.get(setting, name) for tier, name in TIER_NAMES.items()}
     ratios = {tier: c.ratio for tier, c in calibrations.items() if c is not None}
     if not ratios:
         raise CanopyError(

@@ -45,14 +45,14 @@ class RatioSearch:
 
 def golden_section(
     measure_ttft_s: Callable[[float], float],
-    start: float,
+    first_ratio: float,
     r_min: float,
     r_max: float = 1.0,
     tolerance: float = 0.02,
 ) -> RatioSearch:
     """Find the ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``measure_ttft_s``.
 
-    The first probe is the prior ``start``; the second, the golden-section point of the other half,
+    The first probe is the prior ``first_ratio``; the second, the golden-section point of the other half,
     gives a valid bracket. Both inner points are then placed anew: the prior is no golden-section
     point, and could lose the minimum. Returns the best measured ratio. Raises CanopyError for bounds
     out of order.
@@ -70,28 +70,25 @@ def golden_section(
         return probes[ratio]
 
     low, high = r_min, r_max
-    start = min(high, max(low, start))
-    measure(start)
+    first_ratio = min(high, max(low, first_ratio))
+    measure(first_ratio)
     if high - low > tolerance:
         # The minimum cannot lie on the far side of the worse probe.
-        second = (
-            low + GOLDEN_RATIO * (high - low)
-            if start <= (low + high) / 2
-            else high - GOLDEN_RATIO * (high - low)
-        )
-        a, b = sorted((start, second))
-        if a < b and measure(a) <= measure(b):
-            high = b
-        elif a < b:
-            low = a
+        step = GOLDEN_RATIO * (high - low)
+        second_ratio = low + step if first_ratio <= (low + high) / 2 else high - step
+        smaller, larger = sorted((first_ratio, second_ratio))
+        if smaller < larger and measure(smaller) <= measure(larger):
+            high = larger
+        elif smaller < larger:
+            low = smaller
     while high - low > tolerance:
-        a, b = high - GOLDEN_RATIO * (high - low), low + GOLDEN_RATIO * (high - low)
+        step = GOLDEN_RATIO * (high - low)
         # One of the two was already measured, up to rounding: golden points nest.
-        a, b = _measured_near(probes, a), _measured_near(probes, b)
-        if measure(a) <= measure(b):
-            high = b
+        smaller, larger = (_measured_near(probes, r) for r in (high - step, low + step))
+        if measure(smaller) <= measure(larger):
+            high = larger
         else:
-            low = a
+            low = smaller
     if not any(low <= r <= high for r in probes):
         measure((low + high) / 2)
     best_ratio = min(probes, key=lambda r: (probes[r], r))

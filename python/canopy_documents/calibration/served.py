@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from canopy_documents.calibration.saved import TIERS, Calibration
+from canopy_documents.calibration.saved import TIER_NAMES, Calibration
 from canopy_documents.calibration.search import CostProfile, RatioSearch, golden_section
 from sglang_canopy.errors import CanopyError
 
@@ -58,7 +58,7 @@ class ServedPrompts:
     def learn(self) -> None:
         """Send every document once, in another order than later: an exact prefix is no reuse."""
         for documents in self._documents:
-            self._send(documents[::-1], None, fused=False)
+            self._send(documents[::-1], None, must_fuse=False)
         self.wait_encoded()
 
     def measure_ttft_s(self, ratio: float, share: float = 1.0) -> float:
@@ -79,15 +79,14 @@ class ServedPrompts:
         Uses whole and half prompts at ratios 0 (all transfer) and 1 (all computed).
         """
         half = max(1, round(self.documents / 2))
-        rows, seconds = [], []
+        cost_factors, times_s = [], []
         for count in sorted({half, self.documents}):
             tokens = count * self.document_tokens
             for ratio in (0.0, 1.0):
-                rows.append((tokens * ratio, tokens * (1 - ratio), 1.0))
-                seconds.append(self.measure_ttft_s(ratio, count / self.documents))
-        fitted = np.linalg.lstsq(np.array(rows), np.array(seconds), rcond=None)[0]
-        compute, transfer, other = (max(0.0, float(cost_s)) for cost_s in fitted)
-        return CostProfile(compute, transfer, other)
+                cost_factors.append((tokens * ratio, tokens * (1 - ratio), 1.0))
+                times_s.append(self.measure_ttft_s(ratio, count / self.documents))
+        fitted = np.linalg.lstsq(np.array(cost_factors), np.array(times_s), rcond=None)[0]
+        return CostProfile(*(max(0.0, float(cost_s)) for cost_s in fitted))
 
     @property
     def tier(self) -> str:
@@ -98,18 +97,20 @@ class ServedPrompts:
             )
         return self.tiers.most_common(1)[0][0]
 
-    def _send(self, documents: list[list[int]], ratio: float | None, fused: bool = True) -> float:
+    def _send(
+        self, documents: list[list[int]], ratio: float | None, must_fuse: bool = True
+    ) -> float:
         ids, bounds = list(self._system), []
         for document in documents:
             bounds += [len(ids), len(ids) + len(document)]
             ids += document
         seconds, report = self.send_prompt(ids + self._tokens(QUESTION_TOKENS), bounds, ratio)
-        if fused and not report.get("fused"):
+        if must_fuse and not report.get("fused"):
             raise CanopyError(
                 f"a prompt of the calibration was not fused: {report.get('why', report)}; give the "
                 "server memory for its documents, and send it no other requests meanwhile"
             )
-        for name, tier in TIERS.items():
+        for name, tier in TIER_NAMES.items():
             self.tiers[tier] += report.get(f"reused_{name}", 0)
         return seconds
 

@@ -20,14 +20,14 @@ class KVCache:
     """One request's row of a paged pool.
 
     k, v: a view ``[pages, page_size, kv_heads, head_dim]`` per layer (keys rotated); slots: ``[n]``
-    pool slot of each position; identity_slots: slots are 0..n-1 of pages of one token, so that a CPU
+    pool slot of each position; has_identity_slots: slots are 0..n-1 of pages of one token, so that a CPU
     reads keys in place.
     """
 
     k: list[torch.Tensor]
     v: list[torch.Tensor]
     slots: torch.Tensor
-    identity_slots: bool = False
+    has_identity_slots: bool = False
     transfers: list[Any] = field(default_factory=list)
     """Transfers into the cache; reads and writes of a layer wait for its rows."""
     _plan_cache: list[tuple[torch.Tensor, list[attention.Block]]] = field(default_factory=list)
@@ -37,9 +37,9 @@ class KVCache:
     def __len__(self) -> int:
         return self.slots.numel()
 
-    def upto(self, tokens: int) -> KVCache:
+    def truncated(self, tokens: int) -> KVCache:
         """Return a view of the first ``tokens`` positions, sharing their KV."""
-        return KVCache(self.k, self.v, self.slots[:tokens], self.identity_slots, self.transfers)
+        return KVCache(self.k, self.v, self.slots[:tokens], self.has_identity_slots, self.transfers)
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
@@ -64,7 +64,7 @@ class KVCache:
         """Return the attention of ``q [m, heads, d]``, at sorted ``positions``, to all KV up to each."""
         self.order_after_transfers(layer)
         k, v = self.k[layer], self.v[layer]
-        if self.identity_slots and is_host(q):
+        if self.has_identity_slots and is_host(q):
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
@@ -112,4 +112,4 @@ def dense_cache(model: Model, tokens: int) -> KVCache:
     k = torch.zeros(size, dtype=model.dtype, device=model.device)
     v = torch.zeros(size, dtype=model.dtype, device=model.device)
     slots = torch.arange(tokens, device=model.device)
-    return KVCache(list(k), list(v), slots, identity_slots=True)
+    return KVCache(list(k), list(v), slots, has_identity_slots=True)

@@ -102,5 +102,7 @@ def _compute(
 ) -> Generator[None, None, torch.Tensor]:
     """Run ``rows``, ``step_rows`` in a step; returns the hidden states of the last step."""
     for step in rows.split(step_rows):
-        hidden = yield from row_forward.attempt_again(model, prompt.ids[step], step, cache, stop)
+        hidden = yield from row_forward.attempt_until_done(
+            model, prompt.ids[step], step, cache, stop
+        )
     return hidden

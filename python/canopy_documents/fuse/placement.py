@@ -38,7 +38,7 @@ def place_chunks(
     if not is_host(cache.slots):
         _place_on_device(model, placed, cache, needed)
         return
-    contiguous = cache.identity_slots
+    contiguous = cache.has_identity_slots
     rows = []
     for p in placed:
         indices = needed[p.start : p.end].nonzero()[:, 0]

@@ -112,9 +112,8 @@ def movable_variant(config: Any) -> tuple[str, dict[str, Any]]:
 
     Raises CanopyError, naming the variant, if it cannot be moved.
     """
-    params = dict(
-        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    )
+    scaling = getattr(config, "rope_scaling", None) or {}
+    params = dict(getattr(config, "rope_parameters", None) or scaling)
     variant = str(params.get("rope_type") or params.get("type") or "default")
     if "mrope_section" in params:
         variant = "mrope"

@@ -110,13 +110,13 @@ def probe_rows(
 
 MAX_STOPS = 4
 """Maximum consecutive stops of background work: under any traffic some of it is done."""
-MIN_ROWS = 8
-CALM_RUNS = 16
+MIN_RUN_ROWS = 8
+UNDISTURBED_RUNS = 16
 """Undisturbed runs after which a run has more rows again."""
 
 
-def never() -> bool:
-    """Return False: no request has come."""
+def no_request_came() -> bool:
+    """Return False, for work that no request ends early."""
     return False
 
 
@@ -128,7 +128,7 @@ class Stop:
     the messages of a monitor and their rows are kept.
     """
 
-    request_came: Callable[[], bool] = never
+    request_came: Callable[[], bool] = no_request_came
     stops_in_a_row: int = 0
     halvings: int = 0
     undisturbed_runs: int = 0
@@ -142,12 +142,12 @@ class Stop:
 
     def limit_rows(self, rows: int) -> int:
         """Return the rows of the next run, of at most ``rows``."""
-        return min(rows, max(MIN_ROWS, rows >> self.halvings))
+        return min(rows, max(MIN_RUN_ROWS, rows >> self.halvings))
 
     def record_completion(self) -> None:
         """Record a run that was not ended."""
         self.stops_in_a_row, self.undisturbed_runs = 0, self.undisturbed_runs + 1
-        if self.undisturbed_runs >= CALM_RUNS:
+        if self.undisturbed_runs >= UNDISTURBED_RUNS:
             self.halvings, self.undisturbed_runs = max(0, self.halvings - 1), 0
 
 
@@ -164,7 +164,7 @@ def attempt(
     return hidden
 
 
-def attempt_again(
+def attempt_until_done(
     model: Model, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, stop: Stop
 ) -> Generator[None, None, torch.Tensor]:
     """Return :func:`attempt` of a later step if ``stop`` ends the first; yields after each."""

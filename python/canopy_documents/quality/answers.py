@@ -51,16 +51,13 @@ def tokenise(tokenizer: Any, example: Example, count: int, document_tokens: int)
 
     if getattr(tokenizer, "chat_template", None):
         mark = "\u241e"
+        as_text = {"tokenize": False, "add_generation_prompt": True}
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": mark}]
         try:
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+            text = tokenizer.apply_chat_template(messages, **as_text)
         except Exception:  # templates without a system role raise their own error class
             messages = [{"role": "user", "content": f"{SYSTEM}\n\n{mark}"}]
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+            text = tokenizer.apply_chat_template(messages, **as_text)
         before, after = text.split(mark)
     else:
         before, after = f"{SYSTEM}\n\n", "\nAnswer:"
@@ -129,7 +126,8 @@ def greedy_steps(
         position = prompt_tokens + len(tokens) - 1
         last_token = torch.tensor(tokens[-1:], device=model.device)
         end = position + 1
-        logits = model.logits(row_forward.prefill(model, last_token, cache.upto(end), position))
+        hidden = row_forward.prefill(model, last_token, cache.truncated(end), position)
+        logits = model.logits(hidden)
         tokens.append(int(logits.argmax()))
         if step_logits is not None:
             step_logits.append(logits[0])

@@ -71,8 +71,8 @@ def answers_differ(
         piece = tokens[piece_start : piece_start + piece_size]
         piece_end = piece_start + piece.numel()
         positions = torch.arange(piece_start, piece_end, device=model.device)
-        seen = cache.upto(piece_end)
-        hidden = yield from row_forward.attempt_again(model, piece, positions, seen, stop)
+        seen = cache.truncated(piece_end)
+        hidden = yield from row_forward.attempt_until_done(model, piece, positions, seen, stop)
     step_logits = [model.logits(hidden[-1:])[0]]
     first_tokens = [int(step_logits[0].argmax())]
     full = yield from greedy_steps(model, cache, n, first_tokens, ANSWER_TOKENS, end, step_logits)
@@ -82,7 +82,8 @@ def answers_differ(
         raise NoLongerStored
     prompt = FusedPrompt(tokens, placed)
     chooser = make_selector(selector)
-    fused = yield from fused_steps(model, prompt, cache.upto(n), chooser, ratio, piece_size, stop)
+    prompt_cache = cache.truncated(n)
+    fused = yield from fused_steps(model, prompt, prompt_cache, chooser, ratio, piece_size, stop)
     first_token = [int(fused.logits.argmax())]
     reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)
     return differ(full, reused, step_logits)

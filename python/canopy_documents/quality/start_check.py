@@ -35,9 +35,9 @@ from sglang_canopy.errors import CanopyError
 
 logger = logging.getLogger(__name__)
 
-QUESTIONS = 12
+QUESTION_COUNT = 12
 ANSWER_TOKENS = 16
-DOCUMENTS, DOCUMENT_TOKENS = 6, 160
+DOCUMENT_COUNT, DOCUMENT_TOKENS = 6, 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,18 @@ def check_quality(
 
 
 def measure_kept(
-    model: Model, tokenizer: Any, selector: str, ratios: Iterable[float], questions: int = QUESTIONS
+    model: Model,
+    tokenizer: Any,
+    selector: str,
+    ratios: Iterable[float],
+    questions: int = QUESTION_COUNT,
 ) -> dict[float, KeptAnswers]:
     """Return the answers kept, by ratio."""
     ratios, per_task = list(ratios), -(-questions // len(SYNTHETIC))
     right_answers, kept_answers = 0, dict.fromkeys(ratios, 0)
     encoders: dict[tuple[int, ...], Encoder] = {}
     for example in make_examples(SYNTHETIC, per_task, default_filler())[:questions]:
-        case = tokenise(tokenizer, example, DOCUMENTS, DOCUMENT_TOKENS)
+        case = tokenise(tokenizer, example, DOCUMENT_COUNT, DOCUMENT_TOKENS)
         if not contains_answer(full_answer(model, tokenizer, case), case.answers):
             continue
         right_answers += 1
@@ -106,7 +110,7 @@ def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
     """Return the greedy answer after a plain prefill."""
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + ANSWER_TOKENS)
-    hidden = row_forward.prefill(model, ids, cache.upto(ids.numel()))
+    hidden = row_forward.prefill(model, ids, cache.truncated(ids.numel()))
     return _decode_answer(model, tokenizer, cache, ids.numel(), model.logits(hidden[-1:])[0])
 
 
@@ -120,7 +124,7 @@ def fused_answer(
             chooser.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + ANSWER_TOKENS)
-    fused = fused_prefill(model, prompt, cache.upto(n), chooser, ratio)
+    fused = fused_prefill(model, prompt, cache.truncated(n), chooser, ratio)
     return _decode_answer(model, tokenizer, cache, n, fused.logits)
 
 

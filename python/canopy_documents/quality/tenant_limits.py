@@ -53,13 +53,13 @@ def ratio_at(level: int, ratio: float) -> float:
 class TenantQuality:
     """One tenant's checks.
 
-    offered: number of its prompts. since_check: prompts since the last selected for a check. excess_sum,
+    prompt_count: its prompts that could be fused. since_check: prompts since the last selected for a check. excess_sum,
     deficit_sum: cumulative sums of the excess of differences at its level, and of their deficit at the
     previous level. checks_previous_level: its last check was at that level, if it is raised.
     """
 
     level: int = SERVED
-    offered: int = 0
+    prompt_count: int = 0
     since_check: int = 0
     checked: int = 0
     differed: int = 0
@@ -80,12 +80,14 @@ class TenantQuality:
 class QualityLimits:
     """Chooses the prompts to check, and sets each tenant's level.
 
-    interval: fused prompts of a tenant for one check; allowed: share of checked answers that may
+    interval: fused prompts of a tenant for one check; allowed_share: share of checked answers that may
     differ.
     """
 
-    def __init__(self, interval: int = CHECK_INTERVAL, allowed: float = ALLOWED_SHARE) -> None:
-        self.interval, self.allowed = interval, allowed
+    def __init__(
+        self, interval: int = CHECK_INTERVAL, allowed_share: float = ALLOWED_SHARE
+    ) -> None:
+        self.interval, self.allowed_share = interval, allowed_share
         self.tenants: dict[str | None, TenantQuality] = {}
         self.checked = self.differed = 0
 
@@ -99,7 +101,7 @@ class QualityLimits:
         A newly invented tenant has the lowest priority.
         """
         quality = self.tenants.get(tenant)
-        return (quality.is_suspect, quality.offered) if quality is not None else (False, 0)
+        return (quality.is_suspect, quality.prompt_count) if quality is not None else (False, 0)
 
     def select_check_level(self, tenant: str | None) -> int | None:
         """Count a prompt that could be fused. Returns the level to check it at, or ``None``."""
@@ -107,7 +109,7 @@ class QualityLimits:
         self.tenants[tenant] = quality
         self._forget_lowest()
         quality.since_check += 1
-        quality.offered += 1
+        quality.prompt_count += 1
         factor = DOUBT_FACTOR if quality.is_in_doubt else 1
         if quality.since_check < max(1, self.interval // factor):
             return None
@@ -128,9 +130,9 @@ class QualityLimits:
         quality.checked += 1
         quality.differed += differs
         if level == quality.level:
-            quality.excess_sum = max(0.0, quality.excess_sum + differs - self.allowed)
+            quality.excess_sum = max(0.0, quality.excess_sum + differs - self.allowed_share)
         elif level == quality.level - 1:
-            gain = max(self.allowed, MIN_GAIN) - differs
+            gain = max(self.allowed_share, MIN_GAIN) - differs
             quality.deficit_sum = max(0.0, quality.deficit_sum + gain)
         if quality.excess_sum >= ALARM_SUM:
             return self._enter_level(quality, quality.level + 1)

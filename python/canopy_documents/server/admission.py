@@ -46,8 +46,8 @@ def expected_reuse(engine: DocumentEngine, req: Any) -> ExpectedReuse | None:
     if request is None or not engine.may_fuse(req, request):
         return None
     documents = engine.library.resolve(request)
-    prefix = req.prefix_len + req.host_hit_length
-    if not reusable_tokens(documents, prefix, len(req.full_untruncated_fill_ids)):
+    prefix_tokens = req.prefix_len + req.host_hit_length
+    if not reusable_tokens(documents, prefix_tokens, len(req.full_untruncated_fill_ids)):
         return None
     spans = tuple((d.start, d.end) for d in documents if d.tier is not None)
     return ExpectedReuse(spans, engine.ratio_for(request, documents))

@@ -90,9 +90,8 @@ def _prepare_batch(manager: Any, obj: Any, options: ReuseOptions) -> None:
     obj.sampling_params = params_list
     if any(new is not old for new, (_, old) in zip(ids, prompts)):
         encode = manager.tokenizer.encode
-        obj.input_ids = [
-            encode(text) if new is None else new for new, (text, _) in zip(ids, prompts)
-        ]
+        pairs = zip(ids, prompts)
+        obj.input_ids = [encode(text) if new is None else new for new, (text, _) in pairs]
         obj.text = None
 
 

@@ -15,7 +15,7 @@ from canopy_documents.fuse.background_encoder import ShortBatchCounter, stand_in
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.placement import place_chunks
-from canopy_documents.fuse.rows import never, piece_tokens
+from canopy_documents.fuse.rows import no_request_came, piece_tokens
 from canopy_documents.fuse.selectors import make_selector
 from canopy_documents.fuse.transfer import start_transfer
 from canopy_documents.quality.checker import QualityChecker
@@ -98,9 +98,8 @@ class DocumentEngine:
         """Counters of the last reading."""
 
     def _new_checker(self) -> QualityChecker:
-        return QualityChecker(
-            QualityLimits(), self.end_token, piece_tokens(self.library.model.device)
-        )
+        piece = piece_tokens(self.library.model.device)
+        return QualityChecker(QualityLimits(), self.end_token, piece)
 
     @property
     def model(self) -> Any:
@@ -204,25 +203,25 @@ class DocumentEngine:
         return max(tier_ratios, default=DEFAULT_RATIO) if fixed_ratio is None else fixed_ratio
 
     def plan(
-        self, req: Any, request: DocumentRequest, prefix: int, row: torch.Tensor
+        self, req: Any, request: DocumentRequest, prefix_tokens: int, row: torch.Tensor
     ) -> ReusePlan | None:
         """Plan a request's prompt, at its first window. Returns ``None`` if it runs normally.
 
-        row: the slots allocated so far; prefix: tokens of KV in it from the tree.
+        row: the slots allocated so far, by position; prefix_tokens: how many of them hold KV from the tree.
         """
         start_s = time.perf_counter()
         ids = torch.tensor(list(req.full_untruncated_fill_ids), dtype=torch.long)
         documents = self.library.resolve(request)
-        if reusable_tokens(documents, prefix, len(ids)):
+        if reusable_tokens(documents, prefix_tokens, len(ids)):
             documents = self.library.load(request, req.full_untruncated_fill_ids)
-        if not reusable_tokens(documents, prefix, len(ids)):
+        if not reusable_tokens(documents, prefix_tokens, len(ids)):
             if not request.kept_tokens:
-                request.reason = reason_not_reused(documents, prefix)
-                request.report = normal_report(request, prefix, documents, request.reason)
+                request.reason = reason_not_reused(documents, prefix_tokens)
+                request.report = normal_report(request, prefix_tokens, documents, request.reason)
             return None
-        placed = tuple(p for d in documents if (p := d.placed_from(prefix)) is not None)
+        placed = tuple(p for d in documents if (p := d.placed_from(prefix_tokens)) is not None)
         ratio = self.ratio_for(request, documents)
-        plan = self._make_plan(request, PromptSlots(ids, row, prefix, placed), ratio)
+        plan = self._make_plan(request, PromptSlots(ids, row, prefix_tokens, placed), ratio)
         if not request.reported:
             planning_s = time.perf_counter() - start_s
             report = fused_report(request, documents, plan, ratio, planning_s)
@@ -231,24 +230,24 @@ class DocumentEngine:
             request.complete_report = lambda: report.update(reused_by_tier(documents, plan))
         return plan
 
-    def saved_tokens(self, request: DocumentRequest, prefix: int, total: int) -> float:
+    def saved_tokens(self, request: DocumentRequest, prefix_tokens: int, total: int) -> float:
         """Return the tokens of a prompt that its stored documents would save after a prefix."""
         documents = self.library.resolve(request)
-        usable = reusable_tokens(documents, prefix, total)
+        usable = reusable_tokens(documents, prefix_tokens, total)
         return (1.0 - self.ratio_for(request, documents)) * usable
 
     def report_prompt(self, req: Any, request: DocumentRequest) -> dict[str, Any]:
         """Return the report of a complete prompt, and count it."""
         self.counts["kept_requests"] += int(request.kept_tokens > 0)
         self.counts["kept_tokens"] += request.kept_tokens
-        documents, prefix = self.library.resolve(request), request.prefix
+        documents, prefix_tokens = self.library.resolve(request), request.prefix_tokens
         if not request.report and request.kept_tokens:
             ratio = self.ratio_for(request, documents)
             total = len(req.origin_input_ids)
-            request.report = kept_report(request, documents, prefix, total, ratio)
+            request.report = kept_report(request, documents, prefix_tokens, total, ratio)
         elif not request.report:
-            why = request.reason or reason_not_reused(documents, prefix)
-            request.report = normal_report(request, prefix, documents, why)
+            why = request.reason or reason_not_reused(documents, prefix_tokens)
+            request.report = normal_report(request, prefix_tokens, documents, why)
         if not request.report["fused"]:
             self.not_fused[request.report["why"]] += 1
         return request.report
@@ -258,8 +257,9 @@ class DocumentEngine:
 
         A retracted request keeps its earlier choice.
         """
-        n, row, prefix = len(slots.ids), slots.row, slots.prefix
-        plan = ReusePlan(ChosenTokens(torch.zeros(n, dtype=torch.bool)), slots.placed, prefix)
+        n, row, prefix_tokens = len(slots.ids), slots.row, slots.prefix_tokens
+        nothing = ChosenTokens(torch.zeros(n, dtype=torch.bool))
+        plan = ReusePlan(nothing, slots.placed, prefix_tokens)
         in_place = False
         if request.first_choice is None:
             plan.chosen, in_place = choose_tokens(
@@ -270,15 +270,15 @@ class DocumentEngine:
                 ratio,
                 plan.transfers,
             )
-            request.first_choice = plan.chosen, prefix
+            request.first_choice = plan.chosen, prefix_tokens
         else:
             self.counts["replanned_requests"] += 1
             chosen, earlier_prefix = request.first_choice
             earlier = chosen.mask().clone()
             earlier[:earlier_prefix] = True
-            plan.chosen = ChosenTokens(replan(earlier, prefix, slots.placed, n))
+            plan.chosen = ChosenTokens(replan(earlier, prefix_tokens, slots.placed, n))
         if not in_place:
-            self.write_reused(plan, row, prefix, min(n, row.numel()))
+            self.write_reused(plan, row, prefix_tokens, min(n, row.numel()))
         return plan
 
     def _count(self, report: dict[str, Any]) -> None:
@@ -300,7 +300,7 @@ class DocumentEngine:
         placed: Sequence[PlacedChunk] = plan.placed
         keys, values = model_view.pool_views(self.runner)
         cache = KVCache(keys, values, row, transfers=plan.transfers)
-        is_whole_prompt = (first, end) == (plan.prefix, plan.chosen.total)
+        is_whole_prompt = (first, end) == (plan.prefix_tokens, plan.chosen.total)
         if is_whole_prompt and not plan.chosen.is_on_host:
             transfer = start_transfer(self.model, placed, cache, plan.chosen.reused_rows(first))
             plan.transfers += [transfer] if transfer is not None else []
@@ -344,7 +344,7 @@ class DocumentEngine:
         """Return whether there is work for idle time."""
         return self.library.encoder.busy or self.checker.busy
 
-    def work_when_idle(self, request_came: Callable[[], bool] = never) -> None:
+    def work_when_idle(self, request_came: Callable[[], bool] = no_request_came) -> None:
         """Do one piece of idle work. Encoding has priority over checks.
 
         request_came: whether a request waits; the piece then ends before its next layer, to be
@@ -358,7 +358,7 @@ class DocumentEngine:
             else:
                 self.checker.run_piece(self.library, self.time_s)
         finally:
-            self.library.stop.request_came = never
+            self.library.stop.request_came = no_request_came
 
     def encode_missing(self, req: Any, request: DocumentRequest, row: torch.Tensor) -> None:
         """Enqueue the documents that the store lacks, after a prefill with slots ``row``."""

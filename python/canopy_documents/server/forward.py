@@ -136,9 +136,8 @@ def _pack(
 def _pack_whole(engine: DocumentEngine, batch: Any) -> list[FusedRun]:
     """Pack every row of a batch whose plans were dropped."""
     try:
-        return _pack(
-            engine, batch, [_window_positions(batch, i) for i in range(len(batch.reqs))], False
-        )
+        all_rows = [_window_positions(batch, i) for i in range(len(batch.reqs))]
+        return _pack(engine, batch, all_rows, False)
     except Exception:
         logger.exception("canopy: a batch could not be cut into windows; it runs as it is")
         engine.counts["fallbacks"] += 1
@@ -167,11 +166,11 @@ def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor]
         request = _fusable_request(engine, batch, i)
         if request is None:
             continue
-        prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
+        prefix_tokens, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
         any_planned = True
         row = _slots_of_request(engine, batch, i, length)
         try:
-            rows = _rows_of_window(engine, req, request, prefix, length, row)
+            rows = _rows_of_window(engine, req, request, prefix_tokens, length, row)
         except Exception:
             logger.exception("canopy: planning failed; the request runs normally")
             failed.append(i)
@@ -211,7 +210,7 @@ def _rows_of_window(
     engine: DocumentEngine,
     req: Any,
     request: DocumentRequest,
-    prefix: int,
+    prefix_tokens: int,
     length: int,
     row: torch.Tensor,
 ) -> torch.Tensor | None:
@@ -220,21 +219,21 @@ def _rows_of_window(
     If the window holds the whole prompt, the chosen positions stay on their device. For a part of
     the prompt the host must wait for their number.
     """
-    if request.plan is not None and prefix < request.plan.prefix:
+    if request.plan is not None and prefix_tokens < request.plan.prefix_tokens:
         request.plan = None  # restarted after a retraction, with a shorter prefix
     if request.plan is None:
-        request.plan = engine.plan(req, request, prefix, row)
+        request.plan = engine.plan(req, request, prefix_tokens, row)
         if request.plan is None:
             return None
     else:
-        engine.write_reused(request.plan, row, prefix, length)
-    if prefix == request.plan.prefix and length == request.plan.chosen.total:
+        engine.write_reused(request.plan, row, prefix_tokens, length)
+    if prefix_tokens == request.plan.prefix_tokens and length == request.plan.chosen.total:
         return request.plan.chosen.rows()
-    computed = request.plan.computed[prefix:length]
+    computed = request.plan.computed[prefix_tokens:length]
     if not bool(computed.any()):  # a window must run at least one row, which is then exact
         computed = computed.clone()
         computed[-1] = True
-    return computed.nonzero()[:, 0] + prefix
+    return computed.nonzero()[:, 0] + prefix_tokens
 
 
 def _mark_fused(req: Any) -> None:

@@ -34,16 +34,15 @@ def choose_extra_key(engine: DocumentEngine, req: Any, request: DocumentRequest)
     """
     if request.kept_key is not None or request.has_begun:
         return
-    eligible = engine.is_eligible(req, request)
-    if not (eligible or request.too_long) or engine.is_exact(request):
+    is_eligible = engine.is_eligible(req, request)
+    if not (is_eligible or request.too_long) or engine.is_exact(request):
         return
     key = documents_key(req.extra_key, _namespace_digest(engine, request))
-    exact_matched, matched = (
-        engine.count_matched_tokens(req, req.extra_key),
-        engine.count_matched_tokens(req, key),
-    )
+    exact_tokens = engine.count_matched_tokens(req, req.extra_key)
+    kept_tokens = engine.count_matched_tokens(req, key)
     total = len(req.origin_input_ids)
-    if matched + (engine.saved_tokens(request, matched, total) if eligible else 0) <= exact_matched:
+    saved_tokens = engine.saved_tokens(request, kept_tokens, total) if is_eligible else 0
+    if kept_tokens + saved_tokens <= exact_tokens:
         return
     remember_clients_key(req)
     request.kept_key = req.extra_key = key

@@ -180,21 +180,22 @@ class Library:
         return self.store.delete_tenant(tenant) or was_queued
 
 
-def reusable_tokens(documents: Sequence[ResolvedDocument], prefix: int, total: int) -> int:
+def reusable_tokens(documents: Sequence[ResolvedDocument], prefix_tokens: int, total: int) -> int:
     """Return the tokens whose KV would be reused, before recomputation; 0 if too few."""
-    usable = stored_tokens(documents, prefix)
-    return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix) else 0
+    usable = stored_tokens(documents, prefix_tokens)
+    return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix_tokens) else 0
 
 
-def stored_tokens(documents: Sequence[ResolvedDocument], prefix: int) -> int:
+def stored_tokens(documents: Sequence[ResolvedDocument], prefix_tokens: int) -> int:
     """Return the tokens of stored documents after a prefix."""
-    return sum(max(0, d.end - max(d.start, prefix)) for d in documents if d.tier is not None)
+    return sum(max(0, d.end - max(d.start, prefix_tokens)) for d in documents if d.tier is not None)
 
 
-def reason_not_reused(documents: Sequence[ResolvedDocument], prefix: int) -> str:
+def reason_not_reused(documents: Sequence[ResolvedDocument], prefix_tokens: int) -> str:
     """Return why a prompt's documents are not reused after a prefix of the cache."""
-    document_tokens = sum(max(0, d.end - max(d.start, prefix)) for d in documents)
-    return IN_PREFIX if stored_tokens(documents, prefix) >= document_tokens else TOO_FEW_STORED
+    document_tokens = sum(max(0, d.end - max(d.start, prefix_tokens)) for d in documents)
+    is_matched = stored_tokens(documents, prefix_tokens) >= document_tokens
+    return IN_PREFIX if is_matched else TOO_FEW_STORED
 
 
 def make_store(model: Model, options: ReuseOptions, must_have_disk: bool = True) -> ChunkStore:

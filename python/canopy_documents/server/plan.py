@@ -27,13 +27,13 @@ from canopy_documents.store.chunk import FusedPrompt, PlacedChunk, base_and_skip
 class PromptSlots:
     """One prompt in the server's pool, up to its allocated slots.
 
-    ids: the whole prompt, on the host; row: pool slots by position; prefix: tokens whose exact KV
-    the row holds; placed: documents after the prefix.
+    ids: the whole prompt, on the host; row: pool slots by position; prefix_tokens: leading tokens whose
+    exact KV the row holds; placed: documents after the prefix.
     """
 
     ids: torch.Tensor
     row: torch.Tensor
-    prefix: int
+    prefix_tokens: int
     placed: tuple[PlacedChunk, ...]
 
     @property
@@ -48,7 +48,7 @@ class PromptSlots:
     def always_computed(self) -> torch.Tensor:
         """Return ``[n]`` bool: the tokens always computed, outside documents or last in the prompt."""
         computed = ~self.prompt.in_chunk()
-        computed[: self.prefix] = False
+        computed[: self.prefix_tokens] = False
         computed[-1] = True
         return computed
 
@@ -56,12 +56,12 @@ class PromptSlots:
         """Return the cache in which a selector reads the reused KV: the pool, or a copy if slots
         are missing."""
         n = self.ids.numel()
-        pool = row_cache(runner, self.row[:n], self.prefix)
+        pool = row_cache(runner, self.row[:n], self.prefix_tokens)
         if self.has_all_slots:
             pool.transfers = transfers
             return pool
         copied_cache = dense_cache(model, n)
-        copy_positions(pool, copied_cache, self.prefix)
+        copy_positions(pool, copied_cache, self.prefix_tokens)
         return copied_cache
 
 
@@ -93,15 +93,15 @@ def choose_tokens(
     if ratio <= 0.0:
         return ChosenTokens(computed), False
     if ratio >= 1.0:
-        computed[slots.prefix :] = True
+        computed[slots.prefix_tokens :] = True
         return ChosenTokens(computed), False
     if isinstance(selector, OfflineSelector):
         computed[_choose_offline(model, slots, selector, ratio)] = True
-        computed[: slots.prefix] = False
+        computed[: slots.prefix_tokens] = False
         return ChosenTokens(computed), False
     prompt, cache = slots.prompt, slots.selector_cache(model, runner, transfers)
     place_chunks(model, slots.placed, cache, prompt.in_chunk())
-    inputs = _inputs_with_prefix(model, prompt, cache, ratio, slots.prefix)
+    inputs = _inputs_with_prefix(model, prompt, cache, ratio, slots.prefix_tokens)
     return ChosenTokens(computed, selector.choose(inputs)), slots.has_all_slots
 
 
@@ -115,18 +115,18 @@ def _choose_offline(
 
 
 def _inputs_with_prefix(
-    model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int
+    model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix_tokens: int
 ) -> SelectorInput:
     """Return inputs that treat the cached prefix as an exact document, which is not run and has no
     budget.
 
     The ratio is lowered so that the budget in tokens is the same as without that document.
     """
-    if not prefix:
+    if not prefix_tokens:
         return SelectorInput(model, prompt, cache, ratio)
     placed = list(prompt.placed)
-    end = prefix
-    if placed and placed[0].start == prefix and prompt.first_is_exact:
+    end = prefix_tokens
+    if placed and placed[0].start == prefix_tokens and prompt.first_is_exact:
         end = placed.pop(0).end
     ids = tuple(prompt.ids[:end].tolist())
     whole = FusedPrompt(prompt.ids, (PlacedChunk(ExactChunk(ids), 0), *placed))  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def _inputs_with_prefix(
 
 
 def replan(
-    computed_before: torch.Tensor, prefix: int, placed: Sequence[PlacedChunk], total: int
+    computed_before: torch.Tensor, prefix_tokens: int, placed: Sequence[PlacedChunk], total: int
 ) -> torch.Tensor:
     """Return the tokens, ``[total]`` bool, to compute after a planned request was retracted.
 
@@ -149,6 +149,6 @@ def replan(
     for p in placed:
         in_document[p.start : p.end] = True
     computed[: reused.numel()] = ~(reused & in_document)
-    computed[:prefix] = False
+    computed[:prefix_tokens] = False
     computed[total - 1] = True
     return computed

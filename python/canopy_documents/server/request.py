@@ -66,19 +66,19 @@ class ResolvedDocument:
 class ReusePlan:
     """The computed tokens of one prompt, and the documents that supply KV for the others.
 
-    chosen: the computed tokens; placed: documents with KV, after the exact prefix; prefix: tokens from
-    the exact tree; transfers: KV transfers to the device in progress.
+    chosen: the computed tokens; placed: documents with KV, after the exact prefix; prefix_tokens:
+    tokens matched in the exact tree; transfers: KV transfers to the device in progress.
     """
 
     chosen: ChosenTokens
     placed: tuple[PlacedChunk, ...]
-    prefix: int
+    prefix_tokens: int
     transfers: list[RowTransfer] = field(default_factory=list)
 
     @property
     def computes_all(self) -> bool:
         """Whether no KV is reused (ratio 1), so that the KV is as exact as its prefix."""
-        return self.chosen.count == self.chosen.total - self.prefix
+        return self.chosen.count == self.chosen.total - self.prefix_tokens
 
     @property
     def computed(self) -> torch.Tensor:
@@ -138,7 +138,7 @@ class DocumentRequest:
     """Content of the response's ``meta_info``."""
     complete_report: Callable[[], None] | None = None
     """Adds the fields of the report that need the choice on the host."""
-    prefix: int = 0
+    prefix_tokens: int = 0
     """Tokens of the prompt that were matched in the tree."""
     _computed_end: int = -1
 
@@ -153,7 +153,7 @@ class DocumentRequest:
         Tokens before ``first`` that the request did not compute itself were matched in the tree.
         """
         if first != self._computed_end:  # the prompt's first window, also after a retraction
-            self.prefix = first
+            self.prefix_tokens = first
             self.kept_tokens = max(0, first - self.bounds[0][0]) if self.is_apart(req) else 0
             self.fused |= self.kept_tokens > 0
         self._computed_end = end
@@ -267,7 +267,7 @@ def fused_report(
     recomputed = plan.chosen.count_in(in_document)
     return {
         "fused": True,
-        "prefix": plan.prefix,
+        "prefix": plan.prefix_tokens,
         "kept": request.kept_tokens,
         "reused": int(in_document.sum()) - recomputed,
         "recomputed": recomputed,
@@ -282,8 +282,8 @@ def reused_by_tier(documents: Sequence[ResolvedDocument], plan: ReusePlan) -> di
     """Return the reused tokens by source tier; needs the choice on the host."""
     tiers: Counter[str] = Counter()
     for document in documents:
-        if document.tier is not None and document.end > plan.prefix:
-            first = max(document.start, plan.prefix)
+        if document.tier is not None and document.end > plan.prefix_tokens:
+            first = max(document.start, plan.prefix_tokens)
             tiers[document.tier] += int((~plan.computed[first : document.end]).sum())
     return {f"reused_{name}": count for name, count in sorted(tiers.items())}
 
@@ -291,28 +291,29 @@ def reused_by_tier(documents: Sequence[ResolvedDocument], plan: ReusePlan) -> di
 def kept_report(
     request: DocumentRequest,
     documents: Sequence[ResolvedDocument],
-    prefix: int,
+    prefix_tokens: int,
     total: int,
     ratio: float,
 ) -> dict[str, Any]:
     """Return the report of a request that extends an earlier prompt's KV and reuses no other KV."""
     return {
         "fused": True,
-        "prefix": prefix,
+        "prefix": prefix_tokens,
         "kept": request.kept_tokens,
         "reused": 0,
         "recomputed": 0,
-        "computed": total - prefix,
+        "computed": total - prefix_tokens,
         **_document_counts(request, documents),
         "ratio": round(ratio, 4),
     }
 
 
 def normal_report(
-    request: DocumentRequest, prefix: int, documents: Sequence[ResolvedDocument], why: str
+    request: DocumentRequest, prefix_tokens: int, documents: Sequence[ResolvedDocument], why: str
 ) -> dict[str, Any]:
     """Return the report of a request whose documents are not reused."""
-    return {"fused": False, "why": why, "prefix": prefix, **_document_counts(request, documents)}
+    counts = _document_counts(request, documents)
+    return {"fused": False, "why": why, "prefix": prefix_tokens, **counts}
 
 
 def _document_counts(

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from canopy_documents.fuse.rows import never
+from canopy_documents.fuse.rows import no_request_came
 from canopy_documents.server import kept
 from canopy_documents.server.model_view import answer_of_first_rank
 from canopy_documents.server.request import PLANNING_FAILED, document_request_of, engine_of
@@ -78,8 +78,12 @@ def work_when_idle(scheduler: Any, *_: Any, **__: Any) -> None:
         if answer_of_first_rank(has_new_work(wait_ms)):
             return
         # Ranks would not stop at the same layer.
-        came = never if engine.model.ranks is not None else functools.partial(has_new_work, 0)
-        engine.work_when_idle(came)
+        request_came = (
+            no_request_came
+            if engine.model.ranks is not None
+            else functools.partial(has_new_work, 0)
+        )
+        engine.work_when_idle(request_came)
 
 
 def replace_stale_store(success: Any, scheduler: Any, *_: Any, **__: Any) -> None:

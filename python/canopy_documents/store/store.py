@@ -135,12 +135,8 @@ class ChunkStore:
         }
         if self.disk is not None:
             tiers["disk"] = self.disk.stats()
-        return {
-            "hits": dict(self.hits),
-            "misses": self.misses,
-            "dropped": self.dropped,
-            "tiers": tiers,
-        }
+        counts = {"hits": dict(self.hits), "misses": self.misses, "dropped": self.dropped}
+        return {**counts, "tiers": tiers}
 
     def check(self) -> None:
         """Recount everything. Raises AssertionError if a count is wrong."""

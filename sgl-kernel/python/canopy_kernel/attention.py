@@ -152,11 +152,11 @@ def sparse_prefill(
     """
     if backend == "auto":
         backend = "triton" if q.is_cuda else "blocked"
-    functions = {
+    implementations = {
         "triton": sparse_prefill_triton,
         "blocked": attend_in_blocks,
         "reference": reference,
     }
-    if backend not in functions:
-        raise ValueError(f"backend {backend!r}: allowed are auto, {', '.join(functions)}")
-    return functions[backend](q, k_pool, v_pool, rows, scale)
+    if backend not in implementations:
+        raise ValueError(f"backend {backend!r}: allowed are auto, {', '.join(implementations)}")
+    return implementations[backend](q, k_pool, v_pool, rows, scale)

@@ -22,7 +22,7 @@ from pathlib import Path
 from canopy_kernel.specialisations import Specialisation, specialisations
 
 ARCHES = (80, 90, 100)
-SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
+MAX_SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
 """Maximum shared memory of one block (CUDA programming guide, compute capabilities)."""
 
 
@@ -39,7 +39,7 @@ class CompiledKernel:
 
     @property
     def fits(self) -> bool:
-        return self.spill_bytes == 0 and self.shared_bytes <= SHARED_BYTES[self.arch]
+        return self.spill_bytes == 0 and self.shared_bytes <= MAX_SHARED_BYTES[self.arch]
 
 
 def matching_specialisations(
@@ -47,7 +47,7 @@ def matching_specialisations(
 ) -> Iterator[tuple[int, Specialisation]]:
     """Yield each chip's specialisations whose names contain ``match``."""
     for arch in arches:
-        yield from ((arch, item) for item in specialisations(arch) if match in item.name)
+        yield from ((arch, one) for one in specialisations(arch) if match in one.name)
 
 
 def compile_specialisation(specialisation: Specialisation, arch: int) -> CompiledKernel:

@@ -57,7 +57,7 @@ def _energy_kernel(
     tl.store(out_ptr + row, 0.5 * (tl.sqrt(key_square) + tl.sqrt(value_square)), mask=row_mask)
 
 
-BLOCK, STEP = 8, 128
+BLOCK_ROWS, STEP_COLUMNS = 8, 128
 """Rows per program, and columns per load."""
 
 
@@ -66,8 +66,9 @@ def energy_triton(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     layers, n, width = k.shape
     out = torch.empty(layers, n, dtype=torch.float32, device=k.device)
     if out.numel():
-        grid = (triton.cdiv(layers * n, BLOCK),)
-        _energy_kernel[grid](k.contiguous(), v.contiguous(), out, layers * n, width, BLOCK, STEP)
+        grid = (triton.cdiv(layers * n, BLOCK_ROWS),)
+        sizes = (layers * n, width, BLOCK_ROWS, STEP_COLUMNS)
+        _energy_kernel[grid](k.contiguous(), v.contiguous(), out, *sizes)
     return out
 
 

@@ -95,7 +95,7 @@ def _rope_scatter_kernel(
             )
 
 
-BLOCK = 8
+BLOCK_TOKENS = 8
 """Tokens per program, small enough to occupy a chip at 2,000 tokens."""
 
 
@@ -163,14 +163,14 @@ class LayersScatter:
             HEADS=heads,
             PAGE=k_pool.shape[1],
             DIM=dim,
-            BLOCK=BLOCK,
+            BLOCK=BLOCK_TOKENS,
             num_warps=warps_per_program(dim),
         )
 
     def grid(self, first: int, end: int) -> tuple[int, int]:
         """Return the programs per transfer of a launch, and its transfers: one per tensor and layer."""
         transfers = len(self.counts) * (end - first)
-        blocks = triton.cdiv(max(self.counts, default=0), BLOCK)
+        blocks = triton.cdiv(max(self.counts, default=0), BLOCK_TOKENS)
         if self.max_programs is not None and transfers:
             blocks = min(blocks, max(1, self.max_programs // transfers))
         return blocks, transfers
@@ -189,7 +189,7 @@ class LayersScatter:
             for pool in pools:
                 if pool.stride() != pools[0].stride() or pool.data_ptr() % 16:
                     raise ValueError("pools of one launch have one shape and begin at 16 bytes")
-        entries = []
+        transfers = []
         for layer, pools in enumerate(zip(self.k_pools, self.v_pools)):
             pool_addresses = [pool.data_ptr() for pool in pools]
             start = 0
@@ -197,18 +197,10 @@ class LayersScatter:
                 row_addresses = [
                     x.data_ptr() + layer * x.stride(0) * x.element_size() for x in (k, v)
                 ]
-                entries.append(
-                    [
-                        *row_addresses,
-                        k.stride(1),
-                        v.stride(1),
-                        start,
-                        start + count,
-                        *pool_addresses,
-                    ]
-                )
+                strides, tokens = (k.stride(1), v.stride(1)), (start, start + count)
+                transfers.append([*row_addresses, *strides, *tokens, *pool_addresses])
                 start += count
-        table = torch.tensor(entries, dtype=torch.int64)
+        table = torch.tensor(transfers, dtype=torch.int64)
         device = self.k_pools[0].device  # the rows may be in pinned host memory
         return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 

@@ -42,7 +42,7 @@ def specialisations(arch: int) -> Iterator[Specialisation]:
             f"energy {dtype}",
             lowpass._energy_kernel,
             {"k_ptr": f"*{dtype}", "v_ptr": f"*{dtype}", "out_ptr": "*fp32"},
-            {"WIDTH": 1024, "BLOCK": lowpass.BLOCK, "STEP": lowpass.STEP},
+            {"WIDTH": 1024, "BLOCK": lowpass.BLOCK_ROWS, "STEP": lowpass.STEP_COLUMNS},
             4,
             2,
         )
@@ -124,7 +124,7 @@ def _rope_scatters(dtype: str, dim: int, page: int) -> Iterator[Specialisation]:
             **dict.fromkeys(("transfers_ptr", "source_ptr"), "*i64"),
             **pointers,
         },
-        {"HEADS": KV_HEADS, "PAGE": page, "DIM": dim, "BLOCK": rope_scatter.BLOCK},
+        {"HEADS": KV_HEADS, "PAGE": page, "DIM": dim, "BLOCK": rope_scatter.BLOCK_TOKENS},
         rows.warps_per_program(dim),
         2,
     )

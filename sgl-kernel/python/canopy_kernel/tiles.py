@@ -15,16 +15,16 @@ import torch
 
 SMALL_TILE_ROWS = 16
 """The minimum of a matrix instruction."""
-MIN_KEYS = 512
+MIN_PART_KEYS = 512
 """Approximate minimum keys per part; smaller parts cost more to merge."""
 MAX_PARTS = 32
-FIELDS = 8
+TILE_FIELDS = 8
 """int32 fields per tile: request, first row, rows, unused, part, parts, place of the part in the
 workspace, unused."""
 
 
 class Tile(NamedTuple):
-    """A whole tile: its approximate keys, and its first four ``FIELDS``."""
+    """A whole tile: its approximate keys, and its first four ``TILE_FIELDS``."""
 
     keys: int
     fields: list[int]
@@ -34,7 +34,7 @@ class Tile(NamedTuple):
 class Launch:
     """One launch of the kernel over tiles of ``block_m`` rows, and its merge.
 
-    tiles: ``[t, FIELDS]`` int32, longest first; merges: ``[u, FIELDS]`` int32, split tiles only:
+    tiles: ``[t, TILE_FIELDS]`` int32, longest first; merges: ``[u, TILE_FIELDS]`` int32, split tiles only:
     request, first row, rows, first part, parts; parts: parts in the workspace.
     """
 
@@ -89,20 +89,20 @@ def _make_launch(block_m: int, tiles: list[Tile], kv_heads: int, programs: int) 
     """Split tiles of many keys into parts, longest first."""
     tiles.sort(key=lambda tile: -tile.keys)
     total_keys = sum(tile.keys for tile in tiles) * kv_heads
-    part_keys = max(MIN_KEYS, total_keys // max(1, programs))
-    rows: list[list[int]] = []
+    part_keys = max(MIN_PART_KEYS, total_keys // max(1, programs))
+    table_rows: list[list[int]] = []
     merges: list[list[int]] = []
     workspace_parts = 0
     for keys, fields in tiles:
         parts = min(MAX_PARTS, -(-keys // part_keys))
         if parts == 1:
-            rows.append([*fields, 0, 1, 0, 0])
+            table_rows.append([*fields, 0, 1, 0, 0])
             continue
-        rows += [[*fields, part, parts, workspace_parts + part, 0] for part in range(parts)]
+        table_rows += [[*fields, part, parts, workspace_parts + part, 0] for part in range(parts)]
         merges.append([*fields[:3], workspace_parts, parts, 0, 0, 0])
         workspace_parts += parts
-    return Launch(block_m, _to_table(rows), _to_table(merges), workspace_parts)
+    return Launch(block_m, _to_table(table_rows), _to_table(merges), workspace_parts)
 
 
 def _to_table(rows: list[list[int]]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int32).reshape(-1, FIELDS)
+    return torch.tensor(rows, dtype=torch.int32).reshape(-1, TILE_FIELDS)

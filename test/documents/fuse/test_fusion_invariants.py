@@ -179,5 +179,5 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
 def test_a_view_of_a_cache_waits_for_the_same_transfers(llama):
     awaited_layers, cache = [], caches.dense_cache(llama, 8)
     cache.transfers.append(SimpleNamespace(order_after=awaited_layers.append))
-    cache.upto(4).read(1, torch.arange(4))
+    cache.truncated(4).read(1, torch.arange(4))
     assert awaited_layers == [1]

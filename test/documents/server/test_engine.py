@@ -9,7 +9,7 @@ import torch
 from canopy_documents.fuse import background_encoder
 from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.fuse.fusion import fused_prefill
-from canopy_documents.fuse.rows import MAX_STOPS, MIN_ROWS, prefill
+from canopy_documents.fuse.rows import MAX_STOPS, MIN_RUN_ROWS, prefill
 from canopy_documents.fuse.selectors import make_selector
 from canopy_documents.server import engine as engines
 from canopy_documents.server import library, scheduler
@@ -194,11 +194,11 @@ def test_a_request_waits_for_a_layer_of_idle_work_whose_piece_is_repeated(make_e
     for _ in range(MAX_STOPS + 2):  # requests come all the time
         engine.work_when_idle(lambda: True)
         encoded_after_request.append(encoder.encoded_tokens)
-    assert encoded_after_request == [0] * (MAX_STOPS - 1) + [MIN_ROWS] * 3
+    assert encoded_after_request == [0] * (MAX_STOPS - 1) + [MIN_RUN_ROWS] * 3
     monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks="two"))
     waits_ms.clear()
     scheduler.work_when_idle(server)
-    assert encoder.encoded_tokens > 2 * MIN_ROWS  # ranks do not stop inside a piece
+    assert encoder.encoded_tokens > 2 * MIN_RUN_ROWS  # ranks do not stop inside a piece
     while encoder.busy:
         engine.work_when_idle()
     chunk = engine.library.store.chunks.get(encoder.store.key(range(200), (), ""))

@@ -75,9 +75,8 @@ def question_scores(
         row_weights.fill_((1 - last_weight) / (question_positions.numel() - 1))
         row_weights[-1:].fill_(last_weight)  # assigning a number would wait for the device
     layers, heads, group = range(first_scored, depth), shape.heads, shape.heads // shape.kv_heads
-    probe = _Probe(
-        cache, layers, rows, question_row, start_position, row_weights, heads, group, scores
-    )
+    sizes = (row_weights, heads, group, scores)
+    probe = _Probe(cache, layers, rows, question_row, start_position, *sizes)
     watch = probe.make_host_watch(prompt) if is_host(rows) else probe.make_device_watch()
     row_forward.probe_rows(model, ids, rows, cache, depth - 1, watch)
     return model.whole(scores)
@@ -112,7 +111,7 @@ class _Probe:
         def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
             queries, scale = q[question_row:], q.shape[-1] ** -0.5
             if layer in self.layers:
-                if cache.identity_slots:
+                if cache.has_identity_slots:
                     k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
                 else:
                     k, v = cache.read(layer, all_positions)
@@ -220,9 +219,8 @@ def _attend_and_score(
     weights = torch.softmax(weights, dim=-1)
     mass = torch.matmul(row_weights.repeat_interleave(group), weights).sum(dim=0)
     out = torch.matmul(weights, v.float().transpose(0, 1))
-    return out.view(kv_heads, m, group, dim).transpose(0, 1).reshape(m, heads, dim).to(
-        q.dtype
-    ), mass
+    attended = out.view(kv_heads, m, group, dim).transpose(0, 1).reshape(m, heads, dim)
+    return attended.to(q.dtype), mass
 
 
 class QuestionSelector(Selector):
