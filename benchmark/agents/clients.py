@@ -78,10 +78,8 @@ class SessionRun:
         session_limit = threading.Semaphore(self.max_sessions or self.sizes.sessions)
         self.start_s = time.monotonic()
         agent = functools.partial(self._run_agent, session_limit)
-        agents = [self._start_thread(agent, "agent", n) for n in range(self.sizes.sessions)]
-        people = [
-            self._start_thread(self._run_person, "person", n) for n in range(self.sizes.people)
-        ]
+        agents = [self._start(agent, "agent", n) for n in range(self.sizes.sessions)]
+        people = [self._start(self._run_person, "person", n) for n in range(self.sizes.people)]
         for thread in agents:
             thread.join()
         seconds = time.monotonic() - self.start_s
@@ -90,12 +88,10 @@ class SessionRun:
             thread.join()
         return seconds
 
-    def _start_thread(
-        self, run_client: Callable[[int], None], client: str, number: int
-    ) -> threading.Thread:
+    def _start(self, run: Callable[[int], None], client: str, number: int) -> threading.Thread:
         def record_errors() -> None:
             try:
-                run_client(number)
+                run(number)
             except Exception as error:  # a thread's error is lost otherwise
                 self.errors.append(f"{client} {number}: {error!r}")
 

@@ -183,10 +183,8 @@ def markdown_tables(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += [f"| | {' | '.join(arms)} |", "|---|" + "---:|" * len(arms)]
     for keys in shown_keys:
         for regime in regimes:
-            runs_of = (
-                [r for r in rows if (r["regime"], r["arm"]) == (regime, arm)] for arm in arms
-            )
-            cells = (_with_bracket(runs, keys) for runs in runs_of)
+            runs = ([r for r in rows if (r["regime"], r["arm"]) == (regime, arm)] for arm in arms)
+            cells = (_with_bracket(arm_runs, keys) for arm_runs in runs)
             lines.append(f"| {regime}, {' '.join(keys)} | {' | '.join(cells)} |")
     for regime in regimes:
         regime_rows = [row for row in rows if row["regime"] == regime]
@@ -263,9 +261,8 @@ def main() -> None:
                     }
                     print(json.dumps(row), flush=True)
                     rows.append(row)
-                    json_file.write_text(
-                        json.dumps({"kind": RESULT_KIND, "rows": rows}, indent=1) + "\n"
-                    )
+                    report = {"kind": RESULT_KIND, "rows": rows}
+                    json_file.write_text(json.dumps(report, indent=1) + "\n")
                     options.out.with_suffix(".md").write_text(markdown_tables(rows))
 
 

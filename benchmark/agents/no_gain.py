@@ -192,9 +192,8 @@ def measure_starts(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
                 model, KV_TOKENS, ARMS[arm], folder / "start.log", start=subprocess.Popen
             ) as server:
                 ready_s = time.monotonic() - launch_s
-                starts_of_arm[arm].append(
-                    (ready_s, sum(servers.Processes(server).cpu_s().values()))
-                )
+                cpu_s = sum(servers.Processes(server).cpu_s().values())
+                starts_of_arm[arm].append((ready_s, cpu_s))
     return {
         arm: dict(zip(("ready_s", "cpu_s"), (round(statistics.median(v), 2) for v in zip(*rows))))
         for arm, rows in starts_of_arm.items()

@@ -42,24 +42,17 @@ def prepare(folder: Path) -> None:
     os.environ |= with_plugin(folder, PLAIN, "canopy_cpu:install")
 
 
-def write_model(folder: Path, hidden_size: int, layers: int) -> Path:
+def write_model(folder: Path, width: int, layers: int) -> Path:
     """Write a model with random weights, and return its folder. The tokenizer is SmolLM2's.
 
     ``<tool_call>`` and ``</tool_call>`` are tokens of it, as in models that hermes parses.
     """
-    out = folder / f"model-{hidden_size}-{layers}"
+    out = folder / f"model-{width}-{layers}"
     if out.exists():
         return out
     write_tiny_model(out, TOKENIZER)
-    sizes = {
-        "hidden_size": hidden_size,
-        "intermediate_size": 2 * hidden_size,
-        "num_hidden_layers": layers,
-    }
-    heads = {
-        "num_attention_heads": hidden_size // 32,
-        "num_key_value_heads": max(1, hidden_size // 64),
-    }
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": width // 32, "num_key_value_heads": max(1, width // 64)}
     config = json.loads((out / "config.json").read_text())
     context = {"max_position_embeddings": CONTEXT_TOKENS}
     (out / "config.json").write_text(json.dumps(config | sizes | heads | context))

@@ -109,9 +109,8 @@ def _parse_encodings(text: str) -> tuple[str, ...]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    raw_text = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw_text)
     add_arguments(parser)
     try:
         return run_evaluation(parser.parse_args(argv))

@@ -38,26 +38,27 @@ from comparators.questions import read_examples
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from launch_server import cpu_arguments, free_port, serving, with_plugin
 
-SYSTEM = "You answer questions from the documents that follow. Answer in a few words.\n\n"
+SYSTEM_TEXT = "You answer questions from the documents that follow. Answer in a few words.\n\n"
 TURNS, TOOL_DOCUMENTS, ANSWER_TOKENS = 5, 2, 24
 """Turns of a conversation; documents that a tool returns before the third and the fifth turn; tokens of
 an answer in the history, a fixed text, so that both sides have equal prompts."""
-RETRIES, SAMPLES, SAMPLE_TOKENS, EXACT_TOKENS = 5, (4, 8), 8, 8
+RETRY_COUNT, SAMPLE_COUNTS, SAMPLE_TOKENS, EXACT_ANSWER_TOKENS = 5, (4, 8), 8, 8
 ZIPF_EXPONENT = 0.8
 """Exponent of the documents' popularity."""
 POOL_PROMPTS, MIN_REQUESTS, MAX_DRAIN_SHARE = 8, 8, 0.1
 """Prompts that the KV pool holds under load; minimum arrivals at each rate; time that the server may
-need for the rest of the queue, as a share of the window."""
+need to empty the queue after the last arrival, as a share of the window."""
 CONCURRENT_PROMPTS = 4
 
 
 @dataclass(slots=True)
 class DocumentPrompt:
-    """Token ids, the flat bounds of the documents in it (or ``"off"``), and which they are."""
+    """A prompt as token ids."""
 
     ids: list[int]
     bounds: list[int] | str
-    documents: tuple[int, ...] = ()
+    """Start and end of each document, flat; or ``"off"``."""
+    document_numbers: tuple[int, ...] = ()
 
     def without_reuse(self) -> DocumentPrompt:
         return replace(self, bounds="off")
@@ -67,7 +68,7 @@ class DocumentPrompt:
 class Corpus:
     """Documents as ids, popular ones first; prompts are drawn by Zipf's law without repetition."""
 
-    system: list[int]
+    system_ids: list[int]
     documents: list[list[int]]
     questions: list[list[int]]
     rng: random.Random
@@ -75,22 +76,22 @@ class Corpus:
     """Documents a prompt."""
 
     def draw_prompt(self, extra_documents: int = 0) -> DocumentPrompt:
-        """Return a prompt of ``prompt_documents`` different documents and more, shuffled, and a question."""
+        """Return a prompt of ``prompt_documents + extra_documents`` different documents, shuffled, and a question."""
         weights = [(i + 1) ** -ZIPF_EXPONENT for i in range(len(self.documents))]
-        picked: list[int] = []
-        while len(picked) < self.prompt_documents + extra_documents:
-            (document,) = self.rng.choices(range(len(self.documents)), weights)
-            if document not in picked:
-                picked.append(document)
-        self.rng.shuffle(picked)
-        return self.make_prompt(picked, self.rng.choice(self.questions))
+        numbers: list[int] = []
+        while len(numbers) < self.prompt_documents + extra_documents:
+            (number,) = self.rng.choices(range(len(self.documents)), weights)
+            if number not in numbers:
+                numbers.append(number)
+        self.rng.shuffle(numbers)
+        return self.make_prompt(numbers, self.rng.choice(self.questions))
 
-    def make_prompt(self, picked: Sequence[int], question: list[int]) -> DocumentPrompt:
-        ids, bounds = list(self.system), []
-        for i in picked:
+    def make_prompt(self, numbers: Sequence[int], question: list[int]) -> DocumentPrompt:
+        ids, bounds = list(self.system_ids), []
+        for i in numbers:
             bounds += [len(ids), len(ids) + len(self.documents[i])]
             ids += self.documents[i]
-        return DocumentPrompt(ids + question, bounds, tuple(picked))
+        return DocumentPrompt(ids + question, bounds, tuple(numbers))
 
 
 def make_corpus(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Corpus:
@@ -106,16 +107,15 @@ def make_corpus(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Corpus
     stream = itertools.chain.from_iterable(encode(t.strip() + "\n\n") for t in texts)
     documents = [list(itertools.islice(stream, document_tokens)) for _ in range(args.documents)]
     if len(documents[-1]) < document_tokens:
-        raise SystemExit(
-            f"too little text for {args.documents} documents of {document_tokens} tokens"
-        )
+        raise SystemExit(f"too few tokens for {args.documents} documents of {document_tokens}")
     questions = [encode(f"Question: {e.question}\nAnswer:") for e in examples]
-    return Corpus(encode(SYSTEM), documents, questions, random.Random(args.seed), prompt_documents)
+    rng = random.Random(args.seed)
+    return Corpus(encode(SYSTEM_TEXT), documents, questions, rng, prompt_documents)
 
 
 @dataclass(slots=True)
-class ReuseAnswer:
-    """Result of a request: the report of reuse, and token ids."""
+class TimedAnswer:
+    """The answer to a request: its times, the report of reuse, and token ids."""
 
     seconds: float
     """Seconds from sending to the first streamed token, or to the whole answer."""
@@ -143,10 +143,10 @@ class DocumentClient:
         except urllib.error.HTTPError as error:  # a busy server refuses to flush with 400, too
             raise SystemExit(f"{path}: {error.code} {error.read()[:500]!r}") from error
 
-    def ask(
+    def send(
         self, prompt: DocumentPrompt, answer_tokens: int = 1, stream: bool = False, **params: Any
-    ) -> ReuseAnswer:
-        """Send a prompt; greedy."""
+    ) -> TimedAnswer:
+        """Send a prompt and decode greedily; with ``stream`` only the time to the first token is returned."""
         sampling = {"temperature": 0, "max_new_tokens": answer_tokens, "ignore_eos": True}
         custom = {"canopy_document_bounds": prompt.bounds, **params}
         body = {"input_ids": prompt.ids, "stream": stream}
@@ -156,22 +156,23 @@ class DocumentClient:
                 next(line for line in answer if line.startswith(b"data:"))
                 seconds = time.perf_counter() - start_s
                 answer.read()
-                return ReuseAnswer(seconds)
+                return TimedAnswer(seconds)
             result = json.loads(answer.read())
         seconds, meta = time.perf_counter() - start_s, result["meta_info"]
         report = (meta.get("canopy_documents") or [{}])[0]
-        return ReuseAnswer(
+        return TimedAnswer(
             seconds, meta["cached_tokens"], report, result["output_ids"], self.cpu_s() - cpu_start_s
         )
 
-    def time_samples(self, prompt: DocumentPrompt, n: int) -> tuple[float, float]:
-        """Return seconds and processor seconds until all ``n`` answers are complete."""
-        sampling = {"temperature": 0.7, "max_new_tokens": SAMPLE_TOKENS, "ignore_eos": True, "n": n}
+    def time_samples(self, prompt: DocumentPrompt, samples: int) -> tuple[float, float]:
+        """Return seconds and processor seconds until all ``samples`` answers are complete."""
+        sampling = {"temperature": 0.7, "max_new_tokens": SAMPLE_TOKENS, "ignore_eos": True}
+        sampling["n"] = samples
         sampling["custom_params"] = {"canopy_document_bounds": prompt.bounds}
         cpu_start_s, start_s = self.cpu_s(), time.perf_counter()
         body = {"input_ids": prompt.ids, "sampling_params": sampling}
         with self.post("/generate", body) as answer:
-            assert len(json.loads(answer.read())) == n
+            assert len(json.loads(answer.read())) == samples
         return time.perf_counter() - start_s, self.cpu_s() - cpu_start_s
 
     def cpu_s(self) -> float:
@@ -186,32 +187,32 @@ class DocumentClient:
     def encode_documents(self, corpus: Corpus) -> None:
         """Send every document twice, the second time in reverse order, and wait until all are encoded:
         a document is encoded behind the system text only after that text has recurred."""
-        for order in (range(len(corpus.documents)), range(len(corpus.documents))[::-1]):
+        for numbers in (range(len(corpus.documents)), range(len(corpus.documents))[::-1]):
             self.flush()
-            for part in (order[at : at + 4] for at in range(0, len(order), 4)):
-                self.ask(corpus.make_prompt(part, corpus.questions[0]))
+            for part in (numbers[i : i + 4] for i in range(0, len(numbers), 4)):
+                self.send(corpus.make_prompt(part, corpus.questions[0]))
             self.wait_until_encoded()
         self.flush()
 
     def wait_until_encoded(self) -> None:
-        while (state := self.state())["waiting_documents"] or state["waiting_tokens"]:
+        while (counters := self.counters())["waiting_documents"] or counters["waiting_tokens"]:
             time.sleep(0.5)
 
-    def state(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, Any]:
         with self.post("/server_info") as answer:
             return dict(json.loads(answer.read())["internal_states"][0]["canopy_documents"])
 
     def measure_pairs(
         self, corpus: Corpus, repeats: int
-    ) -> list[tuple[DocumentPrompt, ReuseAnswer, ReuseAnswer]]:
-        """Prompts with their answers by plain serving and by reuse; reuse runs first each time, since a
-        plain run fills the exact tree."""
+    ) -> list[tuple[DocumentPrompt, TimedAnswer, TimedAnswer]]:
+        """Return prompts with their answers by plain serving and by reuse. Reuse runs first, since a plain
+        run fills the exact tree."""
         answered = []
         for _ in range(repeats):
             prompt = corpus.draw_prompt()
-            fused = self.ask(prompt)
-            assert fused.report.get("fused"), fused.report
-            answered.append((prompt, self.ask(prompt.without_reuse()), fused))
+            reused = self.send(prompt)
+            assert reused.report.get("fused"), reused.report
+            answered.append((prompt, self.send(prompt.without_reuse()), reused))
         return answered
 
 
@@ -229,9 +230,8 @@ def server_of(
     which it needs to serve on a CPU.
     """
     with tempfile.TemporaryDirectory() as folder:
-        arguments = cpu_arguments(
-            args.model, kv_tokens=(max_tokens + 512) * pool_prompts, dtype="float32"
-        )
+        kv_tokens = (max_tokens + 512) * pool_prompts
+        arguments = cpu_arguments(args.model, kv_tokens=kv_tokens, dtype="float32")
         arguments += ["--canopy-documents", args.document_options] if with_documents else []
         arguments += ["--chunked-prefill-size", "8192", "--context-length", "8192"]
         arguments += ["--mem-fraction-static", "0.6"]
@@ -255,21 +255,21 @@ def measure_ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRow
             corpus = make_corpus(tokenizer, args, tokens)
             client.encode_documents(corpus)
             pairs = client.measure_pairs(corpus, args.repeats)
-            last = pairs[-1][2].report
+            last_report = pairs[-1][2].report
             yield {
                 "tokens": len(pairs[-1][0].ids),
                 "chunks": corpus.prompt_documents,
-                "prefix_s": statistics.median(a.seconds for _, a, _ in pairs),
-                "reuse_s": statistics.median(b.seconds for _, _, b in pairs),
-                "speedup": statistics.median(a.seconds / b.seconds for _, a, b in pairs),
-                **{key: last[key] for key in ("ratio", "recomputed", "computed")},
-                "reused_by_tier": {k: v for k, v in last.items() if k.startswith("reused_")},
+                "prefix_s": statistics.median(plain.seconds for _, plain, _ in pairs),
+                "reuse_s": statistics.median(reused.seconds for _, _, reused in pairs),
+                "speedup": statistics.median(p.seconds / r.seconds for _, p, r in pairs),
+                **{key: last_report[key] for key in ("ratio", "recomputed", "computed")},
+                "reused_by_tier": {k: v for k, v in last_report.items() if k.startswith("reused_")},
                 "all": {
-                    "prefix_s": [a.seconds for _, a, _ in pairs],
-                    "reuse_s": [b.seconds for _, _, b in pairs],
-                    "prefix_cpu_s": [a.cpu_s for _, a, _ in pairs],
-                    "reuse_cpu_s": [b.cpu_s for _, _, b in pairs],
-                    "plan_ms": [b.report["plan_ms"] for _, _, b in pairs],
+                    "prefix_s": [plain.seconds for _, plain, _ in pairs],
+                    "reuse_s": [reused.seconds for _, _, reused in pairs],
+                    "prefix_cpu_s": [plain.cpu_s for _, plain, _ in pairs],
+                    "reuse_cpu_s": [reused.cpu_s for _, _, reused in pairs],
+                    "plan_ms": [reused.report["plan_ms"] for _, _, reused in pairs],
                 },
             }
 
@@ -284,7 +284,7 @@ def measure_turns(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRo
             for repeat in range(args.repeats):
                 prompts = [
                     corpus.draw_prompt(2 * TOOL_DOCUMENTS),
-                    *(corpus.draw_prompt() for _ in range(1 + len(SAMPLES))),
+                    *(corpus.draw_prompt() for _ in range(1 + len(SAMPLE_COUNTS))),
                 ]
                 sides = ("documents", "plain")
                 for side in sides if repeat % 2 == 0 else sides[::-1]:
@@ -299,11 +299,11 @@ def _run_conversation(
 ) -> ResultRow:
     """Five turns, a retry and samples. The first drawn prompt has the documents of all turns."""
 
-    def with_side(prompt: DocumentPrompt) -> DocumentPrompt:
+    def as_sent(prompt: DocumentPrompt) -> DocumentPrompt:
         return prompt.without_reuse() if is_plain else prompt
 
-    documents = [corpus.documents[i] for i in prompts[0].documents]
-    ids, bounds, answers = list(corpus.system), [], []
+    documents = [corpus.documents[i] for i in prompts[0].document_numbers]
+    ids, bounds, answers = list(corpus.system_ids), [], []
     for turn in range(TURNS):
         count = corpus.prompt_documents if turn == 0 else TOOL_DOCUMENTS if turn in (2, 4) else 0
         for document in documents[:count]:
@@ -311,9 +311,9 @@ def _run_conversation(
             ids += document
         documents = documents[count:]
         ids += corpus.questions[turn % len(corpus.questions)]
-        answers.append(client.ask(with_side(DocumentPrompt(list(ids), list(bounds)))))
+        answers.append(client.send(as_sent(DocumentPrompt(list(ids), list(bounds)))))
         ids += corpus.questions[-1][:1] * ANSWER_TOKENS
-    _, *retries = (client.ask(with_side(prompts[1])) for _ in range(RETRIES + 1))
+    _, *retries = (client.send(as_sent(prompts[1])) for _ in range(RETRY_COUNT + 1))
     row: ResultRow = {
         "ttft_s": [a.seconds for a in answers],
         "cpu_s": [a.cpu_s for a in answers],
@@ -325,8 +325,9 @@ def _run_conversation(
         "retry_cpu_s": statistics.median(a.cpu_s for a in retries),
         "retries_s": [a.seconds for a in retries],
     }
-    for n, prompt in zip(SAMPLES, prompts[2:]):
-        row[f"n{n}_s"], row[f"n{n}_cpu_s"] = client.time_samples(with_side(prompt), n)
+    for samples, prompt in zip(SAMPLE_COUNTS, prompts[2:]):
+        seconds, cpu_s = client.time_samples(as_sent(prompt), samples)
+        row[f"n{samples}_s"], row[f"n{samples}_cpu_s"] = seconds, cpu_s
     return row
 
 
@@ -342,8 +343,8 @@ def measure_load(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRow
         client.encode_documents(corpus)
         pairs = client.measure_pairs(corpus, args.repeats)
         alone_s = {
-            "prefix": statistics.median(a.seconds for _, a, _ in pairs),
-            "reuse": statistics.median(b.seconds for _, _, b in pairs),
+            "prefix": statistics.median(plain.seconds for _, plain, _ in pairs),
+            "reuse": statistics.median(reused.seconds for _, _, reused in pairs),
         }
         target_s = args.target or 2 * alone_s["prefix"]
         sustained_per_s = {"prefix": 0.0, "reuse": 0.0}
@@ -353,8 +354,8 @@ def measure_load(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRow
                 client.flush()
                 row = {"side": side, **_time_rate(client, tokenizer, args, rate, side == "prefix")}
                 yield row
-                is_behind = row["behind_s"] - alone_s[side] > MAX_DRAIN_SHARE * row["window_s"]
-                if row["p90_s"] > target_s or is_behind:
+                has_backlog = row["behind_s"] - alone_s[side] > MAX_DRAIN_SHARE * row["window_s"]
+                if row["p90_s"] > target_s or has_backlog:
                     break
                 sustained_per_s[side] = rate
         yield {"target_s": target_s, "sustained_per_s": sustained_per_s}
@@ -371,22 +372,21 @@ def _time_rate(
     threads: list[threading.Thread] = []
 
     def send(prompt: DocumentPrompt) -> None:
-        ttft_s.append(client.ask(prompt, 2, stream=True).seconds)
+        ttft_s.append(client.send(prompt, 2, stream=True).seconds)
 
-    start_s, at_s, last_s = time.perf_counter(), 0.0, 0.0
-    while (at_s := at_s + rng.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
-        last_s, prompt = at_s, corpus.draw_prompt()
-        time.sleep(max(0.0, start_s + at_s - time.perf_counter()))
-        threads.append(
-            threading.Thread(target=send, args=(prompt.without_reuse() if is_plain else prompt,))
-        )
+    start_s, due_s, last_due_s = time.perf_counter(), 0.0, 0.0
+    while (due_s := due_s + rng.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
+        last_due_s, prompt = due_s, corpus.draw_prompt()
+        time.sleep(max(0.0, start_s + due_s - time.perf_counter()))
+        sent_prompt = prompt.without_reuse() if is_plain else prompt
+        threads.append(threading.Thread(target=send, args=(sent_prompt,)))
         threads[-1].start()
     for thread in threads:
         thread.join()
-    drain_s = time.perf_counter() - start_s - last_s
+    drain_s = time.perf_counter() - start_s - last_due_s
     p90_s = sorted(ttft_s)[min(len(ttft_s) - 1, int(0.9 * len(ttft_s)))]
     row = {"rate": rate, "n": len(ttft_s), "p50_s": statistics.median(ttft_s), "p90_s": p90_s}
-    return {**row, "window_s": last_s, "behind_s": drain_s, "ttft_s": ttft_s}
+    return {**row, "window_s": last_due_s, "behind_s": drain_s, "ttft_s": ttft_s}
 
 
 def compare_exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRow]:
@@ -395,31 +395,34 @@ def compare_exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[ResultRo
     corpus = make_corpus(tokenizer, args, args.tokens)
     prompts = [corpus.draw_prompt() for _ in range(args.prompts)]
 
-    def answer_all(send: Callable[[DocumentPrompt], ReuseAnswer]) -> list[ReuseAnswer]:
+    def answer_all(send: Callable[[DocumentPrompt], TimedAnswer]) -> list[TimedAnswer]:
         with ThreadPoolExecutor(CONCURRENT_PROMPTS) as pool:
             return list(pool.map(send, prompts))
 
-    def compare_ids(name: str, second: str) -> ResultRow:
-        count = sum(a.ids == b.ids for a, b in zip(answers[name], answers[second]))
+    def compare_ids(name: str, other_name: str) -> ResultRow:
+        count = sum(a.ids == b.ids for a, b in zip(answers[name], answers[other_name]))
         fused = sum(bool(a.report.get("fused")) for a in answers[name])
-        return {"pair": [name, second], "same": count, "of": len(prompts), "fused": fused}
+        return {"pair": [name, other_name], "same": count, "of": len(prompts), "fused": fused}
 
-    n, answers = EXACT_TOKENS, {}
+    answers: dict[str, list[TimedAnswer]] = {}
+    tokens = EXACT_ANSWER_TOKENS
     with server_of(args, args.tokens, 2 * CONCURRENT_PROMPTS) as client:
         client.encode_documents(corpus)
-        answers["ratio 1"] = answer_all(lambda p: client.ask(p, n, canopy_recompute_ratio=1.0))
+        answers["ratio 1"] = answer_all(
+            lambda p: client.send(p, tokens, canopy_recompute_ratio=1.0)
+        )
         client.flush()
-        answers["off"] = answer_all(lambda p: client.ask(p.without_reuse(), n))
+        answers["off"] = answer_all(lambda p: client.send(p.without_reuse(), tokens))
     yield compare_ids("ratio 1", "off")
     for name in filter(None, args.others.split(",")):
         with server_of(
             args, args.tokens, 2 * CONCURRENT_PROMPTS, False, name == "no Canopy"
-        ) as second:
-            answers[name] = answer_all(lambda p: second.ask(DocumentPrompt(p.ids, []), n))
+        ) as other:
+            answers[name] = answer_all(lambda p: other.send(DocumentPrompt(p.ids, []), tokens))
         yield compare_ids("off", name)
 
 
-MODES = {"ttft": measure_ttft, "turns": measure_turns, "load": measure_load, "exact": compare_exact}
+TASKS = {"ttft": measure_ttft, "turns": measure_turns, "load": measure_load, "exact": compare_exact}
 
 
 def _list_of(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
@@ -427,11 +430,10 @@ def _list_of(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    raw_text = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw_text)
     add = parser.add_argument
-    add("what", choices=tuple(MODES))
+    add("task", choices=tuple(TASKS))
     add("--model", type=Path, required=True)
     add("--data", type=Path, required=True, help="a file of questions")
     add("--json", type=Path, required=True, help="written anew after every row")
@@ -451,8 +453,9 @@ def main() -> None:
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
-    settings, rows = {k: str(v) for k, v in vars(args).items()}, []
-    for row in MODES[args.what](AutoTokenizer.from_pretrained(args.model), args):
+    settings = {key: str(value) for key, value in vars(args).items()}
+    settings["what"], rows = settings.pop("task"), []
+    for row in TASKS[args.task](AutoTokenizer.from_pretrained(args.model), args):
         rows.append(row)
         print(json.dumps(row), flush=True)
         result = {"settings": settings, "cpus": os.cpu_count(), "rows": rows}

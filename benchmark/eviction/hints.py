@@ -30,7 +30,6 @@ HINTING_SHARES = (0.0, 0.25, 0.5, 1.0)
 HINT_ACCURACIES = (1.0, 0.75, 0.5, 0.0)
 """Shares of hints that are true."""
 CAPACITY_SHARE = 0.05
-"""Cache size as a share of the trace's distinct blocks."""
 PLOTTED_TRACES = ("conversation", "agentic")
 """Traces of the figure, with hints of every accuracy."""
 
@@ -55,16 +54,14 @@ def sweep_hints(
         for share in HINTING_SHARES if accuracy == 1.0 else HINTING_SHARES[1:]:
             for seed in seeds if share else seeds[:1]:
                 hints = SimulatedHints(share=share, accuracy=accuracy, seed=seed)
-                hit_ratio = simulate(
-                    trace, make_policy("wa"), capacity_blocks, hints=hints
-                ).block_hit_ratio
+                result = simulate(trace, make_policy("wa"), capacity_blocks, hints=hints)
                 yield {
                     "trace": trace_name,
                     "policy": "wa",
                     "share": share,
                     "accuracy": accuracy,
                     "seed": seed,
-                    "block_hit_ratio": hit_ratio,
+                    "block_hit_ratio": result.block_hit_ratio,
                 }
 
 

@@ -59,11 +59,11 @@ def measure(name: str, leaves: int) -> dict[str, float]:
     tree = LiveTree(leaves * LEAF_TOKENS + 64, policy, config, sglang_core=core)
     gc.collect()
     gc.disable()
-    leaves_to_insert = iter(range(leaves))
+    to_insert = iter(range(leaves))
 
     def insert() -> None:
         slots = tree.allocator.alloc(LEAF_TOKENS)
-        tree.cache.insert(InsertParams(key=make_key(next(leaves_to_insert)), value=slots))
+        tree.cache.insert(InsertParams(key=make_key(next(to_insert)), value=slots))
 
     insert_us = median_us(insert, leaves)
     tree.evict(LEAF_TOKENS)  # the first one also ranks all inserted leaves
@@ -71,9 +71,9 @@ def measure(name: str, leaves: int) -> dict[str, float]:
     evict_us = median_us(lambda: tree.evict(LEAF_TOKENS), evict_calls)
     many_tokens = LEAF_TOKENS * LEAVES_PER_CALL
     many_us = median_us(lambda: tree.evict(many_tokens), EVICT_MANY_CALLS) / LEAVES_PER_CALL
-    leaves_to_match = iter(range(leaves - 1, 0, -7))
+    to_match = iter(range(leaves - 1, 0, -7))
     match_us = median_us(
-        lambda: tree.cache.match_prefix(MatchPrefixParams(key=make_key(next(leaves_to_match)))),
+        lambda: tree.cache.match_prefix(MatchPrefixParams(key=make_key(next(to_match)))),
         MATCH_CALLS,
     )
     gc.enable()
@@ -89,9 +89,7 @@ def run_costs(_: QuestionRun) -> list[dict[str, Any]]:
     return [
         {"core": name, "leaves": leaves}
         | {k: round(statistics.median(r[k] for r in runs), 1) for k in runs[0]}
-        for (name, leaves), runs in sorted(
-            runs_by_case.items(), key=lambda kv: (kv[0][1], kv[0][0])
-        )
+        for (name, leaves), runs in sorted(runs_by_case.items(), key=lambda kv: kv[0][::-1])
     ]
 
 

@@ -72,9 +72,7 @@ class ResultFile:
         if path.exists():
             earlier = json.loads(path.read_text())
             if earlier["about"] != self.report["about"]:
-                raise SystemExit(
-                    f"{path} is of other arguments; give another --out or --name, or remove it"
-                )
+                raise SystemExit(f"{path} is of other arguments; change --out or remove it")
             self.report = earlier
 
     def is_measured(self, load: float) -> bool:

@@ -33,7 +33,7 @@ from latency.arms import ARMS, UNSEEN_WORKLOADS, SystemArm
 from question import Question, QuestionRun
 
 REQUEST_COUNT = 2000
-AGENT_SESSIONS, AGENT_SESSIONS_OF_MIX = 50, 20
+AGENT_SESSIONS, MIX_SESSIONS = 50, 20
 PAUSE_FACTOR = 10.0
 """Factor of the gaps between turns in `pauses`."""
 BLOCK_TOKENS = 64
@@ -45,8 +45,6 @@ UNSEEN_WINDOWS = dict(zip(UNSEEN_WORKLOADS, (("conversation", 3000), ("synthetic
 WORKLOADS = ("conversation", "synthetic", "agentic", "pauses", "mix", *UNSEEN_WORKLOADS)
 DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
 """Profile -> tokens that about 55 GB of KV hold."""
-
-
 MAX_REQUEST_TOKENS = {"llama-3.1-8b-h100": 131_072}
 """Profile -> tokens of the longest agentic request: the model's context, where the device does
 not hold the trace's longest."""
@@ -83,38 +81,35 @@ def all_system_runs() -> list[SystemRuns]:
 
 
 def trace_of(
-    workload: str, seed: int, data_folder: Path, limit_tokens: int | None = None
+    workload: str, seed: int, folder: Path, limit_tokens: int | None = None
 ) -> list[TraceRequest]:
     """Return a workload's requests. An agent's session ends before its first request of more than
     ``limit_tokens`` tokens."""
     if workload == "agentic":
-        return list(
-            itertools.islice(agents(AGENT_SESSIONS, seed, data_folder, limit_tokens), REQUEST_COUNT)
-        )
+        requests_of_agents = agents(AGENT_SESSIONS, seed, folder, limit_tokens)
+        return list(itertools.islice(requests_of_agents, REQUEST_COUNT))
     if workload == "synthetic":
-        requests = mooncake(data_folder, "synthetic", REQUEST_COUNT)
+        requests = mooncake(folder, "synthetic", REQUEST_COUNT)
         return requests if seed == 0 else exchange_starts(requests, seed)
     if workload in UNSEEN_WORKLOADS:
         name, skipped = UNSEEN_WINDOWS[workload]
-        return mooncake(data_folder, name, REQUEST_COUNT, skipped)
+        return mooncake(folder, name, REQUEST_COUNT, skipped)
     if workload == "mix":
-        chat = conversation_window(seed, REQUEST_COUNT // 2, data_folder)
-        return merge_by_time(chat, agents(AGENT_SESSIONS_OF_MIX, seed, data_folder, limit_tokens))[
-            :REQUEST_COUNT
-        ]
-    requests = conversation_window(seed, REQUEST_COUNT, data_folder)
+        chat = conversation_window(seed, REQUEST_COUNT // 2, folder)
+        return merge_by_time(chat, agents(MIX_SESSIONS, seed, folder, limit_tokens))[:REQUEST_COUNT]
+    requests = conversation_window(seed, REQUEST_COUNT, folder)
     return with_pauses(requests, PAUSE_FACTOR) if workload == "pauses" else requests
 
 
 def agents(
-    sessions: int, seed: int, data_folder: Path, limit_tokens: int | None
+    sessions: int, seed: int, folder: Path, limit_tokens: int | None
 ) -> Iterator[TraceRequest]:
-    requests = overlay_agents(data_folder, sessions, 3600.0, seed)
+    requests = overlay_agents(folder, sessions, 3600.0, seed)
     return iter(requests) if limit_tokens is None else drop_longer(requests, limit_tokens)
 
 
-def conversation_window(seed: int, count: int, data_folder: Path) -> list[TraceRequest]:
-    return mooncake(data_folder, "conversation", count, 1400 * seed)
+def conversation_window(seed: int, count: int, folder: Path) -> list[TraceRequest]:
+    return mooncake(folder, "conversation", count, 1400 * seed)
 
 
 def drop_longer(requests: Iterable[TraceRequest], limit_tokens: int) -> Iterator[TraceRequest]:
@@ -168,17 +163,13 @@ def merge_by_time(
         for r in agent_requests
     ]
     moved_chat = [
-        replace(
-            _in_smaller_blocks(r, first_free_id),
-            time_s=r.time_s - chat[0].time_s,
-            user=r.conversation,
-        )
+        replace(_reblock(r, first_free_id), time_s=r.time_s - chat[0].time_s, user=r.conversation)
         for r in chat
     ]
     return sorted([*moved_chat, *moved_agents], key=lambda r: r.time_s)
 
 
-def _in_smaller_blocks(request: TraceRequest, first_id: int) -> TraceRequest:
+def _reblock(request: TraceRequest, first_id: int) -> TraceRequest:
     """Return the request in blocks of ``BLOCK_TOKENS``, with ids from ``first_id`` on."""
     parts = request.block_tokens // BLOCK_TOKENS
     blocks = [first_id + block * parts + part for block in request.blocks for part in range(parts)]
@@ -214,15 +205,13 @@ def measure_runs(run: QuestionRun, runs: SystemRuns) -> dict[str, Any]:
     profile = load_profile(runs.profile)
     loop = "closed" if runs.workload == "agentic" else "turns-wait"
 
-    def loaded_system(arm: SystemArm) -> LoadedSystem:
+    def system_of(arm: SystemArm) -> LoadedSystem:
         configuration = make_config(arm, runs, profile.kv_bytes_per_token)
         return LoadedSystem(workload, configuration, profile, loop=loop, logged_times=True)
 
-    saturation = loaded_system(runs.arms[0]).saturation(runs.seed)
+    saturation = system_of(runs.arms[0]).saturation(runs.seed)
     figures = {
-        f"{arm.key}@{load:g}": stored_figures(
-            loaded_system(arm).run_at(load * saturation, runs.seed)
-        )
+        f"{arm.key}@{load:g}": stored_figures(system_of(arm).run_at(load * saturation, runs.seed))
         for arm, load in itertools.product(runs.arms, LOADS)
     }
     length = {"requests": REQUEST_COUNT, "sessions": AGENT_SESSIONS}

@@ -86,10 +86,8 @@ def measure_arm(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         key: row["seconds"] - clocks_before["hooks"].get(key, {"seconds": 0.0})["seconds"]
         for key, row in clocks_after["hooks"].items()
     }
-    window_clocks = {
-        "hooks": {key: {"seconds": s} for key, s in hook_s.items()},
-        "thread_s": took_s,
-    }
+    hooks = {key: {"seconds": s} for key, s in hook_s.items()}
+    window_clocks = {"hooks": hooks, "thread_s": took_s}
     return {
         "requests": len(answers),
         "seconds": round(took_s, 1),

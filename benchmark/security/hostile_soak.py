@@ -55,7 +55,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 POLICY = "wa"
 MAX_HIT_RATE_LOSS = 0.01
-SAMPLE_S = 2.0
+SAMPLE_INTERVAL_S = 2.0
 MAX_GROWTH_SHARE = 0.03
 """Tolerated growth of memory, as a share: allocators fluctuate."""
 MAX_GROWTH_MB = 24.0
@@ -87,7 +87,7 @@ class MemorySampler:
         return last <= middle * (1 + MAX_GROWTH_SHARE) + MAX_GROWTH_MB
 
     def _sample(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
+        while not self._stop.wait(SAMPLE_INTERVAL_S):
             total_bytes = 0
             try:
                 server_process = psutil.Process(self._pid)
@@ -118,9 +118,9 @@ def run_one(name: str, args: argparse.Namespace, folder: Path, steps: int | None
         memory = MemorySampler(server.process.pid)
         if hostile is not None and hostile.tells_lies:
             hostile.start(server.url)
-        end = time.monotonic() + 60 * args.minutes
+        end_s = time.monotonic() + 60 * args.minutes
         step = 0
-        while step < steps if steps is not None else time.monotonic() < end:
+        while step < steps if steps is not None else time.monotonic() < end_s:
             honest.step(server.url, step)
             if hostile is not None:
                 hostile.step(server.url, step)

@@ -28,8 +28,8 @@ DOCUMENT_TOKENS = 64
 beyond the prompts: kept small, so that both tenants still send about equally much."""
 
 
-def call(url: str, method: str, path: str, body: Any = None) -> tuple[int, str]:
-    """One request: status and text. ``body``: bytes or an iterator as they are, else as JSON."""
+def send_request(url: str, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    """Send a request; return its status and text. ``body``: bytes or an iterator are sent as they are, others as JSON."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
     if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
@@ -45,12 +45,12 @@ def call(url: str, method: str, path: str, body: Any = None) -> tuple[int, str]:
 def generate(
     url: str, prompt: list[int], tenant: str, custom: dict[str, Any] | None = None, **body: Any
 ) -> tuple[int, Any]:
-    """One token for a prompt: status, and the answer or the refusal's text."""
+    """Generate one token for a prompt; return the status, and the answer or the refusal's text."""
     sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
     if custom:
         sampling["custom_params"] = custom
     request_body = {"input_ids": prompt, "sampling_params": sampling, "extra_key": tenant, **body}
-    status, text = call(url, "POST", "/generate", request_body)
+    status, text = send_request(url, "POST", "/generate", request_body)
     return status, json.loads(text) if status == 200 else text
 
 
@@ -75,22 +75,21 @@ class Honest:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     errors: list[str] = field(default_factory=list)
-    documents: list[str] = field(default_factory=list)
 
     @property
-    def conversations(self) -> int:
+    def conversation_count(self) -> int:
         average_tokens = SYSTEM_TOKENS + TURN_TOKENS * (TURNS + 1) // 2
         return max(2, int(WORKING_SET_SHARE * self.pool_tokens / average_tokens))
 
     @property
     def warm_up_steps(self) -> int:
         """Steps until every conversation has been through all of its turns once."""
-        return self.conversations * TURNS
+        return self.conversation_count * TURNS
 
     def prompt(self, step: int) -> StepPrompt:
-        slot = step % self.conversations
-        rounds = step // self.conversations + slot  # they do not all restart at once
-        name, turn = f"honest-{slot}-{rounds // TURNS}", rounds % TURNS + 1
+        number = step % self.conversation_count
+        rounds = step // self.conversation_count + number  # they do not all restart at once
+        name, turn = f"honest-{number}-{rounds // TURNS}", rounds % TURNS + 1
         turn_tokens = make_tokens(TURN_TOKENS * TURNS, name)[: TURN_TOKENS * turn]
         return StepPrompt(name, turn, make_tokens(SYSTEM_TOKENS, "system") + turn_tokens)
 
@@ -192,25 +191,27 @@ class Hostile:
                     self.faults.append(f"{attack.__name__} {count}: {error!r}")
 
     def _send_hints(self, url: str, i: int) -> None:
-        name = f"honest-{i % self.honest.conversations}-{i // 500}" if i % 2 else f"invented-{i}"
+        number = i % self.honest.conversation_count
+        name = f"honest-{number}-{i // 500}" if i % 2 else f"invented-{i}"
         hint = {"conversation": name, "extra_key": HOSTILE, "over": bool(i % 3), "keep_s": 3600}
-        self._count_answer("hints", *call(url, "POST", "/canopy/hint", hint))
+        self._count_answer("hints", *send_request(url, "POST", "/canopy/hint", hint))
 
     def _delete_documents(self, url: str, i: int) -> None:
         """Delete the documents of its own tenant and of one that does not exist."""
         name = HOSTILE if i % 2 else f"invented-{i}"
-        self._count_answer("documents", *call(url, "DELETE", f"/canopy/documents?extra_key={name}"))
+        path = f"/canopy/documents?extra_key={name}"
+        self._count_answer("documents", *send_request(url, "DELETE", path))
 
     def _send_malformed(self, url: str, i: int) -> None:
         method, path, body = MALFORMED[i % len(MALFORMED)]
-        status, text = call(url, method, path, body() if callable(body) else body)
+        status, text = send_request(url, method, path, body() if callable(body) else body)
         self._count_answer("malformed", status, text)
         if status == 200:
             self.faults.append(f"{path} took malformed body {i % len(MALFORMED)}: {text[:200]}")
 
     def _read(self, url: str, i: int) -> None:
         path = ("/canopy/status", "/server_info", "/metrics")[i % 3]
-        status, text = call(url, "GET", path)
+        status, text = send_request(url, "GET", path)
         self._count_answer("readings", status, text)
         for secret in (HONEST, "honest-0-"):
             if secret in text:

@@ -65,9 +65,9 @@ def make_prompts(count: int, seed: int, turns: int = 5) -> list[SessionPrompt]:
     return mixed_prompts[:count]
 
 
-def send(url: str, prompt: SessionPrompt, tokens: int) -> tuple[list[int], Counter[str]]:
-    """The answer's token ids, and the prompt's cached tokens by tier."""
-    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+def send(url: str, prompt: SessionPrompt, answer_tokens: int) -> tuple[list[int], Counter[str]]:
+    """Send a prompt; return the answer's token ids, and the prompt's cached tokens by tier."""
+    sampling = {"temperature": 0, "max_new_tokens": answer_tokens, "ignore_eos": True}
     body = {
         "input_ids": prompt["tokens"],
         "sampling_params": {**sampling, "custom_params": prompt["labels"]},
@@ -150,18 +150,19 @@ def send_stored(
     url: str, prompts: Sequence[SessionPrompt], tokens: int, expected: list[list[int]]
 ) -> Any:
     """Send prompts with empty memory each time; return hits on disk and wrong answers."""
-    hits = page_tokens = wrong = 0
+    hit_tokens = page_tokens = wrong_answers = 0
     last_turns: dict[str, SessionPrompt] = {}
     for prompt in prompts:
         last_turns[prompt["labels"]["canopy_conversation"]] = prompt
     by_prompt = {id(prompt): ids for prompt, ids in zip(prompts, expected)}
     for prompt in tqdm(last_turns.values(), desc="after the restart"):
         flush_memory(url)
-        ids, hit_tokens = send(url, prompt, tokens)
-        wrong += ids != by_prompt[id(prompt)]
-        hits += hit_tokens["storage"]
+        ids, by_tier = send(url, prompt, tokens)
+        wrong_answers += ids != by_prompt[id(prompt)]
+        hit_tokens += by_tier["storage"]
         page_tokens += (len(prompt["tokens"]) - 1) // PAGE_TOKENS * PAGE_TOKENS
-    return {"asked": len(last_turns), "tokens": page_tokens, "from_storage": hits, "wrong": wrong}
+    asked = {"asked": len(last_turns), "tokens": page_tokens}
+    return {**asked, "from_storage": hit_tokens, "wrong": wrong_answers}
 
 
 def kill_under_load(
@@ -194,35 +195,35 @@ def kill_under_load(
 
 
 def run_all(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
-    turns = make_prompts(arguments.prompts, arguments.seed)
+    prompts = make_prompts(arguments.prompts, arguments.seed)
     tokens, rng = arguments.tokens, random.Random(arguments.seed)
     setup = ServedSetup(folder, logs, arguments.model, arguments.backend, arguments.policy)
     with setup.server("--disable-radix-cache") as server:
-        expected, no_hits = send_all(server.url, turns, tokens, "no cache")
+        expected, no_hits = send_all(server.url, prompts, tokens, "no cache")
     assert not +no_hits, no_hits
-    result: dict[str, Any] = {"prompts": len(turns), "backend": arguments.backend}
+    result: dict[str, Any] = {"prompts": len(prompts), "backend": arguments.backend}
     with setup.server(*setup.tier_arguments) as server:
-        first_ids, hits = send_all(server.url, turns, tokens, "three tiers")
-        order = list(range(len(turns)))
+        first_ids, hits = send_all(server.url, prompts, tokens, "three tiers")
+        order = list(range(len(prompts)))
         rng.shuffle(order)
-        last_ids, last_hits = send_all(server.url, [turns[i] for i in order], tokens, "and again")
+        last_ids, last_hits = send_all(server.url, [prompts[i] for i in order], tokens, "and again")
         flush_memory(server.url)
         log = server.log_text()
     result["hits"] = {tier: (hits + last_hits)[tier] for tier in TIERS}
-    result["prompt_tokens"] = 2 * sum(len(p["tokens"]) for p in turns)
+    result["prompt_tokens"] = 2 * sum(len(p["tokens"]) for p in prompts)
     result["wrong"] = sum(a != b for a, b in zip(first_ids, expected))
     result["wrong"] += sum(last_ids[k] != expected[i] for k, i in enumerate(order))
     result["tracebacks"] = log.count("Traceback")
     with setup.server(*setup.tier_arguments) as server:
-        result["restart"] = send_stored(server.url, turns, tokens, expected)
+        result["restart"] = send_stored(server.url, prompts, tokens, expected)
     result["kills"] = []
-    sample = rng.sample(range(len(turns)), min(PROMPTS_AFTER_KILL, len(turns)))
+    sample = rng.sample(range(len(prompts)), min(PROMPTS_AFTER_KILL, len(prompts)))
     for _ in range(KILL_COUNT):
         after_s = rng.uniform(1.0, 5.0)
         with setup.server(*setup.tier_arguments) as server:
-            answers_before = kill_under_load(server, turns, tokens, after_s, rng)
+            answers_before = kill_under_load(server, prompts, tokens, after_s, rng)
         with setup.server(*setup.tier_arguments) as server:
-            ids, hits = send_all(server.url, [turns[i] for i in sample], tokens, "after a kill")
+            ids, hits = send_all(server.url, [prompts[i] for i in sample], tokens, "after a kill")
         wrong = sum(a != expected[i] for a, i in zip(ids, sample))
         result["kills"].append(
             {

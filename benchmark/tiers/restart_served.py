@@ -91,8 +91,8 @@ def replay(url: str, requests: list[tuple[float, list[int]]], from_s: float) -> 
     """Send the requests in order, none before it is due. Returns prompt tokens, those hit, and TTFT."""
     start_s, prompt_tokens, hit_tokens = time.monotonic(), 0, Counter[str]()
     ttft_s = []
-    for at_s, tokens in requests:
-        time.sleep(max(0.0, (at_s - from_s) / MAX_SPEED_UP - (time.monotonic() - start_s)))
+    for due_s, tokens in requests:
+        time.sleep(max(0.0, (due_s - from_s) / MAX_SPEED_UP - (time.monotonic() - start_s)))
         sent_s = time.monotonic()
         _, hits = send(url, {"tokens": tokens, "labels": {}}, 1)
         hit_tokens += hits
@@ -126,9 +126,10 @@ def run_arm(
         ) as server:  # fmt: skip
             ready_s = time.monotonic() - launch_s
             if window == 0:
-                replay(server.url, [(at, ids) for at, ids in requests if at < start_s], 0.0)
+                earlier_requests = [(due_s, ids) for due_s, ids in requests if due_s < start_s]
+                replay(server.url, earlier_requests, 0.0)
             end_s = start_s + WINDOW_S
-            window_requests = [(at_s, ids) for at_s, ids in requests if start_s <= at_s < end_s]
+            window_requests = [(due_s, ids) for due_s, ids in requests if start_s <= due_s < end_s]
             row = {"window": window, **replay(server.url, window_requests, start_s)}
             stop_start_s = time.monotonic()
             os.kill(server.process.pid, signal.SIGTERM)

@@ -35,14 +35,14 @@ class ConversationStart:
 
 
 def choose_starts(
-    file_count: int, conversations: int, window_s: float, seed: int
+    file_count: int, count: int, window_s: float, seed: int
 ) -> list[ConversationStart]:
-    """Draw when ``conversations`` of ``file_count`` files start, uniformly in ``window_s``; sorted by time.
+    """Draw when ``count`` conversations, of ``file_count`` files, start within ``window_s``; sorted by time.
 
     No file is chosen again before all are chosen once. Raises ``CanopyError``.
     """
-    if conversations < 1:
-        raise CanopyError(f"conversations must be 1 or more, got {conversations}")
+    if count < 1:
+        raise CanopyError(f"conversations must be 1 or more, got {count}")
     if not 0 < window_s < float("inf"):
         raise CanopyError(f"the window must be a positive number of seconds, got {window_s}")
     rng = random.Random(seed)
@@ -50,8 +50,8 @@ def choose_starts(
     chosen: list[tuple[int, int]] = []
     for copy_index in itertools.count():
         rng.shuffle(file_order)
-        chosen += [(file, copy_index) for file in file_order[: conversations - len(chosen)]]
-        if len(chosen) == conversations:
+        chosen += [(file, copy_index) for file in file_order[: count - len(chosen)]]
+        if len(chosen) == count:
             break
     # Microseconds: a start prints and reads back as itself.
     starts = [ConversationStart(round(rng.uniform(0, window_s), 6), *pair) for pair in chosen]

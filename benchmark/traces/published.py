@@ -58,9 +58,7 @@ class PublishedStatistic:
 def compare(name: str, observation: Observation) -> tuple[PublishedStatistic, ...]:
     """Compare ``observation`` with the published numbers of ``trace-a`` or ``trace-b``. Raises CanopyError."""
     if name not in TARGETS:
-        raise CanopyError(
-            f"no published statistics of {name!r}; choose one of: {', '.join(TARGETS)}"
-        )
+        raise CanopyError(f"no published statistics of {name!r}; choose from {', '.join(TARGETS)}")
     return tuple(
         PublishedStatistic(t.name, t.published, t.low, t.high, t.measure(observation), t.source)
         for t in TARGETS[name]

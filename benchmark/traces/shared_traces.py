@@ -18,10 +18,7 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 
 DAY_S = 86400.0
-MOONCAKE_FILES = {
-    "conversation": "conversation_first60.jsonl",
-    "synthetic": "synthetic_trace.jsonl",
-}
+TRACE_FILES = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
 
 
 def mooncake(
@@ -29,7 +26,7 @@ def mooncake(
 ) -> list[TraceRequest]:
     """Mooncake's ``conversation`` (real) or ``synthetic``: no types, no users, conversations inferred
     from blocks; ``count`` requests (all by default) after the first ``skip``."""
-    requests = open_trace(data_folder / "mooncake" / MOONCAKE_FILES[name], "mooncake")
+    requests = open_trace(data_folder / "mooncake" / TRACE_FILES[name], "mooncake")
     return list(islice(requests, skip, None if count is None else skip + count))
 
 

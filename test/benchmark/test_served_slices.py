@@ -71,7 +71,7 @@ def test_due_times_ascend_from_the_start_at_the_rate(times_s: list[int], rate: f
 def test_a_load_is_a_share_of_the_tokens_a_second_and_not_of_the_requests() -> None:
     """Two slices of short and long prompts have the requested load on average."""
     cut = [planned_of([0, 1], [10, 30]), planned_of([2, 3], [100, 60])]
-    assert slices.rate_of(cut, load=0.5, tokens_a_second=200.0) == pytest.approx(2.0)
+    assert slices.rate_of(cut, load=0.5, tokens_per_s=200.0) == pytest.approx(2.0)
 
 
 def request_rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:

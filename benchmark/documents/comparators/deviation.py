@@ -26,12 +26,12 @@ EXTRA_ROWS_FACTOR = 1.5
 class Filtering(RowsAttention):
     """Drops rows of chunks before layers 1 and 2; the forward ends at layer 2.
 
-    in_chunk: ``[n]`` bool; sizes: rows left after layers 1 and 2; kept_rows: indices of the rows that
+    in_chunk: ``[n]`` bool; row_counts: rows left before layers 1 and 2; kept_rows: indices of the rows that
     the last call left, or None. A dropped row's KV stays as it is.
     """
 
     in_chunk: torch.Tensor | None = None
-    sizes: tuple[int, int] = (0, 0)
+    row_counts: tuple[int, int] = (0, 0)
     kept_rows: torch.Tensor | None = None
 
     def __call__(
@@ -40,10 +40,10 @@ class Filtering(RowsAttention):
         self.kept_rows = None
         if layer in (1, 2):
             assert self.in_chunk is not None
-            _, old = self.cache.read(layer, self.positions)
-            deviation = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
+            _, reused_v = self.cache.read(layer, self.positions)
+            deviation = (v.float() - reused_v.float()).flatten(1).pow(2).sum(dim=1)
             deviation.masked_fill_(~self.in_chunk[self.positions], float("inf"))
-            self.kept_rows = rows = top_positions(deviation, self.sizes[layer - 1])
+            self.kept_rows = rows = top_positions(deviation, self.row_counts[layer - 1])
             self.positions, q, k, v = self.positions[rows], q[rows], k[rows], v[rows]
         return RowsAttention.__call__(self, layer, q, k, v)
 
@@ -66,7 +66,7 @@ class Deviation(Selector):
             model.shape.head_dim**-0.5,
             last_layer=min(2, model.shape.layers - 1),
             in_chunk=to_device(in_chunk, model.device),
-            sizes=(exact_rows + int(EXTRA_ROWS_FACTOR * budget), exact_rows + budget),
+            row_counts=(exact_rows + int(EXTRA_ROWS_FACTOR * budget), exact_rows + budget),
         )
         with contextlib.suppress(ForwardEnd):
             model.forward(prompt.ids[positions], positions, filtering)
@@ -91,7 +91,7 @@ class Oracle(Selector):
         score = torch.zeros(len(prompt))
         for layer in range(model.shape.layers):
             tensors = inputs.cache.read(layer, positions), full_cache.read(layer, positions)
-            for old, new in zip(*tensors):
-                deviation = (old.float() - new.float()).flatten(1).norm(dim=1)
-                score += (deviation / new.float().flatten(1).norm(dim=1).mean()).cpu()
+            for reused, exact in zip(*tensors):
+                deviation = (reused.float() - exact.float()).flatten(1).norm(dim=1)
+                score += (deviation / exact.float().flatten(1).norm(dim=1).mean()).cpu()
         return top_of_chunks(prompt, score, inputs.budget)

@@ -57,6 +57,5 @@ class Epic(FirstTokens):
 
     def choose(self, inputs: SelectorInput) -> torch.Tensor:
         placed = inputs.prompt.placed
-        return sorted_union(
-            [torch.arange(p.start, min(p.start + EPIC_TOKENS, p.end)) for p in placed]
-        )
+        ends = [min(p.start + EPIC_TOKENS, p.end) for p in placed]
+        return sorted_union([torch.arange(p.start, end) for p, end in zip(placed, ends)])

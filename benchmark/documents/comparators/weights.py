@@ -45,7 +45,7 @@ def from_transformers(
 
     Raises CanopyError for a model with tensors that the engine does not read.
     """
-    config, state = hf.config, hf.state_dict()
+    config, tensors = hf.config, hf.state_dict()
     heads = config.num_attention_heads
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
@@ -60,22 +60,22 @@ def from_transformers(
         eps=config.rms_norm_eps,
     )
 
-    taken = set()
+    read_names = set()
 
     def take(name: str) -> torch.Tensor:
-        taken.add(name)
-        return state[name].detach().to(device)
+        read_names.add(name)
+        return tensors[name].detach().to(device)
 
     def take_optional(name: str) -> torch.Tensor | None:
-        return take(name) if name in state else None
+        return take(name) if name in tensors else None
 
     def join(prefix: str, *names: str, kind: str = "weight") -> torch.Tensor | None:
         keys = [f"{prefix}.{n}.{kind}" for n in names]
-        return torch.cat([take(k) for k in keys]) if keys[0] in state else None
+        return torch.cat([take(k) for k in keys]) if keys[0] in tensors else None
 
     def pair(prefix: str, *names: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         first, second = (f"{prefix}.{n}.weight" for n in names)
-        return (take(first), take(second)) if first in state else None
+        return (take(first), take(second)) if first in tensors else None
 
     layers = []
     for i in range(shape.layers):
@@ -102,12 +102,12 @@ def from_transformers(
             )
         )
     embed = take("model.embed_tokens.weight")
-    tied = getattr(config, "tie_word_embeddings", False) or "lm_head.weight" not in state
+    tied = getattr(config, "tie_word_embeddings", False) or "lm_head.weight" not in tensors
     rope = rope or from_config(config)
     rope = Rope(rope.inv_freq.to(device), rope.scaling)
     head = embed if tied else take("lm_head.weight")
     norm = take("model.norm.weight")
-    if unread := sorted(set(state) - taken - {"lm_head.weight"}):
+    if unread := sorted(set(tensors) - read_names - {"lm_head.weight"}):
         raise CanopyError(
             f"the engine does not read {len(unread)} tensors of this model, such as {unread[0]}; use a "
             "model without them"
@@ -117,7 +117,7 @@ def from_transformers(
 
 def random_model(
     shape: Shape,
-    inner: int,
+    intermediate: int,
     theta: float = 10000.0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -142,16 +142,15 @@ def random_model(
             None,
             normal(shape.hidden, q_width),
             ones(),
-            normal(2 * inner, shape.hidden),
-            normal(shape.hidden, inner),
+            normal(2 * intermediate, shape.hidden),
+            normal(shape.hidden, intermediate),
         )
         for _ in range(shape.layers)
     )
     steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim
     embed = normal(shape.vocab, shape.hidden)
-    return PlainModel(
-        shape, layers, embed, ones(), embed, Rope(1.0 / theta**steps), f"{identity}-{seed}"
-    )
+    rope = Rope(1.0 / theta**steps)
+    return PlainModel(shape, layers, embed, ones(), embed, rope, f"{identity}-{seed}")
 
 
 def _identity(path: Path) -> str:

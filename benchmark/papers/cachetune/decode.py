@@ -30,9 +30,8 @@ class SideBySide:
 
     def attend(self, layer: int, q: torch.Tensor, _: torch.Tensor, scale: float) -> torch.Tensor:
         """``q [caches * m, heads, d]`` -> the same shape; each row over its own KV."""
-        at = self.positions
-        parts = zip(self.caches, q.split(len(at)))
-        return torch.cat([cache.attend(layer, own_q, at, scale) for cache, own_q in parts])
+        pairs = zip(self.caches, q.split(len(self.positions)))
+        return torch.cat([c.attend(layer, own_q, self.positions, scale) for c, own_q in pairs])
 
 
 def side_by_side(

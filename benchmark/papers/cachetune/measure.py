@@ -55,9 +55,9 @@ def compare_arms(example: Example, arms: Sequence[ReuseArm]) -> dict[str, dict[s
     ids = torch.tensor(case.ids)
     n, cache_tokens = len(case.ids), len(case.ids) + FORCED_TOKENS
     caches = [dense_cache(model, cache_tokens)]
-    start = time.process_time()
+    start_s = time.process_time()
     full_logits = model.logits(row_forward.prefill(model, ids, caches[0].truncated(n))[-1:])[0]
-    rows: dict[str, dict[str, Any]] = {"full": {"cpu_s": time.process_time() - start, "run": 1.0}}
+    rows: dict[str, dict[str, Any]] = {"full": {"cpu_s": time.process_time() - start_s, "run": 1.0}}
     first_logits = [full_logits]
     chunks: dict[str, list[Any]] = {}
     for arm in arms:
@@ -70,9 +70,9 @@ def compare_arms(example: Example, arms: Sequence[ReuseArm]) -> dict[str, dict[s
             for chunk in chunks[arm.encoding]:
                 selector.scores(chunk)
         caches.append(dense_cache(model, cache_tokens))
-        start = time.process_time()
+        start_s = time.process_time()
         fused = fused_prefill(model, prompt, caches[-1].truncated(n), selector, arm.ratio)
-        rows[arm.name] = {"cpu_s": time.process_time() - start, "run": fused.rows.numel() / n}
+        rows[arm.name] = {"cpu_s": time.process_time() - start_s, "run": fused.rows.numel() / n}
         first_logits.append(fused.logits)
     _add_closeness(model, caches, n, first_logits, rows)
     return rows

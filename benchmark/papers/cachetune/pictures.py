@@ -50,7 +50,7 @@ TITLES_BY_ENCODING = {
 }
 
 
-def draw_selectors(path: Path, rows: Rows, data: str) -> None:
+def draw_selectors(path: Path, rows: Rows, data_set: str) -> None:
     """KL of no recompute and of every arm at r = 0.15, with standard errors, by encoding."""
     arms_by_encoding = {
         encoding: sorted(
@@ -76,7 +76,7 @@ def draw_selectors(path: Path, rows: Rows, data: str) -> None:
         )
         axis.set_title(TITLES_BY_ENCODING[encoding], fontsize=10, loc="left")
         axis.grid(axis="x", alpha=0.3)
-    axes[-1].set_xlabel(f"KL to full recompute, nats a token ({data}; lower is better)")
+    axes[-1].set_xlabel(f"KL to full recompute, nats a token ({data_set}; lower is better)")
     figure.tight_layout()
     save(figure, path)
 

@@ -12,19 +12,19 @@ from comparators.questions import read_examples
 from canopy_documents.quality.answers import normalise
 from canopy_documents.quality.tasks import Example
 
-DOCUMENTS = 6
-MAX_EVIDENCE = 3
+DOCUMENT_COUNT = 6
+MAX_EVIDENCE_PASSAGES = 3
 """Maximum passages with the answer, so that other passages separate them."""
 CONTEXT_CHARACTERS = 200
 """Characters kept before an answer that lies deeper in its passage than a chunk is long."""
 
 
-def read_questions(data: Path, name: str, count: int) -> list[Example]:
-    """The first ``count`` of a data set that can be answered from six of their documents.
+def read_questions(data_folder: Path, name: str, count: int) -> list[Example]:
+    """Return the first ``count`` questions of a data set that six of their documents can answer.
 
-    name: ``musique`` or ``hotpotqa``, both in ``data / "rag"``.
+    name: ``musique`` or ``hotpotqa``, both in ``data_folder / "rag"``.
     """
-    path = data / "rag" / f"{name}_100.json"
+    path = data_folder / "rag" / f"{name}_100.json"
     select = {"musique": _musique, "hotpotqa": _hotpotqa}[name]
     items = json.loads(path.read_text(encoding="utf-8"))
     examples = [select(item, example) for item, example in zip(items, read_examples(path))]
@@ -36,7 +36,7 @@ def _musique(_: dict[str, Any], example: Example) -> Example | None:
     evidence = [i for i, d in enumerate(example.documents) if _find_answer(d, example.answers) >= 0]
     if not evidence:
         return None
-    chosen = _with_others(evidence[:MAX_EVIDENCE], len(example.documents))
+    chosen = _with_others(evidence[:MAX_EVIDENCE_PASSAGES], len(example.documents))
     texts = tuple(_cut_to_answer(example.documents[i], example.answers) for i in chosen)
     return dataclasses.replace(example, documents=texts)
 
@@ -52,7 +52,7 @@ def _hotpotqa(item: dict[str, Any], example: Example) -> Example:
 def _with_others(chosen: list[int], count: int) -> list[int]:
     """Six passages in the file's order: the needed passages, then the first others."""
     others = [i for i in range(count) if i not in chosen]
-    return sorted([*chosen, *others][:DOCUMENTS])
+    return sorted([*chosen, *others][:DOCUMENT_COUNT])
 
 
 def _find_answer(text: str, answers: tuple[str, ...]) -> int:

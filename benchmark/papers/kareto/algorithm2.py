@@ -39,46 +39,47 @@ class GroupCurve:
     cost: np.ndarray
 
 
-def group_ttls(log: Paths, budget: float, groups: int = 64, seed: int = 0) -> TTLTable:
-    """The table for a ``budget`` in token-seconds over the length of ``log``."""
+def group_ttls(log: Paths, budget: float, group_count: int = 64, seed: int = 0) -> TTLTable:
+    """Return TTLs by group that keep within ``budget`` token-seconds over the length of ``log``."""
     segments = segments_of(log)
-    roots = _top_subtrees(segments, groups)
+    roots = _top_subtrees(segments, group_count)
     curves = _group_curves(segments, roots)
-    ttls = _allocate(curves, budget, np.random.default_rng(seed))
-    groups_with_ttl = tuple(Group(int(r), float(t)) for r, t in zip(roots, ttls))
-    return TTLTable(groups_with_ttl, float(ttls[-1]), log.block_tokens, TRACE_HASH)
+    ttls_s = _allocate(curves, budget, np.random.default_rng(seed))
+    groups_with_ttl = tuple(Group(int(r), float(t)) for r, t in zip(roots, ttls_s))
+    return TTLTable(groups_with_ttl, float(ttls_s[-1]), log.block_tokens, TRACE_HASH)
 
 
-def _top_subtrees(segments: PathSegments, groups: int) -> np.ndarray:
+def _top_subtrees(segments: PathSegments, group_count: int) -> np.ndarray:
     """Ids of the first blocks of the subtrees with the most reused tokens."""
     reuses = (np.bincount(segments.use_segment, minlength=len(segments)) - 1) * segments.tokens
     reused = segments.subtree_sum(reuses)
     tops = np.flatnonzero((segments.parent < 0) & (reused > 0))
-    return segments.first[tops[np.argsort(-reused[tops], kind="stable")[:groups]]]
+    return segments.first[tops[np.argsort(-reused[tops], kind="stable")[:group_count]]]
 
 
 def _group_curves(segments: PathSegments, roots: np.ndarray) -> list[GroupCurve]:
-    group = segments.deepest_roots([int(r) for r in roots])
-    group = np.where(group < 0, len(roots), group)
-    unique = np.bincount(group, weights=segments.tokens, minlength=len(roots) + 1)
-    group_of_use, gaps = group[segments.use_segment], segments.gaps_s
+    group_of_segment = segments.deepest_roots([int(r) for r in roots])
+    group_of_segment = np.where(group_of_segment < 0, len(roots), group_of_segment)
+    group_tokens = np.bincount(group_of_segment, weights=segments.tokens, minlength=len(roots) + 1)
+    group_of_use, gaps_s = group_of_segment[segments.use_segment], segments.gaps_s
     use_tokens = segments.tokens[segments.use_segment].astype(np.float64)
-    reused = np.isfinite(gaps)
+    reused = np.isfinite(gaps_s)
     curves = []
     for k in range(len(roots) + 1):
         in_group = reused & (group_of_use == k)
-        order = np.argsort(gaps[in_group], kind="stable")
-        intervals_s, tokens = gaps[in_group][order], use_tokens[in_group][order]
+        order = np.argsort(gaps_s[in_group], kind="stable")
+        intervals_s, tokens = gaps_s[in_group][order], use_tokens[in_group][order]
         if not len(intervals_s):
-            curves.append(GroupCurve(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, unique[k]])))
+            cost = np.array([0.0, group_tokens[k]])
+            curves.append(GroupCurve(np.array([0.0, 1.0]), np.zeros(2), cost))
             continue
-        quantiles = np.linspace(0, len(intervals_s) - 1, CURVE_POINTS)
-        quantile_index = np.unique(np.round(quantiles).astype(int))
-        tie_break_s = 1e-6 * np.arange(1, len(quantile_index) + 1)
-        ttl_s = np.maximum.accumulate(np.append(0.0, intervals_s[quantile_index] + tie_break_s))
-        hits = np.append(0.0, np.cumsum(tokens)[quantile_index])
-        short = np.append(0.0, np.cumsum(tokens * intervals_s)[quantile_index])
-        cost = unique[k] * ttl_s + short + (tokens.sum() - hits) * ttl_s
+        points = np.linspace(0, len(intervals_s) - 1, CURVE_POINTS)
+        point_index = np.unique(np.round(points).astype(int))
+        tie_break_s = 1e-6 * np.arange(1, len(point_index) + 1)
+        ttl_s = np.maximum.accumulate(np.append(0.0, intervals_s[point_index] + tie_break_s))
+        hits = np.append(0.0, np.cumsum(tokens)[point_index])
+        short_cost = np.append(0.0, np.cumsum(tokens * intervals_s)[point_index])
+        cost = group_tokens[k] * ttl_s + short_cost + (tokens.sum() - hits) * ttl_s
         curves.append(GroupCurve(ttl_s, hits, cost))
     return curves
 
@@ -86,19 +87,19 @@ def _group_curves(segments: PathSegments, roots: np.ndarray) -> list[GroupCurve]
 def _allocate(curves: list[GroupCurve], budget: float, rng: np.random.Generator) -> np.ndarray:
     start_ttls_s = np.array([_best_ttl(curve) for curve in curves])
     start_cost = sum(_cost_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, start_ttls_s))
-    start = start_ttls_s * budget / max(start_cost, 1e-9)
-    starts = [start]
+    scaled_ttls_s = start_ttls_s * budget / max(start_cost, 1e-9)
+    starts = [scaled_ttls_s]
     for _ in range(math.isqrt(len(curves) - 1) + 1):
-        factors = np.exp(rng.normal(0, PERTURBATION_SIGMA, len(start)))
-        starts.append(np.maximum(start * factors, 0))
-    scale = max(sum(curve.hits[-1] for curve in curves), 1.0)
+        factors = np.exp(rng.normal(0, PERTURBATION_SIGMA, len(curves)))
+        starts.append(np.maximum(scaled_ttls_s * factors, 0))
+    all_hits = max(sum(curve.hits[-1] for curve in curves), 1.0)
     best_ttls_s, most_hits = np.zeros(len(curves)), -1.0
     for perturbed in starts:
-        ttls = _refine(curves, perturbed, budget, scale)
-        hits = sum(_hits_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, ttls))
-        cost = sum(_cost_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, ttls))
+        ttls_s = _refine_ttls(curves, perturbed, budget, all_hits)
+        hits = sum(_hits_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, ttls_s))
+        cost = sum(_cost_and_slope(curve, ttl_s)[0] for curve, ttl_s in zip(curves, ttls_s))
         if hits > most_hits and cost <= budget * 1.001:
-            best_ttls_s, most_hits = ttls, hits
+            best_ttls_s, most_hits = ttls_s, hits
     return best_ttls_s
 
 
@@ -109,23 +110,27 @@ def _best_ttl(curve: GroupCurve) -> float:
     return float(curve.ttl_s[1:][np.argmax(curve.hits[1:] / np.maximum(curve.cost[1:], 1e-9))])
 
 
-def _refine(curves: list[GroupCurve], start: np.ndarray, budget: float, scale: float) -> np.ndarray:
-    def total_and_slopes(x: np.ndarray, value_and_slope) -> tuple[float, np.ndarray]:
-        ttls_s = np.maximum(x, 0.0) * UNIT_S
+def _refine_ttls(
+    curves: list[GroupCurve], start_ttls_s: np.ndarray, budget: float, all_hits: float
+) -> np.ndarray:
+    """Improve TTLs by SLSQP; ``all_hits`` scales the objective to at most 1."""
+
+    def total_and_slopes(ttls_min: np.ndarray, value_and_slope) -> tuple[float, np.ndarray]:
+        ttls_s = np.maximum(ttls_min, 0.0) * UNIT_S
         values, slopes = zip(*(value_and_slope(curve, ttl) for curve, ttl in zip(curves, ttls_s)))
         return sum(values), np.array(slopes) * UNIT_S
 
     solution = minimize(
-        lambda x: -total_and_slopes(x, _hits_and_slope)[0] / scale,
-        np.clip(start, 1e-2, MAX_TTL_S) / UNIT_S,
-        jac=lambda x: -total_and_slopes(x, _hits_and_slope)[1] / scale,
+        lambda ttls_min: -total_and_slopes(ttls_min, _hits_and_slope)[0] / all_hits,
+        np.clip(start_ttls_s, 1e-2, MAX_TTL_S) / UNIT_S,
+        jac=lambda ttls_min: -total_and_slopes(ttls_min, _hits_and_slope)[1] / all_hits,
         method="SLSQP",
         bounds=[(0.0, MAX_TTL_S / UNIT_S)] * len(curves),
         constraints=[
             {
                 "type": "ineq",
-                "fun": lambda x: 1 - total_and_slopes(x, _cost_and_slope)[0] / budget,
-                "jac": lambda x: -total_and_slopes(x, _cost_and_slope)[1] / budget,
+                "fun": lambda ttls_min: 1 - total_and_slopes(ttls_min, _cost_and_slope)[0] / budget,
+                "jac": lambda ttls_min: -total_and_slopes(ttls_min, _cost_and_slope)[1] / budget,
             }
         ],
         options={"maxiter": 60, "ftol": 1e-7},
@@ -134,15 +139,15 @@ def _refine(curves: list[GroupCurve], start: np.ndarray, budget: float, scale: f
 
 
 def _hits_and_slope(curve: GroupCurve, ttl_s: float) -> tuple[float, float]:
-    return _line(curve.ttl_s, curve.hits, ttl_s, 0.0)
+    return _line_at(curve.ttl_s, curve.hits, ttl_s, 0.0)
 
 
 def _cost_and_slope(curve: GroupCurve, ttl_s: float) -> tuple[float, float]:
     last_slope = (curve.cost[-1] - curve.cost[-2]) / max(curve.ttl_s[-1] - curve.ttl_s[-2], 1e-9)
-    return _line(curve.ttl_s, curve.cost, ttl_s, max(last_slope, 0.0))
+    return _line_at(curve.ttl_s, curve.cost, ttl_s, max(last_slope, 0.0))
 
 
-def _line(x: np.ndarray, y: np.ndarray, at_x: float, last_slope: float) -> tuple[float, float]:
+def _line_at(x: np.ndarray, y: np.ndarray, at_x: float, last_slope: float) -> tuple[float, float]:
     """Return value and slope at ``at_x`` of the line through the points; ``last_slope``: the slope after them."""
     i = int(np.searchsorted(x, at_x, side="right"))
     if i >= len(x):

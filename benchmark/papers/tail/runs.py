@@ -21,7 +21,7 @@ from sglang_canopy.policy.registry import make_policy
 PROFILE = "llama-3.1-8b-a100"
 """An 8B model on an A100, like the paper's Vicuna-7B; from published figures, not measured."""
 
-CAPACITIES = (0.02, 0.05, 0.1, 0.2)
+CAPACITY_SHARES = (0.02, 0.05, 0.1, 0.2)
 """Cache sizes as shares of the trace's distinct blocks."""
 
 
@@ -39,13 +39,16 @@ class TailArm:
     whole_nodes: bool = False
 
 
-MIN_TOKENS = 8192
-"""Threshold-LRU does not keep prompts under this, in tokens."""
-ONLINE = (
+MIN_KEPT_TOKENS = 8192
+"""Threshold-LRU does not keep shorter prompts."""
+ONLINE_ARMS = (
     TailArm("lru", "lru", takes_threshold=False),
     TailArm("wa", "wa", takes_threshold=False),
     TailArm(
-        f"threshold-lru {MIN_TOKENS}", "threshold-lru", {"threshold_tokens": MIN_TOKENS}, False
+        f"threshold-lru {MIN_KEPT_TOKENS}",
+        "threshold-lru",
+        {"threshold_tokens": MIN_KEPT_TOKENS},
+        False,
     ),
     TailArm("SGLang's tlru", "sglang-tlru", fixed_growth=True, whole_nodes=True),
     TailArm("sglang-tlru", "sglang-tlru", fixed_growth=True),
@@ -53,7 +56,7 @@ ONLINE = (
     TailArm("canopy-tlru", "canopy-tlru"),
     TailArm("etlru", "etlru"),
 )
-HINDSIGHT = (
+HINDSIGHT_ARMS = (
     TailArm("end-aware", "end-aware-tlru"),
     TailArm("length-aware", "length-aware-tlru"),
     TailArm("tail-belady", "tail-belady"),
@@ -72,18 +75,18 @@ class Workbench:
         """Q-hat: mean tokens that the next prompt adds."""
         self.profile = load_profile(PROFILE)
 
-    def ttft_ms(self, uncached: np.ndarray) -> np.ndarray:
+    def ttft_ms(self, uncached_tokens: np.ndarray) -> np.ndarray:
         """Return the prefill times of single requests under the profile."""
         step = self.profile.prefill_batch_s
         return np.array(
             [
                 1e3 * step([(max(int(u), 1), int(p) - max(int(u), 1))])
-                for u, p in zip(uncached, self.prompt_tokens, strict=True)
+                for u, p in zip(uncached_tokens, self.prompt_tokens, strict=True)
             ]
         )
 
-    def run(self, arm: TailArm, capacity: float, threshold: float, **settings: Any) -> SimResult:
-        """One simulation."""
+    def run(self, arm: TailArm, share: float, threshold: float, **settings: Any) -> SimResult:
+        """Simulate an arm on a cache of ``share`` of the distinct blocks; ``threshold`` is in tokens."""
         options = dict(arm.options)
         if arm.takes_threshold:
             options["threshold_tokens"] = threshold
@@ -93,11 +96,11 @@ class Workbench:
             policy = make_hindsight(arm.policy, self.future, options)
         else:
             policy = make_policy(arm.policy, options)
-        blocks = max(1, round(capacity * self.trace_blocks))
+        blocks = max(1, round(share * self.trace_blocks))
         settings = {"whole_nodes": arm.whole_nodes, "threshold_tokens": threshold, **settings}
         return simulate(self.trace, policy, blocks, **settings)
 
-    def make_row(self, result: SimResult, slo: float) -> dict[str, float]:
+    def make_row(self, result: SimResult, slo_tokens: float) -> dict[str, float]:
         """Return the table's figures of a simulation; times in ms, TEL in thousands of tokens."""
         uncached = np.frombuffer(result.uncached_tokens, dtype=np.int64)
         times = self.ttft_ms(uncached)
@@ -111,7 +114,7 @@ class Workbench:
             "p99_ms": p99,
             "tel_ktokens": round((result.tel_tokens or 0.0) / 1e3, 1),
             "over_threshold": int(result.slo_violations or 0),
-            "over_slo": int((uncached > slo).sum()),
+            "over_slo": int((uncached > slo_tokens).sum()),
         }
 
 
@@ -124,8 +127,8 @@ def sweep(
     workbench: Workbench,
     capacities: Sequence[float],
     thresholds: Sequence[float],
-    slo: float,
-    arms: Sequence[TailArm] = ONLINE,
+    slo_tokens: float,
+    arms: Sequence[TailArm] = ONLINE_ARMS,
 ) -> list[dict[str, Any]]:
     """Run every arm at every threshold and capacity. An arm without a threshold runs once a capacity."""
     rows = []
@@ -135,7 +138,7 @@ def sweep(
             for threshold in thresholds:
                 if arm.takes_threshold or result is None:
                     result = workbench.run(arm, capacity, threshold)
-                    row = workbench.make_row(result, slo)
+                    row = workbench.make_row(result, slo_tokens)
                 if not arm.takes_threshold:
                     uncached = np.frombuffer(result.uncached_tokens, dtype=np.int64)
                     excess = np.maximum(uncached - threshold, 0)
@@ -144,8 +147,8 @@ def sweep(
                         "tel_ktokens": round(float(excess.sum()) / 1e3, 1),
                         "over_threshold": int((excess > 0).sum()),
                     }
-                cell = {"capacity": capacity, "threshold": threshold, "arm": arm.label}
-                rows.append({**cell, **row})
+                labels = {"capacity": capacity, "threshold": threshold, "arm": arm.label}
+                rows.append({**labels, **row})
     return rows
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tail import pictures
-from tail.runs import CAPACITIES, HINDSIGHT, MIN_TOKENS, ONLINE, conversation, gains_over, sweep
+from tail import pictures, runs
 
 from question import Question, QuestionRun
 
@@ -18,18 +17,18 @@ COLUMNS = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "tel_ktokens", "over_slo")
 
 def tables_1_3(run: QuestionRun) -> Any:
     """Three tables: against LRU, against Threshold-LRU, and requests over the SLO."""
-    workbench = conversation(run.data_folder)
-    rows = sweep(workbench, CAPACITIES, THRESHOLDS, SLO_TOKENS, ONLINE)
-    paper_arm, base = "canopy-tlru, fixed Q", f"threshold-lru {MIN_TOKENS}"
+    workbench = runs.conversation(run.data_folder)
+    rows = runs.sweep(workbench, runs.CAPACITY_SHARES, THRESHOLDS, SLO_TOKENS, runs.ONLINE_ARMS)
+    paper_arm, base = "canopy-tlru, fixed Q", f"threshold-lru {runs.MIN_KEPT_TOKENS}"
     return {
         "requests": len(workbench.trace),
         "growth_tokens": workbench.growth_tokens,
         "slo_tokens": SLO_TOKENS,
-        "t_lru_over_lru_pct": gains_over(rows, paper_arm, "lru", COLUMNS),
-        "t_lru_over_threshold_lru_pct": gains_over(rows, paper_arm, base, COLUMNS),
+        "t_lru_over_lru_pct": runs.gains_over(rows, paper_arm, "lru", COLUMNS),
+        "t_lru_over_threshold_lru_pct": runs.gains_over(rows, paper_arm, base, COLUMNS),
         "tel_over_lru_pct": {
-            arm.label: [r["tel_ktokens"] for r in gains_over(rows, arm.label, "lru", COLUMNS)]
-            for arm in ONLINE[1:]
+            arm.label: [r["tel_ktokens"] for r in runs.gains_over(rows, arm.label, "lru", COLUMNS)]
+            for arm in runs.ONLINE_ARMS[1:]
         },
         "columns": list(rows[0]),
         "rows": [" ".join(str(v).replace(" ", "_") for v in r.values()) for r in rows],
@@ -38,9 +37,12 @@ def tables_1_3(run: QuestionRun) -> Any:
 
 def figure_5(run: QuestionRun) -> Any:
     """Return the value of prediction: T-LRU against policies that know ends, lengths, everything."""
-    names = ("lru", "SGLang's tlru", "canopy-tlru, fixed Q", "etlru", f"threshold-lru {MIN_TOKENS}")
-    arms = [*(a for a in ONLINE if a.label in names), *HINDSIGHT]
-    rows = sweep(conversation(run.data_folder), (0.1,), FIGURE_5_THRESHOLDS, SLO_TOKENS, arms)
+    names = ["lru", "SGLang's tlru", "canopy-tlru, fixed Q", "etlru"]
+    names.append(f"threshold-lru {runs.MIN_KEPT_TOKENS}")
+    arms = [*(a for a in runs.ONLINE_ARMS if a.label in names), *runs.HINDSIGHT_ARMS]
+    rows = runs.sweep(
+        runs.conversation(run.data_folder), (0.1,), FIGURE_5_THRESHOLDS, SLO_TOKENS, arms
+    )
     panels = {
         f"threshold {threshold:,.0f} tokens": [r for r in rows if r["threshold"] == threshold]
         for threshold in FIGURE_5_THRESHOLDS

@@ -24,7 +24,7 @@ def figures_15_29(run: QuestionRun) -> Any:
     """Fit an hour, test the next, another hour of the day, and another day."""
     day, next_day = observe(trace_a()), observe(trace_a(seed=2))
     hour_s = 3600.0
-    cases = {
+    cases = {  # fitted on, from, tested on, from, and the seconds of either stretch
         "trace-a, 9 to 10 h on 10 to 11 h": (day, 9 * hour_s, day, 10 * hour_s, hour_s),
         "trace-a, 9 to 10 h on 3 to 4 h": (day, 9 * hour_s, day, 3 * hour_s, hour_s),
         "trace-a, a morning on another day's": (day, 8 * hour_s, next_day, 8 * hour_s, 4 * hour_s),
@@ -40,8 +40,8 @@ def figures_15_29(run: QuestionRun) -> Any:
         cases[f"{name}, first half on second"] = halves
     result: dict[str, Any] = {}
     rows_by_case = {}
-    for name, (first, first_s, second, second_s, length_s) in cases.items():
-        rows = _compare_stretches(first, first_s, second, second_s, length_s)
+    for name, case in cases.items():
+        rows = _compare_stretches(*case)
         rows_by_case[name] = rows
         weight = np.array([r["blocks"] for r in rows], float)
         result[name] = {

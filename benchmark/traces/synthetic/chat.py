@@ -81,9 +81,8 @@ class ChatSource:
             ids, [draw_tokens(rng, load.prompt_tokens) for _ in range(load.prompt_count)]
         )
         self._prompt_weights = cumulate([1.0 / (i + 1) for i in range(load.prompt_count)])
-        self._user_weights = cumulate(
-            [math.exp(rng.gauss(0.0, load.user_sigma)) for _ in range(load.users)]
-        )
+        activities = [math.exp(rng.gauss(0.0, load.user_sigma)) for _ in range(load.users)]
+        self._user_weights = cumulate(activities)
         # A kind's share of conversations: its share of requests over its mean turns.
         shares = [kind.request_share * (1.0 - kind.multi_turn_ratio) for kind in load.kinds]
         self._kind_weights = cumulate(shares)

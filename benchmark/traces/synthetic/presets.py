@@ -108,7 +108,6 @@ class ApiLoad:
     """Tokens after the payload."""
     output: LogNormal
     multi_turn_ratio: float
-    """Share of requests that a second turn follows."""
 
 
 @dataclass(frozen=True, slots=True)
