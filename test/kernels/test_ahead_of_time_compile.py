@@ -39,9 +39,7 @@ def compile_kernels(tmp_path, name_part, *options):
     assert builds
     assert all(build["registers"] > 0 for build in builds)
     assert all(build["spill_bytes"] == 0 for build in builds)
-    assert all(
-        build["shared_bytes"] <= compiler.MAX_SHARED_BYTES[build["arch"]] for build in builds
-    )
+    assert all(b["shared_bytes"] <= compiler.MAX_SHARED_BYTES[b["arch"]] for b in builds)
     for build in builds:
         assert COMPILED.get((build["arch"], build["config"]), build) == build, "write the file anew"
     return builds

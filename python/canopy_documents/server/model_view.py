@@ -259,9 +259,8 @@ def tensor_ranks(vocab: int) -> TensorRanks | None:
 def answer_of_first_rank(own_answer: Answer) -> Answer:
     """Return the first rank's answer, on every rank."""
     group = _group()
-    if group.world_size == 1:
-        return own_answer
-    return broadcast_from_first([group.cpu_group], own_answer)
+    is_split = group.world_size > 1
+    return broadcast_from_first([group.cpu_group], own_answer) if is_split else own_answer
 
 
 def on_any_rank(numbers: list[int], count: int) -> list[int]:
