@@ -59,7 +59,9 @@ def test_requests_of_one_stamp_arrive_as_a_poisson_process() -> None:
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=40).map(sorted), st.floats(0.1, 50.0))
 def test_due_times_ascend_from_the_start_at_the_rate(times_s: list[int], rate: float) -> None:
-    due_s = slices.due_times(planned_of([3.0 * time_s for time_s in times_s]), rate_per_s=rate, seed=0)
+    due_s = slices.due_times(
+        planned_of([3.0 * time_s for time_s in times_s]), rate_per_s=rate, seed=0
+    )
     assert len(due_s) == len(times_s)
     assert due_s == sorted(due_s)
     assert due_s[0] >= 0.0
