@@ -72,7 +72,7 @@ def read_three_times(rank: int, folder: Path) -> Any:
 def read_shared_disk(rank: int, folder: Path) -> Any:
     """Ranks of MLA on one disk write a path, read it, and read it again after a restart."""
     rank_numbers = dict.fromkeys(("tp_rank", "attn_tp_rank"), rank)
-    rank_numbers |= dict.fromkeys(("tp_size", "attn_tp_size"), RANK_COUNT)
+    rank_numbers |= dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), RANK_COUNT)
     world, reads = torch.distributed.group.WORLD, []
     for start_number in range(2):
         groups = {"rank_group": world, "rank_numbers": rank_numbers}
