@@ -90,7 +90,7 @@ def fill_device(client: Any) -> str:
     with ThreadPoolExecutor(THRASHING_AGENTS) as pool:
         agents = [pool.submit(run_agent, number) for number in range(THRASHING_AGENTS)]
         try:
-            wait_until(lambda: (state := gate(client))["active"] and state["pauses"], 2 * TIMEOUT_S)
+            wait_until(lambda: (state := gate(client))["active"] and state["pauses"], 8 * TIMEOUT_S)
         finally:
             is_gate_active.set()
             while not all(finished_agent.done() for finished_agent in agents):
