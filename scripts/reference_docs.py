@@ -185,10 +185,9 @@ def policy_config(name: str) -> type:
 
 
 def declared_flags(*classes: type, hidden: bool | None = None) -> list[list[str]]:
-    """Return flag and meaning of each declared option of a server. ``hidden``: only options that are
-    not in ``--help`` (true) or that are (false)."""
+    """Return flag and meaning of each declared option; ``hidden`` as in ``declared.table_rows``."""
     rows = []
-    for row in (row for cls in classes for row in declared.rows(cls, hidden)):
+    for row in (row for cls in classes for row in declared.table_rows(cls, hidden)):
         value = f" {row['value']}" if row["value"] else ""
         rows.append([f"`{row['flag']}{value}`", _full_meaning(row)])
     return rows
@@ -200,8 +199,8 @@ def _full_meaning(row: Mapping[str, str]) -> str:
 
 
 def keys_table(cls: type) -> str:
-    """The keys that a flag takes."""
-    return markdown_list([f"`{r['flag']}`", _full_meaning(r)] for r in declared.rows(cls))
+    """Return the keys that a flag takes."""
+    return markdown_list([f"`{r['flag']}`", _full_meaning(r)] for r in declared.table_rows(cls))
 
 
 def canopy_flags(hidden: bool) -> str:
@@ -248,7 +247,8 @@ def command_tables() -> str:
         for group in _option_classes(name):
             for field, option in declared.declared_fields(group):
                 default = field.default  # of an option that is KEY=VALUE,...
-                keys = declared.rows(type(default)) if dataclasses.is_dataclass(default) else []
+                is_keyed = dataclasses.is_dataclass(default)
+                keys = declared.table_rows(type(default)) if is_keyed else []
                 if keys:
                     parts.append(f"Keys of `canopy {name} {option.flag}`:\n\n{_grouped_keys(keys)}")
     return "\n".join(parts)

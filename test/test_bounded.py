@@ -59,7 +59,7 @@ class BoundedMachine(RuleBasedStateMachine):
 
     @rule()
     def take_turns(self) -> None:
-        entry = self.bounded.pop_next()
+        entry = self.bounded.pop_round_robin()
         if not self.tenant_order:
             assert entry is None
             return
@@ -69,8 +69,8 @@ class BoundedMachine(RuleBasedStateMachine):
         self.remove(entry)
 
     @rule(tenant=TENANTS)
-    def forget(self, tenant: str | None) -> None:
-        assert self.bounded.forget(tenant) == (tenant in self.tenant_order)
+    def drop_tenant(self, tenant: str | None) -> None:
+        assert self.bounded.drop_tenant(tenant) == (tenant in self.tenant_order)
         self.remove(*(entry for entry, _ in self.entries if entry.tenant == tenant))
 
     @invariant()
@@ -78,10 +78,11 @@ class BoundedMachine(RuleBasedStateMachine):
         assert sorted(self.bounded, key=repr) == sorted((e for e, _ in self.entries), key=repr)
         assert self.bounded.size == sum(size for _, size in self.entries) <= MAX_SIZE
         assert len(self.bounded) == len(self.entries)
-        by_size = {name: size for size, names in self.bounded._by_size.items() for name in names}
+        tenants_by_size = self.bounded._tenants_by_size.items()
+        by_size = {tenant: size for size, tenants in tenants_by_size for tenant in tenants}
         assert by_size == {tenant: self.size(tenant) for tenant in self.tenant_order}
         for tenant in (None, "a"):
-            assert self.bounded.size_of(tenant) == self.size(tenant) <= MAX_TENANT_SIZE
+            assert self.bounded.tenant_size(tenant) == self.size(tenant) <= MAX_TENANT_SIZE
             entry = self.find(tenant, 3)
             assert self.bounded.get(tenant, 3) == (entry and entry.value)
         assert set(self.bounded.tenants_of(3)) == {e.tenant for e, _ in self.entries if e.key == 3}

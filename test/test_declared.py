@@ -26,7 +26,7 @@ class SampleFlags(declared.Checked):
 def _read(*argv: str) -> SampleFlags:
     parser = argparse.ArgumentParser()
     declared.add_flags(parser.add_argument_group("sample"), SampleFlags)
-    return SampleFlags(**declared.from_args(SampleFlags, parser.parse_args(argv)))
+    return SampleFlags(**declared.typed_values(SampleFlags, parser.parse_args(argv)))
 
 
 def test_flags_that_were_not_typed_keep_the_defaults() -> None:
@@ -77,7 +77,7 @@ def test_help_and_reference_have_the_default(capsys: pytest.CaptureFixture[str])
     help_text = " ".join(capsys.readouterr().out.split())
     assert "How much. (default: 8)" in help_text
     assert "What share of 100 %." in help_text
-    table = {row["flag"]: row for row in declared.rows(SampleFlags)}
+    table = {row["flag"]: row for row in declared.table_rows(SampleFlags)}
     assert list(table) == [
         *("--sample-mode", "--sample-size-mb", "--sample-share", "--sample-extra"),
         "--sample-loud",
@@ -135,4 +135,4 @@ def test_a_hidden_flag_is_accepted_and_absent_from_the_help() -> None:
     declared.add_flags(parser.add_argument_group("advanced"), Advanced)
     assert "depth" not in parser.format_help()
     assert declared.read(Advanced, parser.parse_args(["--advanced-depth", "3"])).depth == 3
-    assert declared.rows(Advanced)[0]["flag"] == "--advanced-depth"
+    assert declared.table_rows(Advanced)[0]["flag"] == "--advanced-depth"

@@ -15,11 +15,9 @@ SGLANG_VERSION = "0.5.23"
 
 
 class _StaleEntryPoint(importlib.abc.MetaPathFinder):
-    """Stops a process that loads an entry point whose module no longer exists.
-
-    Otherwise SGLang logs the import error and serves without Canopy. This happens if a checkout is
-    updated and not installed again.
-    """
+    """Stops a process that loads an entry point whose module no longer exists. Otherwise SGLang
+    logs the import error and serves without Canopy. This happens if a checkout is updated and not
+    installed again."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         """Raise ``SystemExit`` for a missing module of an entry point."""

@@ -57,12 +57,12 @@ def run(argv: Sequence[str]) -> dict[str, Any] | None:
     import sglang.benchmark.serving as upstream
 
     results: list[dict[str, Any]] = []
-    original = upstream.run_benchmark
+    original_run = upstream.run_benchmark
 
     def run_benchmark(args: argparse.Namespace) -> Any:
         if args.dataset_name not in options.DATASETS:
-            return original(args)
-        with replace_names(upstream, run_benchmark=original):
+            return original_run(args)
+        with replace_names(upstream, run_benchmark=original_run):
             results.append(replay_all(upstream, args))
         return results[-1]
 
@@ -83,14 +83,15 @@ def run(argv: Sequence[str]) -> dict[str, Any] | None:
     return results[0] if results else None
 
 
-def _parser_class(base: type, argv: list[str]) -> type:
+def _parser_class(upstream_class: type, argv: list[str]) -> type:
     """Return the benchmark's parser with Canopy's datasets and options."""
 
-    class Parser(base):  # type: ignore[misc]
+    class Parser(upstream_class):  # type: ignore[misc]
         def add_argument(self, *names: Any, **kwargs: Any) -> Any:
             if "--dataset-name" in names:
                 choices = list(kwargs["choices"])
-                kwargs["choices"] = choices + [d for d in options.DATASETS if d not in choices]
+                added = [name for name in options.DATASETS if name not in choices]
+                kwargs["choices"] = choices + added
             return super().add_argument(*names, **kwargs)
 
         def parse_args(self, *_: Any, **__: Any) -> argparse.Namespace:

@@ -16,7 +16,7 @@ A command or a server declares its flags as fields of a frozen dataclass::
 Related options share one flag: ``DiskKeys`` is another such dataclass, with fields declared by
 ``declare_key``, and ``--disk`` accepts ``/data``, ``/data,capacity_gb=20``, ``capacity_gb=20`` or the
 equivalent JSON object. ``make`` builds a server's configuration objects
-(``--radix-eviction-policy-config``) from such classes. ``rows`` is the source of the reference pages.
+(``--radix-eviction-policy-config``) from such classes. The reference pages show ``table_rows``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sglang_canopy.errors import CanopyError
 
 logger = logging.getLogger(__name__)
 
-_KEY = "canopy option"
+_METADATA_KEY = "canopy option"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,8 @@ class Option:
     high: float | None = None
     """Bounds of a number, inclusive."""
     parse: Callable[[str], Any] | None = None
-    """Parses the typed text; raises ``CanopyError`` with a "must be" text.
-
-    ``None``: a switch, ``int`` or ``float`` by the field's type, else text.
-    """
+    """Parses the typed text; raises ``CanopyError`` with a "must be" text. ``None``: a switch,
+    ``int`` or ``float`` by the field's type, else text."""
     shown_default: str | None = None
     """The default in words, if the value needs explanation."""
     former_flag: str | None = None
@@ -74,7 +72,7 @@ class Option:
         return (self.flag or "").removeprefix("--").replace("-", "_").lower()
 
     @property
-    def positional(self) -> bool:
+    def is_positional(self) -> bool:
         """Whether the option is positional; ``flag`` is then its display name."""
         return not (self.flag or "--").startswith("-")
 
@@ -110,14 +108,14 @@ def declare_key(default: Any, help: str, **properties: Any) -> Any:
 
 
 def _field(default: Any, option: Option) -> Any:
-    return dataclasses.field(default=default, metadata={_KEY: option})
+    return dataclasses.field(default=default, metadata={_METADATA_KEY: option})
 
 
 def declared_fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
     """Yield the declared fields of ``cls``, in order."""
     for field in dataclasses.fields(cls):
-        if _KEY in field.metadata:
-            yield field, field.metadata[_KEY]
+        if _METADATA_KEY in field.metadata:
+            yield field, field.metadata[_METADATA_KEY]
 
 
 def option_of(cls: type, name: str) -> Option:
@@ -131,7 +129,7 @@ def add_flags(group: argparse._ActionsContainer, cls: type) -> None:
             default = _shown_default(field, option)
             text = f"{option.help} (default: {default})" if default else option.help
             help = argparse.SUPPRESS if option.hidden else text.replace("%", "%%")
-            if option.positional:
+            if option.is_positional:
                 count = "*" if option.repeated else "+" if option.join else None
                 group.add_argument(option.dest, metavar=option.flag, nargs=count, help=help)
                 continue
@@ -152,8 +150,8 @@ def add_flags(group: argparse._ActionsContainer, cls: type) -> None:
 class _FormerFlag(argparse.Action):
     """Set a flag by its earlier name."""
 
-    def __call__(self, parser: Any, namespace: Any, value: Any, name: str | None = None) -> None:
-        logger.warning("%s is called --%s now", name, self.dest.replace("_", "-"))
+    def __call__(self, parser: Any, namespace: Any, value: Any, flag: str | None = None) -> None:
+        logger.warning("%s is called --%s now", flag, self.dest.replace("_", "-"))
         setattr(namespace, self.dest, value)
 
 
@@ -162,12 +160,13 @@ def _argparse_options(field: dataclasses.Field[Any], option: Option) -> dict[str
         return {"action": "store_true"}
     if option.choices:
         return {"choices": option.choices}
-    kind = None if option.parse else _number_type(field)
+    number_type = None if option.parse else _number_type(field)
     action = {"action": "append"} if option.repeated else {}
-    return {"metavar": option.metavar, **action, **({} if kind is None else {"type": kind})}
+    typed = {} if number_type is None else {"type": number_type}
+    return {"metavar": option.metavar, **action, **typed}
 
 
-def from_args(cls: type, args: Any) -> dict[str, Any]:
+def typed_values(cls: type, args: Any) -> dict[str, Any]:
     """Return field name -> value for the typed flags. Raises ``CanopyError`` naming the flag."""
     values = {}
     for field, option in declared_fields(cls):
@@ -179,7 +178,7 @@ def from_args(cls: type, args: Any) -> dict[str, Any]:
 
 def read(cls: type, args: Any) -> Any:
     """Return an object of ``cls`` from parsed arguments. Raises ``CanopyError`` naming the flag."""
-    return cls(**from_args(cls, args))
+    return cls(**typed_values(cls, args))
 
 
 def _parse_value(option: Option, value: Any) -> Any:
@@ -200,9 +199,10 @@ def make(cls: type, values: Any) -> Any:
     naming the key and the allowed keys."""
     if not isinstance(values, Mapping):
         raise CanopyError(f"the configuration must be a JSON object, got {values!r:.60}")
-    hints = typing.get_type_hints(cls)
-    allowed = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
-    listing = ", ".join(f"{k} ({_type_name(t)})" for k, t in allowed.items()) or "none"
+    annotations = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls) if field.init]
+    allowed = {name: annotations[name] for name in names}
+    listing = ", ".join(f"{key} ({_type_name(type_)})" for key, type_ in allowed.items()) or "none"
     for key, value in values.items():
         if key not in allowed:
             raise CanopyError(f"unknown key {key!r:.60}; allowed keys: {listing}")
@@ -228,10 +228,10 @@ def keyed(cls: type, head: str) -> Callable[[str], Any]:
         try:
             if text.lstrip().startswith("{"):
                 values = json_object(text)
-                texts = {
-                    k: parsers[k](v) for k, v in values.items() if k in parsers and type(v) is str
-                }
-                return make(cls, values | texts)
+                for key, value in values.items():
+                    if key in parsers and type(value) is str:
+                        values[key] = parsers[key](value)
+                return make(cls, values)
             words, values = split_keys(text, parsers)
             if words:
                 values[head] = _parse_word(parsers.get(head), ",".join(words))
@@ -267,31 +267,33 @@ def _parse_word(parse: Callable[[str], Any] | None, text: str) -> Any:
 
 def _text_type(field: dataclasses.Field[Any]) -> type[str] | None:
     """Return ``str`` if the field is annotated as one, else ``None``."""
-    return str if "str" in _types(field) else None
+    return str if "str" in _type_names(field) else None
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
 
-def _has_type(value: Any, hint: Any) -> bool:
-    for kind in _alternatives(hint):
-        if kind is type(None):
-            is_fit = value is None
-        elif kind is float:
-            is_fit = isinstance(value, (int, float)) and not isinstance(value, bool)
-        elif kind is int:
-            is_fit = isinstance(value, int) and not isinstance(value, bool)
+def _has_type(value: Any, annotation: Any) -> bool:
+    for alternative in _alternatives(annotation):
+        if alternative is type(None):
+            is_match = value is None
+        elif alternative is float:
+            is_match = isinstance(value, (int, float)) and not isinstance(value, bool)
+        elif alternative is int:
+            is_match = isinstance(value, int) and not isinstance(value, bool)
         else:
-            is_fit = isinstance(value, typing.get_origin(kind) or kind)
-        if is_fit:
+            is_match = isinstance(value, typing.get_origin(alternative) or alternative)
+        if is_match:
             return True
     return False
 
 
-def _type_name(hint: Any) -> str:
-    kinds = _alternatives(hint)
-    return " or ".join("null" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
+def _type_name(annotation: Any) -> str:
+    return " or ".join(
+        "null" if alternative is type(None) else getattr(alternative, "__name__", str(alternative))
+        for alternative in _alternatives(annotation)
+    )
 
 
 # ---- checks and pages ----
@@ -315,11 +317,10 @@ class Checked:
         check(self)
 
 
-def rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:
-    """Return ``flag``, ``value``, ``default``, ``allowed`` and ``help`` of each option, for the reference.
-
-    ``hidden``: whether to return only the options hidden from ``--help``, or only the others.
-    """
+def table_rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:
+    """Return ``flag``, ``value``, ``default``, ``allowed`` and ``help`` of each option, for the
+    reference. ``hidden``: whether to return only the options hidden from ``--help``, or only the
+    others."""
     return [
         {
             "flag": option.flag or field.name,
@@ -351,15 +352,15 @@ def _shown_default(field: dataclasses.Field[Any], option: Option) -> str:
 
 
 def _is_switch(field: dataclasses.Field[Any]) -> bool:
-    return "bool" in _types(field)
+    return "bool" in _type_names(field)
 
 
 def _number_type(field: dataclasses.Field[Any]) -> type | None:
     """Return ``int`` or ``float`` if the field is annotated as one, else ``None``."""
-    names = _types(field)
+    names = _type_names(field)
     return int if "int" in names else float if "float" in names else None
 
 
-def _types(field: dataclasses.Field[Any]) -> list[str]:
+def _type_names(field: dataclasses.Field[Any]) -> list[str]:
     """Return the annotation's alternatives as text (``from __future__ import annotations``)."""
     return str(field.type).replace(" ", "").split("|")

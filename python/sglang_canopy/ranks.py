@@ -14,7 +14,7 @@ import torch
 T = TypeVar("T")
 
 
-def groups_of(cache: Any) -> list[Any]:
+def reduction_groups(cache: Any) -> list[Any]:
     """Return the groups, for CPU tensors, that ``cache`` reduces over; none for one rank."""
     groups = [
         group
@@ -36,12 +36,12 @@ def broadcast_from_first(groups: Sequence[Any], value: T) -> T:
 
 def min_over_ranks(cache: Any, values: Sequence[int]) -> list[int]:
     """Return the least value of any rank at each position."""
-    return _reduce(values, cache._all_reduce)
+    return _min_over(values, cache._all_reduce)
 
 
 def min_over_group(group: Any, values: Sequence[int]) -> list[int]:
     """As ``min_over_ranks``, over one group, for CPU tensors."""
-    return _reduce(values, functools.partial(torch.distributed.all_reduce, group=group))
+    return _min_over(values, functools.partial(torch.distributed.all_reduce, group=group))
 
 
 def all_over_groups(groups: Sequence[Any], flag: bool) -> bool:
@@ -51,10 +51,10 @@ def all_over_groups(groups: Sequence[Any], flag: bool) -> bool:
     return flag
 
 
-def _reduce(values: Sequence[int], reduce: Callable[..., Any]) -> list[int]:
+def _min_over(values: Sequence[int], all_reduce: Callable[..., Any]) -> list[int]:
     tensor = torch.tensor([int(value) for value in values], dtype=torch.int64)
     if len(values):
-        reduce(tensor, torch.distributed.ReduceOp.MIN)
+        all_reduce(tensor, torch.distributed.ReduceOp.MIN)
     return [int(value) for value in tensor.tolist()]
 
 

@@ -20,7 +20,7 @@ class LateHint:
     """Arrival, in seconds on the requests' clock."""
     source: str = CLIENT
     over: bool | None = None
-    """Whether it is over; ``None``: unchanged."""
+    """Whether the conversation is over; ``None``: unchanged."""
     return_in_s: float | None = None
     """Seconds from ``time`` to its next request."""
     keep_s: float | None = None
@@ -73,7 +73,7 @@ class Request:
     cached_tokens: int | None = None
     """Prompt tokens matched in the cache; known at ``finish``."""
     label: str | None = None
-    """Last result of ``arrive``/``finish``; set by the tree for ``Leaf.mark_used``."""
+    """Label that the policy returned last (``arrive``, ``finish``); set by the tree."""
 
     def copy(self, **changes: Any) -> Request:
         """Return a plain ``Request`` copy with ``changes``."""
@@ -85,11 +85,9 @@ _REQUEST_FIELDS = tuple(f.name for f in fields(Request))
 
 @dataclass(slots=True, eq=False, repr=False)
 class LeafRecord:
-    """Metadata of a run of cached tokens, on any tier.
-
-    Every field is declared here only: splits and copies of leaves, pages on disk and the columns of
-    their index are derived. The lower tiers store a field by its annotation (``disk/page.py``).
-    """
+    """Metadata of a run of cached tokens, on any tier. Times are as in ``Request``. Every field is
+    declared here only: splits and copies of leaves, pages on disk and the columns of their index
+    are derived. The lower tiers store a field by its annotation (``disk/page.py``)."""
 
     offset: int = 0
     """Tokens of the path before this run."""

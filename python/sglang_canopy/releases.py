@@ -49,7 +49,7 @@ def drop_none(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def decode_context(config: Any) -> tuple[int, int]:
+def decode_context_position(config: Any) -> tuple[int, int]:
     """Return rank and size of ``HiCacheStorageConfig``'s decode-context group, which 0.5.22 lacks."""
     return getattr(config, "dcp_rank", 0), getattr(config, "dcp_size", 1)
 

@@ -50,17 +50,15 @@ UNVOUCHED = ("unvouched", None)
 
 
 class ChargedTenants:
-    """Chooses the tenant that a request's use of a shared resource is charged to.
-
-    A client can use any number of tenant names, so a name alone is worth little. Each tenant that a
-    gateway vouches for is charged itself. All other requests count as one, ``UNVOUCHED``, for
-    ``VOUCHED_S`` after each vouched request. Without a gateway each name is charged itself.
-    """
+    """Chooses the tenant that a request's use of a shared resource is charged to. A client can use
+    any number of tenant names, so a name alone is worth little. Each tenant that a gateway vouches
+    for is charged itself. All other requests count as one, ``UNVOUCHED``, for ``VOUCHED_S`` after
+    each vouched request. Without a gateway each name is charged itself."""
 
     def __init__(self) -> None:
         self._vouched_until = -math.inf
 
-    def charge(self, tenant: str | None, is_vouched: bool, now: float) -> Hashable:
+    def choose(self, tenant: str | None, is_vouched: bool, now: float) -> Hashable:
         """Return the tenant to charge for a request at ``now``, in seconds on the requests' clock."""
         if is_vouched:
             self._vouched_until = now + VOUCHED_S
@@ -107,21 +105,19 @@ def tenant_of_req(req: Any) -> str | None:
 
 
 def _clients_key(req: Any) -> str | None:
-    saved_key = getattr(req, _CLIENTS_KEY, "")
+    saved_key = getattr(req, _CLIENTS_KEY_ATTRIBUTE, "")
     if saved_key != "":
         return saved_key  # type: ignore[no-any-return]
     extra_key, lora_id = req.extra_key, getattr(req, "lora_id", None)
     return extra_key.removesuffix(lora_id) if extra_key and lora_id else extra_key
 
 
-_CLIENTS_KEY = "canopy_clients_key"
+_CLIENTS_KEY_ATTRIBUTE = "canopy_clients_key"
 _ADAPTER_SUFFIX = re.compile(r"/?[0-9a-f]{32}$|/$")
 
 DOCUMENTS_MARK = "\x00canopy-documents/"
-"""Separates a client's extra key from the name of a namespace for KV of reused documents.
-
-Clients may not send it: their exact requests would match approximate KV.
-"""
+"""Separates a client's extra key from the name of a namespace for KV of reused documents. Clients
+may not send it: their exact requests would match approximate KV."""
 
 
 def documents_key(clients_key: str | None, name: str) -> str:
@@ -134,8 +130,8 @@ def tenants_of_key(
 ) -> set[str | None]:
     """Return the tenants whose KV may be under a node's keys: two if, on a server with adapters
     (``has_adapters``), the extra key may end with an adapter's id, which is 32 hex digits."""
-    clients = (extra_key or "").partition(DOCUMENTS_MARK)[0]
-    keys = (clients, _ADAPTER_SUFFIX.sub("", clients)) if has_adapters else (clients,)
+    clients_key = (extra_key or "").partition(DOCUMENTS_MARK)[0]
+    keys = (clients_key, _ADAPTER_SUFFIX.sub("", clients_key)) if has_adapters else (clients_key,)
     return {tenant_of(key, cache_salt) for key in keys}
 
 
@@ -155,13 +151,13 @@ def check_extra_key(extra_key: object) -> None:
 
 
 def unreserved_key(extra_key: str) -> str:
-    """Return an extra key without ``DOCUMENTS_MARK``, if the HTTP entry did not check it."""
+    """Return ``extra_key`` with ``DOCUMENTS_MARK`` replaced, for an entry that does not check keys."""
     return extra_key.replace(DOCUMENTS_MARK, "\x00refused/")
 
 
 def remember_clients_key(req: Any) -> None:
     """Save a ``Req``'s own extra key before it is replaced, so that its tenant stays the same."""
-    setattr(req, _CLIENTS_KEY, _clients_key(req) or None)
+    setattr(req, _CLIENTS_KEY_ATTRIBUTE, _clients_key(req) or None)
 
 
 def isolate_adapter_keys(req: Any) -> None:
@@ -182,7 +178,7 @@ def tenant_namespace(extra_key: str | None, cache_salt: str | None) -> bytes:
 
 
 def charged_name(tenant: Hashable) -> str | None:
-    """Return the shown name of a result of ``ChargedTenants.charge``."""
+    """Return the shown name of a result of ``ChargedTenants.choose``."""
     name = tenant.tenant if isinstance(tenant, Vouched) else tenant
     return shown_tenant(name) if isinstance(name, str | None) else UNVOUCHED[0]
 
@@ -194,11 +190,8 @@ def new_shown_key() -> None:
 
 def shown_tenant(name: str | None) -> str | None:
     """Return the name of a tenant in status, metrics and logs: 16 hex digits, ``None`` for the
-    public tenant.
-
-    The digest is keyed, since salts may be short enough to guess. All processes of a server use one
-    key, so a tenant's shown name is constant while the server runs.
-    """
+    public tenant. The digest is keyed, since salts may be short enough to guess. All processes of a
+    server use one key, so a tenant's shown name is constant while the server runs."""
     if name is None:
         return None
     if not os.environ.get(SHOWN_KEY_VARIABLE):

@@ -138,7 +138,7 @@ def test_a_return_is_learnt_when_its_request_arrives() -> None:
         client.turn(0.0)
     for client in clients:
         client.send(5.0)
-    assert gate.model.samples == 100
+    assert gate.model.reuse_count == 100
     gate.model.fit(5.0)
     assert sum(sum(category.waiting) for category in gate.model.categories) == 0
 

@@ -102,7 +102,7 @@ def test_the_pause_after_an_overtaken_request_is_learnt(gate) -> None:
     gate.finish(ticket, request)
     agent.grow()
     assert serve_turn(gate, agent, 9.0)
-    assert gate.model.samples == 1
+    assert gate.model.reuse_count == 1
 
 
 def test_a_turn_of_an_admitted_session_never_waits(gate) -> None:

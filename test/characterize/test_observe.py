@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from canopy_lab.characterize.observe import FINE_EDGES, TOP_TURN, edges_within, observe
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.reuse.survival import EDGES
+from sglang_canopy.reuse.survival import AGE_EDGES_S
 from support.tiny_traces import THREE_CONVERSATIONS, request_of
 
 
@@ -60,7 +60,7 @@ def test_an_empty_trace_and_mixed_block_sizes_are_refused() -> None:
 
 
 def test_the_fine_bins_refine_those_of_the_policies() -> None:
-    assert set(EDGES) <= set(FINE_EDGES.tolist())
+    assert set(AGE_EDGES_S) <= set(FINE_EDGES.tolist())
     assert (np.diff(FINE_EDGES) > 0).all()
     assert edges_within(0.0) == 2
     assert FINE_EDGES[edges_within(60.0) - 1] <= 60.0 < FINE_EDGES[edges_within(60.0)]

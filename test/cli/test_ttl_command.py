@@ -12,7 +12,7 @@ import pytest
 from canopy_lab.cli.main import main
 from canopy_lab.plan.server_plan import read_config
 from sglang_canopy.config.tiers import TierFlags
-from sglang_canopy.declared import from_args
+from sglang_canopy.declared import typed_values
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from sglang_canopy.tenant import tenant_namespace
 
@@ -57,7 +57,7 @@ def server_ids(tokens: list[int], salt: str) -> list[int]:
 def test_server_ids_are_those_of_a_live_request() -> None:
     request = LiveRequest(time=0.0, block_tokens=64)
     request.path = []
-    request.hash = xxhash.xxh3_64_intdigest(tenant_namespace(None, "acme"))
+    request.path_hash = xxhash.xxh3_64_intdigest(tenant_namespace(None, "acme"))
     extend_path(request, SYSTEM)
     assert list(request.path) == server_ids(SYSTEM, "acme")
 
@@ -68,7 +68,7 @@ def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(log, tmp_path,
     assert main(args) == 0
     config = read_config(out)
     assert list(config) == ["canopy-ttl"]
-    options = from_args(TierFlags, SimpleNamespace(canopy_ttl=json.dumps(config["canopy-ttl"])))
+    options = typed_values(TierFlags, SimpleNamespace(canopy_ttl=json.dumps(config["canopy-ttl"])))
     table = options["ttl"]
     path = server_ids(SYSTEM, "acme")
     assert [group.root for group in table.groups] == [path[0]]

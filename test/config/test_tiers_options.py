@@ -8,7 +8,7 @@ import pytest
 
 from sglang_canopy.config import tiers as tiers_module
 from sglang_canopy.config.tiers import TierFlags, TierOptions
-from sglang_canopy.declared import from_args
+from sglang_canopy.declared import typed_values
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import make_policies
 from sglang_canopy.server.start import flags as start_flags
@@ -36,7 +36,8 @@ def flags_of(**flags):
 
 def tier_options(flags: dict, **others) -> TierOptions:
     """Return the options for these parsed flags."""
-    return tiers_module.tier_options(TierFlags(**from_args(TierFlags, flags_of(**flags))), **others)
+    typed_flags = TierFlags(**typed_values(TierFlags, flags_of(**flags)))
+    return tiers_module.tier_options(typed_flags, **others)
 
 
 def test_without_options_the_host_shares_the_devices_model_and_the_disk_has_its_policy() -> None:

@@ -44,7 +44,7 @@ def walkthrough(monkeypatch):
     module = types.ModuleType("sglang_canopy.policy.mru")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(policy_code, "docs/guide/add-a-policy.md", "exec"), module.__dict__)
-    monkeypatch.setitem(registry._MODULES, "mru", module.__name__)
+    monkeypatch.setitem(registry._MODULE_BY_CLASS, "mru", module.__name__)
     return test_code
 
 

@@ -18,7 +18,7 @@ from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
 from sglang_canopy.config.tiers import PolicyChoice, TierFlags, tier_options
-from sglang_canopy.declared import from_args
+from sglang_canopy.declared import typed_values
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, Group, TTLTable
 
 PROFILE = load_profile("llama-3.1-8b-a100")
@@ -72,7 +72,7 @@ def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
     args = command_line.parse_options(["--model-path", "/none", "--config", str(path)])
     assert args.page_size == config["page-size"]
     assert args.radix_eviction_policy == "wa"
-    tiers = tier_options(TierFlags(**from_args(TierFlags, args)))
+    tiers = tier_options(TierFlags(**typed_values(TierFlags, args)))
     assert tiers.host == PolicyChoice("wa", {"min_samples": 9})
     assert tiers.ttl == inputs.group_table(16.0)
     assert tiers.host_bytes == round(1.5 * GIB)

@@ -102,7 +102,7 @@ def test_the_target_in_milliseconds_becomes_tokens_through_the_ttft_model():
     request = Request(time=0.0, path=(1,), prompt_tokens=1, ttft_model=(0.001, 0.05))
     request.label = policy.arrive(request)
     policy.finish(request)
-    assert policy.target.threshold == pytest.approx(60.0)
+    assert policy.target.threshold_tokens == pytest.approx(60.0)
     assert policy.victim(0.0) == (admitted_leaf, 40)
     policy.drop(admitted_leaf)
     leaf = leaf_of(policy, history=100, length=100)
@@ -120,7 +120,7 @@ def test_an_observed_percentile_sets_the_threshold():
         request = Request(time=0.0, path=(length,), prompt_tokens=length, cached_tokens=0)
         request.label = policy.arrive(request)
         policy.finish(request)
-    assert policy.target.threshold == 30.0
+    assert policy.target.threshold_tokens == 30.0
 
 
 def test_planned_growth_is_that_of_the_leafs_own_category():

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from sglang_canopy.policy.structures.cells import LEAF, Cells, EndQueue
 from sglang_canopy.records import Leaf
 from sglang_canopy.reuse.category import Category
-from sglang_canopy.reuse.survival import BINS, age_bin
+from sglang_canopy.reuse.survival import AGE_BINS, age_bin
 
 
 def ranks_of(first_ranks):
     """Return the ranks of all age bins; 0 after ``first_ranks``."""
-    return [float(rank) for rank in first_ranks] + [0.0] * (BINS - len(first_ranks))
+    return [float(rank) for rank in first_ranks] + [0.0] * (AGE_BINS - len(first_ranks))
 
 
 def make_category(label, first_ranks):

@@ -8,7 +8,7 @@ from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.exponential import Exponential
-from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, token_bin
+from sglang_canopy.reuse.survival import AGE_BINS, TOKEN_BINS, token_bin
 from support.tree_recount import recount
 
 LABEL = "default|-|turn1|out<64"
@@ -18,7 +18,7 @@ def policy_with(options, ranks=(1.0,), added_tokens=0):
     """Return a policy with one category: ``ranks`` by age bin, and next prompts that add ``added_tokens`` tokens."""
     policy = make_policy("etlru", options)
     category = policy.model.categories.refine(tuple(LABEL.split("|")))
-    category.rank = [*ranks, *[ranks[-1]] * (BINS - len(ranks))]
+    category.rank = [*ranks, *[ranks[-1]] * (AGE_BINS - len(ranks))]
     category.growth_exceedance = [float(i <= token_bin(added_tokens)) for i in range(TOKEN_BINS)]
     return policy
 
@@ -42,7 +42,7 @@ def test_the_floor_decides_between_tail_and_hits():
     for floor, victim_name in ((0.3, "spare"), (0.9, "tail")):
         policy = policy_with({"threshold_tokens": 1000.0, "floor": floor}, added_tokens=100)
         other_category = policy.model.categories.refine(("other",))
-        other_category.rank = [2.0] * BINS
+        other_category.rank = [2.0] * AGE_BINS
         other_category.growth_exceedance = [0.0] * TOKEN_BINS
         leaves = {"tail": leaf_of(policy, history=5000, length=1000)}
         spare = Leaf(0, 900)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sglang_canopy.policy.block_tree import RadixTree, TreeCut
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse.survival import BINS
+from sglang_canopy.reuse.survival import AGE_BINS
 from support.tree_recount import recount
 
 
@@ -26,7 +26,7 @@ def policy_with(ranks, **options):
     policy = make_policy("wa", options)
     for label, first_ranks in ranks.items():
         category = policy.model.categories.refine(tuple(label.split("|")))
-        later_ranks = [first_ranks[-1]] * (BINS - len(first_ranks))
+        later_ranks = [first_ranks[-1]] * (AGE_BINS - len(first_ranks))
         category.rank = [*map(float, first_ranks), *map(float, later_ranks)]
     return policy
 
@@ -87,7 +87,7 @@ def test_over_is_ignored_after_too_many_wrong_hints_of_its_tenant(tenant, is_hin
     if is_hinted_first:
         leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
     record = policy.model.hints.record(tenant)
-    record.overs, record.overs_wrong = 20, 10
+    record.over_hints, record.wrong_over_hints = 20, 10
     older = leaf_of(policy, "k", 0.0)
     if not is_hinted_first:
         leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
@@ -177,9 +177,9 @@ def test_two_caches_with_equal_requests_evict_the_same_leaves(requests, model, c
 def test_returns_rank_by_the_accuracy_of_their_tenants_hints():
     policy = policy_with({"k": [0.001]})
     accurate_record = policy.model.hints.record("sure")
-    accurate_record.returns, accurate_record.returns_true = 1000, 1000
+    accurate_record.return_hints, accurate_record.true_return_hints = 1000, 1000
     inaccurate_record = policy.model.hints.record("half")
-    inaccurate_record.returns, inaccurate_record.returns_true = 1000, 510
+    inaccurate_record.return_hints, inaccurate_record.true_return_hints = 1000, 510
     leaf_of(policy, "k", 0.0, return_at=100.0, tenant="sure")
     inaccurate = leaf_of(policy, "k", 0.0, return_at=80.0, tenant="half")
     assert policy.victim(1.0).leaf is inaccurate

@@ -100,11 +100,11 @@ def test_evictions_are_bounded_and_the_newest_come_first():
     for number in range(MAX_EVICTIONS + 10):
         log.append(eviction(time=float(number), tokens=number))
     assert len(log) == MAX_EVICTIONS
-    assert [logged.tokens for logged in log.latest_of(None, "a", limit=2)] == [
+    assert [logged.tokens for logged in log.latest_evictions(None, "a", max_evictions=2)] == [
         MAX_EVICTIONS + 9,
         MAX_EVICTIONS + 8,
     ]
-    assert log.latest_of("other tenant", "a") == []
+    assert log.latest_evictions("other tenant", "a") == []
 
 
 def test_the_rate_is_of_recent_evictions():

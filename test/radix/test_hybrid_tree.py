@@ -120,7 +120,7 @@ def test_a_full_host_evicts_by_the_policy(kit_tree, hybrid, core) -> None:
     for second, prompt in enumerate(prompts):
         tree.serve(prompt, float(second))
         tree.recount()
-    rows = tree.core.live.counters.row("default").tiers
+    rows = tree.core.live.counters.category_counts("default").tiers
     assert sum(rows[DEVICE].evicted_tokens) > 0
     assert sum(rows[HOST].evicted_tokens) > 0
     hit_tokens = [tree.match(prompt).full_kv_hit_length for prompt in prompts]

@@ -70,7 +70,8 @@ def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share(tree) -> Non
         tree.serve(conversation(n), float(n), tenant=f"x{n}", keep_until=3600.0)
     for n in range(40, 50):
         tree.serve(conversation(n), float(n), tenant="steady", source=GATEWAY, keep_until=3600.0)
-    assert tree.core.protected.keeps.budget.by_tenant == {Vouched("steady"): 100, UNVOUCHED: 100}
+    budget = tree.core.protected.keeps.budget
+    assert budget.tokens_by_tenant == {Vouched("steady"): 100, UNVOUCHED: 100}
     check_tree(tree)
 
 
@@ -82,7 +83,7 @@ def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -
         queue_request(tree, conversation(n), 60.0, tenant=f"x{n}")
     for n in range(30, 50):
         queue_request(tree, conversation(n), 60.0, tenant="steady", source=GATEWAY)
-    charged_tokens = tree.core.protected.awaited.budget.by_tenant
+    charged_tokens = tree.core.protected.awaited.budget.tokens_by_tenant
     assert charged_tokens == {Vouched("steady"): 240, UNVOUCHED: 240}  # 250 in whole paths
     check_tree(tree)
 
@@ -92,9 +93,9 @@ def test_a_longer_keep_is_charged_to_its_own_tenant_and_within_its_share(tree) -
         tree.serve(conversation(n), 10.0 + n, tenant=f"v{n % 2}", source=GATEWAY, keep_until=60.0)
     for n in range(10):
         tree.serve(conversation(n), 20.0 + n, keep_until=3600.0)
-    charged_tokens = tree.core.protected.keeps.budget.by_tenant
+    charged_tokens = tree.core.protected.keeps.budget.tokens_by_tenant
     assert charged_tokens == {Vouched("v0"): 40, Vouched("v1"): 60, UNVOUCHED: 100}
-    assert tree.core.protected.keeps.refused_paths == 5
+    assert tree.core.protected.keeps.refused_path_count == 5
     check_tree(tree)
 
 
@@ -110,24 +111,24 @@ def test_a_kept_leaf_charges_the_path_above_it_once(tree) -> None:
     system = list(range(50))
     for n in range(5):
         tree.serve(system + conversation(n + 1, 10), float(n), tenant="a", keep_until=3600.0)
-    assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
+    assert tree.core.protected.keeps.budget.tokens_by_tenant == {"a": 100}
     tree.serve(system + conversation(9, 10), 9.0, tenant="a", keep_until=3600.0)
-    assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
+    assert tree.core.protected.keeps.budget.tokens_by_tenant == {"a": 100}
 
 
 def test_a_request_without_a_keep_leaves_charges_below_it(tree) -> None:
     system = list(range(90))
     tree.serve([*system, 9001], 0.0, tenant="a", keep_until=3600.0)
     tree.serve([*system, 9002], 1.0, tenant="a")
-    assert tree.core.protected.keeps.budget.by_tenant == {"a": 91}
+    assert tree.core.protected.keeps.budget.tokens_by_tenant == {"a": 91}
 
 
 def test_an_expired_keep_is_uncharged(tree) -> None:
     for n in range(5):
         tree.serve(conversation(n), 0.0, tenant="a", keep_until=10.0)
-    assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
+    assert tree.core.protected.keeps.budget.tokens_by_tenant == {"a": 100}
     tree.serve(conversation(7), 11.0, tenant="a", keep_until=100.0)
-    assert tree.core.protected.keeps.budget.by_tenant == {"a": 20}
+    assert tree.core.protected.keeps.budget.tokens_by_tenant == {"a": 20}
 
 
 def queue_request(
@@ -234,7 +235,7 @@ def workload_with_keeps(seed: int, requests: int) -> list[dict[str, Any]]:
 
 
 def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
-    granted_paths = refused_paths = 0
+    granted_path_count = refused_path_count = 0
     shares = {"keep_tenant_share": 0.5, "keep_total_share": 0.6}
     for seed in range(4):
         live = LiveTree(
@@ -258,15 +259,16 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
             stamp = {"path": path, "block_tokens": PAGE_TOKENS, **labels}
             live_hit_tokens = live.serve(tokens_of(step, PAGE_TOKENS), step["time"], **stamp)
             assert live_hit_tokens == hit_blocks * PAGE_TOKENS
-            assert live.core.protected.keeps.budget.by_tenant == simulated.keeps.budget.by_tenant
+            budget = live.core.protected.keeps.budget
+            assert budget.tokens_by_tenant == simulated.keeps.budget.tokens_by_tenant
             recount(simulated)
             check_tree(live)
             nodes = live.core._node_arena.values()
             recount_keeps(live.core.protected.keeps, (node.canopy for node in nodes))
-        granted_paths += simulated.keeps.granted_paths
-        refused_paths += simulated.keeps.refused_paths
-    assert granted_paths > 50
-    assert refused_paths > 50
+        granted_path_count += simulated.keeps.granted_path_count
+        refused_path_count += simulated.keeps.refused_path_count
+    assert granted_path_count > 50
+    assert refused_path_count > 50
 
 
 def test_the_status_shows_kept_tokens_by_tenant() -> None:

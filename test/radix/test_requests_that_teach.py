@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
-from sglang_canopy.radix.parallel_samples import MAX_GROUPS, TENANT_GROUPS, ParallelSamples
+from sglang_canopy.radix.parallel_samples import MAX_TENANT_WARM_UPS, MAX_WARM_UPS, ParallelSamples
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.server.scheduler.arrivals import end_aborted
 from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
@@ -42,7 +42,7 @@ class Server:
         return request
 
     def count_requests_and_tokens(self) -> tuple[int, int]:
-        rows = self.core.live.counters.rows()
+        rows = self.core.live.counters.all_counts()
         return sum(row.requests for row in rows), sum(row.prompt_tokens for row in rows)
 
 
@@ -81,11 +81,11 @@ def test_parallel_samples_are_one_request_in_learning_and_counts(server) -> None
         assert [request.turn for request in (first, *requests)] == [1] * (SAMPLE_COUNT + 1)
         assert requests[0].label == "chat|end|turn1|out<64|added<512"
     server.model.fit(500.0)
-    assert server.model.samples == 0
+    assert server.model.reuse_count == 0
     assert len(server.model.shadow) == 80
     assert server.count_requests_and_tokens() == (80, 80 * 18)
     assert server.meter.prompt_tokens == 80 * 18
-    assert all(learner.model.samples == 0 for learner in learners_with_models(server.meter))
+    assert all(learner.model.reuse_count == 0 for learner in learners_with_models(server.meter))
     hits = [node.canopy.hits for node in server.core._node_arena.values() if node.canopy.length]
     assert set(hits) == {1}
     assert len(server.requests.samples) == 0
@@ -97,7 +97,7 @@ def test_equal_prompts_of_one_batch_with_samples_are_one_request(server) -> None
     for req in (*warm_ups, *samples[0], *samples[1]):
         server.serve(req)
     assert server.count_requests_and_tokens() == (1, 18)
-    assert server.model.samples == 0
+    assert server.model.reuse_count == 0
     assert len(server.requests.samples) == 0
 
 
@@ -122,7 +122,7 @@ def test_the_same_prompt_in_another_request_is_no_sample(server) -> None:
         for req in (warm_up, *samples):
             server.serve(req)
     assert server.count_requests_and_tokens()[0] == 2
-    assert server.model.samples == 1
+    assert server.model.reuse_count == 1
 
 
 PRIORITY_ERROR = "Using priority is disabled for this server."
@@ -151,7 +151,7 @@ def test_a_retry_of_a_refused_request_is_no_turn_and_no_return(cause: str) -> No
                 reason = None if cause == "given_up" else {"status_code": 503, "message": message}
                 end_aborted(None, scheduler, SimpleNamespace(finished_reason=reason), req)
         assert server.serve(chat(100.0 * number + 15.0, number)).turn == 1
-    assert server.model.samples == 0
+    assert server.model.reuse_count == 0
     assert server.count_requests_and_tokens() == (30, 30 * 18)
     assert server.meter.prompt_tokens == 30 * 18
     refusals = {"invalid": INVALID, "priority": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
@@ -169,7 +169,7 @@ def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
         next_turn.origin_input_ids = [*next_turn.origin_input_ids, *range(900, 920)]
         assert server.serve(next_turn).turn == 2
     server.model.fit(4000.0)
-    assert server.model.samples == 30  # the second turns
+    assert server.model.reuse_count == 30  # the second turns
     curve = server.model.categories.get("chat|end|turn1|out<64|added<512")
     assert sum(curve.events) == 30
     assert sum(curve.waiting) == 0
@@ -195,16 +195,16 @@ def test_remembered_warm_ups_are_bounded_by_tenant_and_in_total() -> None:
             number=number,
             time=0.0,
         )
-        samples.register_sample(request)
+        samples.register(request)
         return request
 
     arrive("steady", 0)
     for number in range(1, 2000):
         arrive("other", number)
-    assert len(samples) == 1 + TENANT_GROUPS
+    assert len(samples) == 1 + MAX_TENANT_WARM_UPS
     for number in range(5000):
         arrive(f"t{number}", 5000 + number)
-    assert len(samples) == MAX_GROUPS
+    assert len(samples) == MAX_WARM_UPS
     assert arrive("t4999", 9999).warm_up is not None
 
 
@@ -215,4 +215,4 @@ def test_a_health_probe_is_no_request(server) -> None:
         assert server.requests.register(req) is server.requests.register(req)
         server.requests.report_end(req)
         assert server.count_requests_and_tokens()[0] == expected_requests
-        assert bool(server.model.shadow.blocks) == bool(expected_requests)
+        assert bool(server.model.shadow.block_count) == bool(expected_requests)

@@ -52,7 +52,7 @@ def test_tails_trimmed_by_t_lru_are_demoted(write_policy: str) -> None:
     assert 0 < tree.match(prompt(1, 100)) < 100
     tree.load_back(prompt(1, 100))
     assert tree.match(prompt(1, 100)) == 100
-    assert tree.core.live.counters.row("default").tiers[DEVICE].evicted_tokens[TRIM] > 0
+    assert tree.core.live.counters.category_counts("default").tiers[DEVICE].evicted_tokens[TRIM] > 0
     check_tree(tree)
 
 
@@ -81,7 +81,8 @@ def test_an_expired_host_copy_is_evicted_before_older_ones(ttl_s, evicted_tokens
     tree.serve(prompt(3, 8), time=9, category="long")
     tree.serve(prompt(4, 8), time=10, category="long")
     assert tree.load_back(prompt(2, 8)) == 8 - evicted_tokens
-    assert tree.core.live.counters.row("short").tiers[HOST].evicted_tokens[TTL] == evicted_tokens
+    counts = tree.core.live.counters.category_counts("short").tiers[HOST]
+    assert counts.evicted_tokens[TTL] == evicted_tokens
     assert older_tokens is None or tree.load_back(prompt(1, 8)) == older_tokens
     check_tree(tree)
 

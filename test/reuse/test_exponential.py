@@ -70,7 +70,7 @@ def gaps_and_lives(requests):
 @given(conversations=CONVERSATIONS)
 def test_the_rank_is_the_papers_formula_of_the_log(conversations):
     requests = logged_requests(conversations)
-    model = train(ReuseModel(exponential=True, type_turn=True, min_samples=1), requests)
+    model = train(ReuseModel(fits_exponential=True, uses_type_turn=True, min_samples=1), requests)
     gaps_s, lives_s = gaps_and_lives(requests)
     for (name, turn), all_gaps_s in gaps_s.items():
         reuse_gaps_s = [gap_s for gap_s in all_gaps_s if gap_s < math.inf]
@@ -91,18 +91,22 @@ def test_the_rank_is_the_papers_formula_of_the_log(conversations):
 
 def test_a_turn_that_was_never_reused_has_rank_0():
     conversations = [("text", float(number), [5.0] if number % 2 else []) for number in range(40)]
-    model = train(ReuseModel(exponential=True, type_turn=True), logged_requests(conversations))
+    model = train(
+        ReuseModel(fits_exponential=True, uses_type_turn=True), logged_requests(conversations)
+    )
     assert model.categories.get("text|turn1").exponential.rank(0.0) > 0.0
     assert model.categories.get("text|turn2").exponential.rank(0.0) == 0.0
 
 
 def test_before_a_fit_the_rank_is_0():
-    assert ReuseModel(exponential=True).categories.root.exponential.rank(3.0) == pytest.approx(0.0)
+    assert ReuseModel(fits_exponential=True).categories.root.exponential.rank(3.0) == 0.0
 
 
 def test_a_new_label_uses_its_parents_curve_until_the_next_fit():
     conversations = [("text", float(number), [5.0, 5.0]) for number in range(30)]
-    model = train(ReuseModel(exponential=True, type_turn=True), logged_requests(conversations))
+    model = train(
+        ReuseModel(fits_exponential=True, uses_type_turn=True), logged_requests(conversations)
+    )
     parent = model.categories.get("text").exponential
     assert parent.rank(1.0) > 0.0
     assert model.categories.refine(("text", "turn9")).exponential == parent

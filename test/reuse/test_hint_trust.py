@@ -11,7 +11,7 @@ from canopy_lab.sim.requests import SimulatedHints
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, LateHint, Request
 from sglang_canopy.reuse.categories import ROOT
-from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, return_slack_s, sender_of
+from sglang_canopy.reuse.hint_trust import MAX_RECORDS, HintRecords, return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.shadow import Tip
 from support.tiny_traces import request_of
@@ -71,7 +71,7 @@ def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
     count_tips(records, "a", 500, 0.8)
     weight = records.over_weight("a")
     category = ReuseModel().categories.get(ROOT)
-    for number in range(2 * MAX_TENANTS):
+    for number in range(2 * MAX_RECORDS):
         records.count_tip(Tip(0.0, category, f"t{number}"), over=False)
     assert records.over_weight("a") == weight < 1.0
     assert records._records.keys() == {"a"}
@@ -90,8 +90,8 @@ def test_weights_are_between_0_and_1_for_any_hints(tips):
     for tenant in "abc":
         assert 0.0 < records.over_weight(tenant) <= 1.0
         record = records.record(tenant)
-        assert record.tips_over_continued <= min(record.tips_continued, record.tips_over)
-        assert max(record.tips_continued, record.tips_over) <= record.tips <= len(tips)
+        assert record.continued_over_tips <= min(record.continued_tips, record.over_tips)
+        assert max(record.continued_tips, record.over_tips) <= record.tips <= len(tips)
 
 
 @pytest.fixture(scope="module")
@@ -166,20 +166,20 @@ def record_returns(records, sender, tip_count, accuracy, seed=0):
         tip = Tip(0.0, category, "t")
         tip.sender = sender
         gap_s, wrong_gap_s = (2.0 ** rng.uniform(4, 10) for _ in range(2))
-        records.count_return(tip, gap_s if rng.random() < accuracy else wrong_gap_s)
+        records.add_return_hint(tip, gap_s if rng.random() < accuracy else wrong_gap_s)
         records.judge_hints(tip, gap_s)
 
 
 def test_a_return_is_overdue_once_its_slack_has_passed():
     records, tip = HintRecords(), Tip(0.0, ReuseModel().categories.get(ROOT), "t")
     tip.sender = "t"
-    records.count_return(tip, 100.0)
+    records.add_return_hint(tip, 100.0)
     deadline_s = 100.0 + return_slack_s(100.0)
     records.count_overdue(deadline_s)
     assert tip.return_at == 100.0
     records.count_overdue(deadline_s + 1.0)
     assert tip.return_at is None
-    assert records.record("t").returns == 1.0
+    assert records.record("t").return_hints == 1.0
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.3, 0.6, 1.0])
@@ -229,7 +229,7 @@ def test_a_hint_without_a_request_is_checked_later():
         model.record_hint(LateHint(None, "c", time_s + 10.0, GATEWAY, return_in_s=90.0))
         model.record_hint(LateHint(None, "unknown", time_s + 10.0, GATEWAY, over=True))
     record = model.hints.record(sender_of(None, GATEWAY))
-    assert (record.returns, record.returns_true) == (1, 1)
+    assert (record.return_hints, record.true_return_hints) == (1, 1)
 
 
 @pytest.mark.parametrize("accuracy", [0.5, pytest.param(0.6, marks=pytest.mark.long)])

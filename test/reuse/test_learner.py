@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Categories
-from sglang_canopy.reuse.hint_trust import MAX_TENANTS, NO_RECORD
-from sglang_canopy.reuse.learner import ReuseModel, mean_growth
-from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, age_bin
+from sglang_canopy.reuse.hint_trust import MAX_RECORDS, NO_RECORD
+from sglang_canopy.reuse.learner import ReuseModel, mean_growth_tokens
+from sglang_canopy.reuse.survival import AGE_BINS, TOKEN_BINS, age_bin
 
 
 def serve(model, time, path, *, tokens=None, finishes=True, block_tokens=1, **fields):
@@ -71,7 +71,7 @@ def test_after_a_tool_call_the_conversations_own_gaps_refine_the_category(model)
     assert serve(model, 5, [1, 2], stop="tool").label == "default|tool|out<64|gap<8s"
     # The geometric mean of 5 and 500 s.
     assert serve(model, 505, [1, 2, 3], stop="tool").label == "default|tool|out<64|gap<120s"
-    plain_model = ReuseModel(own_gaps=False)
+    plain_model = ReuseModel(uses_own_gaps=False)
     serve(plain_model, 0, [1], stop="tool")
     assert serve(plain_model, 5, [1, 2], stop="tool").label == "default|tool|out<64"
 
@@ -127,11 +127,11 @@ def test_tips_without_continuation_lower_the_return_probability():
 def test_prompt_growth_is_what_the_next_prompt_adds_to_prompt_and_output():
     model = ReuseModel(min_samples=1)
     serve(model, 0, range(100), output_tokens=50)
-    assert model.samples == 0
+    assert model.reuse_count == 0
     serve(model, 5, range(250), output_tokens=50)
     model.fit(6.0)
-    assert mean_growth(model.categories.get("default|-|turn1|out<64")) == 100.0
-    assert model.samples == 1
+    assert mean_growth_tokens(model.categories.get("default|-|turn1|out<64")) == 100.0
+    assert model.reuse_count == 1
 
 
 @pytest.mark.parametrize(("output_tokens", "growth"), [(0, 1.0), (1, 0.0)])
@@ -141,12 +141,13 @@ def test_samples_older_than_the_window_are_dropped(output_tokens, growth):
     serve(model, 5, [1, 2])
     assert sum(events_by_label(model).values()) == 1.0
     category = model.categories.get("default|-|turn1|out<64")
-    assert (category.gap_sum_s, sum(category.growth), category.growth_sum) == (5.0, 1.0, growth)
+    sums = category.gap_sum_s, sum(category.growth), category.growth_sum_tokens
+    assert sums == (5.0, 1.0, growth)
     serve(model, 500, [9])
     assert sum(events_by_label(model).values()) == 0.0
-    assert (category.gap_sum_s, sum(category.growth), category.growth_sum) == (0.0, 0.0, 0.0)
+    assert (category.gap_sum_s, sum(category.growth), category.growth_sum_tokens) == (0.0, 0.0, 0.0)
     assert len(model.shadow) == 1
-    assert model.shadow.blocks == 1
+    assert model.shadow.block_count == 1
 
 
 def test_hints_are_checked_against_later_requests(model):
@@ -155,8 +156,8 @@ def test_hints_are_checked_against_later_requests(model):
     serve(model, 92, [1, 2, 3], over=True)  # 70 s instead of 20
     serve(model, 93, [1, 2, 3, 4])  # not over
     record = model.hints.record(None)
-    assert (record.returns, record.returns_true) == (2, 1)
-    assert (record.overs, record.overs_wrong) == (1, 1)
+    assert (record.return_hints, record.true_return_hints) == (2, 1)
+    assert (record.over_hints, record.wrong_over_hints) == (1, 1)
 
 
 def test_false_returns_of_new_tenants_reduce_newcomers_trust(model):
@@ -187,11 +188,11 @@ def test_a_tenant_earns_trust_while_newcomers_have_none(model):
 def test_tenants_with_tracked_hints_are_bounded_and_the_least_recent_is_dropped():
     hints = ReuseModel().hints
     first = hints.record("first")
-    for n in range(MAX_TENANTS - 1):
+    for n in range(MAX_RECORDS - 1):
         hints.record(f"t{n}")
     assert hints.record("first") is first
     hints.record("one more")
-    assert len(hints._records) == MAX_TENANTS
+    assert len(hints._records) == MAX_RECORDS
     assert hints.trust_key("t0") == NO_RECORD
     assert hints.record("first") is first
 
@@ -206,8 +207,8 @@ def test_client_names_cannot_exceed_the_bound_on_categories():
 
 
 CATEGORY_COUNTS = {
-    "events": [1.0] * BINS,
-    "waiting": [0.0] * BINS,
+    "events": [1.0] * AGE_BINS,
+    "waiting": [0.0] * AGE_BINS,
     "growth": [0.0] * TOKEN_BINS,
     "sums": [1.0, 1.0],
     "lives": [0.0, 0.0],
@@ -242,12 +243,12 @@ def test_tips_blocks_and_categories_are_bounded_and_consistent(requests, max_sam
         serve(model, now, chained_ids(path), stop=stop, finishes=finishes, return_in_s=5.0)
         shadow = model.shadow
         assert len(shadow) <= max_samples
-        assert shadow.blocks <= max(max_blocks, len(path))
+        assert shadow.block_count <= max(max_blocks, len(path))
         assert len(model.categories) <= 16
         closed_tips = [tip for tip in shadow if not tip.is_open]
         assert sum(events_by_label(model).values()) == len(closed_tips)
-        keys = [key for tip in shadow for key in tip.keys]
-        assert len(shadow._tips) + len(shadow._junctions) == len(keys)
+        indexed = [key for tip in shadow for key in tip.indexed_at]
+        assert len(shadow._tips) + len(shadow._junctions) == len(indexed)
 
 
 @given(REQUESTS)
@@ -275,7 +276,7 @@ def test_a_learner_filled_to_a_tenth_of_its_default_bounds_holds_less_than_16_mb
         traced_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert (len(model.shadow), model.shadow.blocks) == (10_000, 100_000)
+    assert (len(model.shadow), model.shadow.block_count) == (10_000, 100_000)
     assert traced_bytes < 16e6
 
 
@@ -367,13 +368,13 @@ def test_a_saved_profile_has_no_unused_names():
 
 
 def test_a_shared_prefix_lives_until_its_last_use():
-    model = ReuseModel(exponential=True, min_samples=1)
+    model = ReuseModel(fits_exponential=True, min_samples=1)
     for n in range(5):
         serve(model, 10 * n, ["system", f"question {n}"])
     model.fit(50.0)
     shared = model.categories.get("shared prefix")
     # Opened at 10 s by the second request, used at 20, 30 and 40 s, and once it was the last.
-    assert (shared.all_life_sum_s, shared.all_lives) == (30.0 + 20.0 + 10.0 + 0.0, 4.0)
+    assert (shared.all_life_sum_s, shared.all_life_count) == (30.0 + 20.0 + 10.0 + 0.0, 4.0)
 
 
 def test_hints_are_checked_in_a_conversation_that_rewrites_its_history(model):
@@ -406,7 +407,7 @@ def test_curves_do_not_depend_on_when_they_are_read():
         for model in (read_often, read_last):
             serve(model, number / 2, path, category=f"name{client % 12}", tokens=5 * len(path))
         for category in read_often.categories:
-            assert len(category.rank) == len(category.curve) == BINS
+            assert len(category.rank) == len(category.curve) == AGE_BINS
             assert len(category.growth_exceedance) == TOKEN_BINS
     assert read_last.version > 10
     for first, second in zip(read_often.categories, read_last.categories, strict=True):

@@ -40,7 +40,7 @@ def test_a_profile_counts_less_as_own_samples_come_in():
     restored_model = ReuseModel(min_samples=5)
     restored_model.restore(model.state())
     profile_events = sum(restored_model.categories.root.all_events)
-    restored_model.samples = 10 * int(profile_events)
+    restored_model.reuse_count = 10 * int(profile_events)
     restored_model.fit(0.0)
     assert sum(restored_model.categories.root.all_events) < 0.3 * profile_events
 
@@ -91,15 +91,15 @@ def test_a_malformed_profile_changes_nothing(damage, state):
 
 def test_a_profile_of_other_categories_is_refused():
     """One would read ``turn1`` of the other's ``text|turn1`` as a stop reason."""
-    model = ReuseModel(type_turn=True)
+    model = ReuseModel(uses_type_turn=True)
     with pytest.raises(CanopyError, match=r"'refined'.*'type-turn'"):
         model.restore(trained_model().state())
     assert len(model.categories) == 2
 
 
 def test_a_restored_exponential_has_the_lifespans_of_the_saved_one():
-    model = trained_model(exponential=True)
-    restored_model = ReuseModel(min_samples=5, exponential=True)
+    model = trained_model(fits_exponential=True)
+    restored_model = ReuseModel(min_samples=5, fits_exponential=True)
     restored_model.restore(json.loads(json.dumps(model.state())))
     saved_fit, restored_fit = (each.categories.root.exponential for each in (model, restored_model))
     assert restored_fit.life_s == pytest.approx(saved_fit.life_s) != 0.0

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.reuse.survival import (
-    BINS,
-    EDGES,
+    AGE_BINS,
+    AGE_EDGES_S,
     age_bin,
     gittins_rank,
     survival_curve,
@@ -18,7 +18,7 @@ from sglang_canopy.reuse.survival import (
 
 def histogram_of(**count_by_bin):
     """Return counts by bin: ``_2=4`` is 4 in bin 2."""
-    histogram = [0.0] * BINS
+    histogram = [0.0] * AGE_BINS
     for name, count in count_by_bin.items():
         histogram[int(name[1:])] = float(count)
     return histogram
@@ -27,8 +27,8 @@ def histogram_of(**count_by_bin):
 def test_bins_are_the_square_root_of_two_apart():
     assert age_bin(-1.0) == age_bin(0.0) == 0
     assert age_bin(0.25) == 1
-    assert EDGES[3] == 2 * EDGES[1]
-    assert age_bin(1e12) == BINS - 1
+    assert AGE_EDGES_S[3] == 2 * AGE_EDGES_S[1]
+    assert age_bin(1e12) == AGE_BINS - 1
     assert token_bin(0) == 0
     assert token_bin(16) == 1
 
@@ -50,21 +50,21 @@ def test_a_sparse_category_shrinks_to_the_coarser_curve():
     assert many_tips[5] > 0.99
 
 
-@given(st.lists(st.floats(0.0, 1.0), min_size=BINS - 1, max_size=BINS - 1))
+@given(st.lists(st.floats(0.0, 1.0), min_size=AGE_BINS - 1, max_size=AGE_BINS - 1))
 def test_the_rank_equals_its_definition(survival_ratios):
     curve = [1.0]
     for ratio in survival_ratios:
         curve.append(curve[-1] * ratio)
     rank = gittins_rank(curve)
     mean_time_s = [0.0]
-    for i in range(BINS - 1):
-        bin_s = EDGES[i + 1] - EDGES[i]
+    for i in range(AGE_BINS - 1):
+        bin_s = AGE_EDGES_S[i + 1] - AGE_EDGES_S[i]
         mean_time_s.append(mean_time_s[-1] + (curve[i] + curve[i + 1]) / 2 * bin_s)
-    for i in range(BINS):
+    for i in range(AGE_BINS):
         best_rate = max(
             (
                 (curve[i] - curve[j]) / (mean_time_s[j] - mean_time_s[i])
-                for j in range(i + 1, BINS)
+                for j in range(i + 1, AGE_BINS)
                 if mean_time_s[j] > mean_time_s[i]
             ),
             default=0.0,
@@ -73,8 +73,8 @@ def test_the_rank_equals_its_definition(survival_ratios):
 
 
 @given(
-    st.lists(st.integers(0, 20), min_size=BINS, max_size=BINS),
-    st.lists(st.integers(0, 20), min_size=BINS, max_size=BINS),
+    st.lists(st.integers(0, 20), min_size=AGE_BINS, max_size=AGE_BINS),
+    st.lists(st.integers(0, 20), min_size=AGE_BINS, max_size=AGE_BINS),
 )
 def test_curves_fall_from_one_and_stay_probabilities(events, waiting):
     curve = survival_curve([*map(float, events)], [*map(float, waiting)])

@@ -15,12 +15,12 @@ def serve(
     model: ReuseModel, now: float, path: list[int], tenant: str | None, category: str = "chat"
 ) -> int:
     """Serve a request; return the number of samples that it added."""
-    samples_before = model.samples + len(model.shadow)
+    samples_before = model.reuse_count + len(model.shadow)
     request = Request(now, category, path, 64, 64 * len(path), tenant=tenant)
     model.arrive(request)
     request.output_tokens, request.stop = 64, "end"
     model.finish(request)
-    return model.samples + len(model.shadow) - samples_before
+    return model.reuse_count + len(model.shadow) - samples_before
 
 
 def serve_conversations(model: ReuseModel, conversation_count: int) -> float:
@@ -103,26 +103,26 @@ def test_conversations_are_recognised_after_many_blocks_of_another_tenant() -> N
     model = ReuseModel(max_blocks=MAX_BLOCKS)
     serve_turns(model, 1.0, "regular", conversations=20, turn=1)
     serve_single_turns(model, 2.0, 5 * MAX_BLOCKS)
-    samples_before = model.samples
+    samples_before = model.reuse_count
     serve_turns(model, 20.0, "regular", conversations=20, turn=2)
-    assert model.samples - samples_before == 20
-    assert model.shadow.blocks <= MAX_BLOCKS
+    assert model.reuse_count - samples_before == 20
+    assert model.shadow.block_count <= MAX_BLOCKS
 
 
 def test_tenants_beyond_a_number_share_the_blocks_of_one() -> None:
     model = ReuseModel(max_blocks=MAX_BLOCKS)
     serve_turns(model, 1.0, "regular", conversations=2, turn=1)
     serve_single_turns(model, 2.0, 20 * MAX_BLOCKS, tenants=10 * MAX_TENANTS)
-    samples_before = model.samples
+    samples_before = model.reuse_count
     serve_turns(model, 50.0, "regular", conversations=2, turn=2)
-    assert model.samples - samples_before == 2
-    assert len(model.shadow._new_blocks._by_tenant) <= MAX_TENANTS + 1
+    assert model.reuse_count - samples_before == 2
+    assert len(model.shadow._new_blocks._items_by_tenant) <= MAX_TENANTS + 1
 
 
 def test_a_tenant_alone_forgets_its_oldest_blocks() -> None:
     model = ReuseModel(max_blocks=MAX_BLOCKS)
     serve_single_turns(model, 1.0, 2 * MAX_BLOCKS)
-    assert model.shadow.blocks == MAX_BLOCKS
+    assert model.shadow.block_count == MAX_BLOCKS
     for block in (0, MAX_BLOCKS - 1):
         assert model.shadow.matched_blocks([block]) == 0
         assert model.shadow.matched_blocks([MAX_BLOCKS + block]) == 1
@@ -132,8 +132,8 @@ def test_a_prompt_longer_than_the_bound_is_not_recorded() -> None:
     model = ReuseModel(max_blocks=MAX_BLOCKS)
     serve_turns(model, 1.0, "regular", conversations=2, turn=1)
     serve(model, 2.0, list(range(2 * MAX_BLOCKS)), "other")
-    assert model.shadow.blocks == 8
-    assert list(model.shadow._new_blocks._by_tenant) == ["regular"]
+    assert model.shadow.block_count == 8
+    assert list(model.shadow._new_blocks._items_by_tenant) == ["regular"]
 
 
 def test_sizes_match_the_contents_after_any_sequence() -> None:
@@ -147,12 +147,12 @@ def test_sizes_match_the_contents_after_any_sequence() -> None:
         start = 1000 * number if rng.random() < 0.8 else 1000 * rng.randrange(number + 1)
         serve(model, now, [start + depth for depth in range(rng.randint(1, 40))], tenant)
         window = model.shadow._new_blocks
-        sizes = [owner.size for owner in window._by_tenant.values()]
+        sizes = [owner.size for owner in window._items_by_tenant.values()]
         assert all(sizes)
-        assert sum(sizes) == len(window) == model.shadow.blocks <= MAX_BLOCKS
+        assert sum(sizes) == len(window) == model.shadow.block_count <= MAX_BLOCKS
         for bounded in (window, model.shadow.samples):
             assert all(
                 owner.size == sum(item.size for item in owner.items)
-                for owner in bounded._by_tenant.values()
+                for owner in bounded._items_by_tenant.values()
             )
             assert sum(item.size for item in bounded) == len(bounded) <= bounded.max_size

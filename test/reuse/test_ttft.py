@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_canopy.reuse.ttft import TtftFit, threshold_tokens
+from sglang_canopy.reuse.ttft import TtftFit, tokens_within_ttft
 
 
 def test_the_fit_is_the_line_of_its_points():
@@ -51,5 +51,5 @@ def test_invalid_measurements_are_ignored():
 
 
 def test_a_ttft_target_is_a_number_of_tokens():
-    assert threshold_tokens(250.0, (1e-4, 0.05)) == pytest.approx(2000.0)
-    assert threshold_tokens(40.0, (1e-4, 0.05)) == 0.0
+    assert tokens_within_ttft(250.0, (1e-4, 0.05)) == pytest.approx(2000.0)
+    assert tokens_within_ttft(40.0, (1e-4, 0.05)) == 0.0

@@ -20,7 +20,7 @@ def work_shares(owner_by_party: dict[str | Vouched | None, str]) -> dict[str, fl
 
     def send(party: str | Vouched | None) -> None:
         is_vouched = isinstance(party, Vouched)
-        tenant = charged_tenants.charge(party.tenant if is_vouched else party, is_vouched, now=1.0)
+        tenant = charged_tenants.choose(party.tenant if is_vouched else party, is_vouched, now=1.0)
         order.add(Prefill(1000), tenant, request=party)
 
     for party in [*owner_by_party] * 4:
@@ -81,7 +81,7 @@ def test_vouched_tenants_have_one_share_if_none_is_free() -> None:
 def test_a_vouched_name_never_counts_as_all_other_requests() -> None:
     """A gateway's tenant of the name "unvouched" shares no turn with the unvouched ones."""
     tenants = ChargedTenants()
-    assert tenants.charge("unvouched", True, 0.0) != tenants.charge("other", False, 0.0)
+    assert tenants.choose("unvouched", True, 0.0) != tenants.choose("other", False, 0.0)
 
 
 def test_names_served_before_a_gateways_first_request_take_no_share_of_its_tenants() -> None:

@@ -133,7 +133,7 @@ def test_the_device_kv_above_a_write_is_evictable(tree: PausableTree) -> None:
     tree.evict_all()
     tree.settle()
     assert tree.count_locks() == 0
-    assert (tree.cache.storage_holds.wait_count, tree.cache.storage_holds.timeouts) == (1, 0)
+    assert (tree.cache.storage_holds.wait_count, tree.cache.storage_holds.timeout_count) == (1, 0)
     assert tree.cache.storage_holds.longest_wait_s > 0
     tree.cache.sanity_check()
 
@@ -144,7 +144,7 @@ def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypa
     free_host_tokens = tree.host.available_size()
     tree.evict_all()
     assert tree.count_locks() == 0
-    assert tree.cache.storage_holds.timeouts == 1
+    assert tree.cache.storage_holds.timeout_count == 1
     assert tree.store.unavailable == "a write has not ended after 0.2 s"
     assert tree.disk_tokens(prompt(1, 8)) == 0
     # Other KV takes the memory of the write that has not begun.

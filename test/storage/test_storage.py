@@ -78,7 +78,7 @@ def test_the_disk_policy_learns_from_announced_requests(tmp_path):
         for event in ("arrive", "finish"):
             PAGES.add_request(event, Request(time=float(i), path=(1, 2), block_tokens=4))
     storage.current.deliver_reports()
-    assert storage.store.policy.model.samples == 49
+    assert storage.store.policy.model.reuse_count == 49
     assert PAGES.take_requests() == []
     storage.close()
 

@@ -71,7 +71,7 @@ def test_pages_that_are_read_count_under_their_own_category(tree) -> None:
     tree.evict(1000)
     tree.settle()
     tree.cache.evict_host(1000)
-    row = tree.core.live.counters.row
+    row = tree.core.live.counters.category_counts
     entered_tokens = row("chat", None).tiers[HOST].entered_tokens
     assert tree.fetch(prompt(1, 8)) == 8
     assert row("chat", None).tiers[HOST].entered_tokens == entered_tokens + 8

@@ -35,7 +35,7 @@ def _recount_leaves(leaves: Any, expected_nodes: set[Any]) -> None:
     assert set().union(*places) == expected_nodes
     assert sum(map(len, places)) == len(expected_nodes), "a leaf is in two places"
     if isinstance(leaves.policy, FlooredPolicy):
-        assert set(leaves.policy.main.leaves()) == set(leaves.policy.leaves())
+        assert set(leaves.policy.main_policy.leaves()) == set(leaves.policy.leaves())
 
 
 def _recount_node(node: Any) -> None:

@@ -41,7 +41,7 @@ class TreeRequest:
 
 def missed_tokens(tree: LiveTree) -> int:
     """Missed prompt tokens as the categories' rows count them."""
-    return sum(row.missed_tokens for row in tree.core.live.counters.rows())
+    return sum(row.missed_tokens for row in tree.core.live.counters.all_counts())
 
 
 def tokens_by_cause(tree: LiveTree) -> dict[tuple[str, str], int]:

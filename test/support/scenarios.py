@@ -196,16 +196,16 @@ def teach_policies(start: SchedulerStart) -> dict[str, Any]:
         samples += [engine.feed(ids, 4, time_s=time_s, stamp=stamp) for _ in range(2)]
         engine.serve(samples)
         turns += [req.canopy.request.turn for req in samples]
-    after_samples = core.live.learner.model.samples
+    after_samples = core.live.learner.model.reuse_count
     refused_req, last_req = refuse_requests(engine)
-    rows = core.live.counters.rows()
+    rows = core.live.counters.all_counts()
     engine.scheduler.tree_cache.sanity_check()
     return {
         "turns": turns,
         "samples_learnt": after_samples,
         "refused_at_the_limit": refused_req is None,
         "retried_turn": last_req.canopy.request.turn,
-        "returns": core.live.learner.model.samples,
+        "returns": core.live.learner.model.reuse_count,
         "requests": sum(row.requests for row in rows),
         "prompt_tokens": sum(row.prompt_tokens for row in rows),
         "metered_tokens": core.live.meter.prompt_tokens,

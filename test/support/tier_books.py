@@ -20,7 +20,7 @@ class TierBooks:
         self._emptied_tokens = {tier: self._counted_tokens(tier) for tier in self._emptied_tokens}
 
     def _counted_tokens(self, tier: int) -> int:
-        rows = [row.tiers[tier] for row in self.core.live.counters.rows()]
+        rows = [row.tiers[tier] for row in self.core.live.counters.all_counts()]
         return sum(row.entered_tokens - sum(row.evicted_tokens) for row in rows)
 
     def _tokens_in_tier(self, tier: int) -> int:

@@ -59,7 +59,10 @@ def recount_keeps(keeps: Keeps, leaves: Iterable[Leaf]) -> None:
         assert leaf in current_leaves, "a removed node is charged"
         assert tokens == leaf.length, f"{tokens} tokens charged for a node of {leaf.length}"
         tokens_by_tenant[tenant] += tokens
-    assert tokens_by_tenant == keeps.budget.by_tenant, (tokens_by_tenant, keeps.budget.by_tenant)
+    assert tokens_by_tenant == keeps.budget.tokens_by_tenant, (
+        tokens_by_tenant,
+        keeps.budget.tokens_by_tenant,
+    )
     assert keeps.budget.used_tokens == tokens_by_tenant.total()
 
 

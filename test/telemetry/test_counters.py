@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sglang_canopy.radix.counters import MAX_CATEGORIES, OTHER, TENANT_ROWS, Counters
+from sglang_canopy.radix.counters import MAX_CATEGORIES, MAX_TENANT_ROWS, OTHER, Counters
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.telemetry.status import StatusCollector
@@ -21,14 +21,14 @@ from support.live_tree import LiveTree, fake_req
 
 
 def row_of(tree: LiveTree, category: str = "chat"):
-    return tree.core.live.counters.row(category)
+    return tree.core.live.counters.category_counts(category)
 
 
 def test_a_refined_label_counts_for_its_category() -> None:
     counters = Counters()
     counters.record_request("chat|end|turn1", 10, (4, 0, 0))
     counters.record_request("chat|tool", 10, (0, 5, 1))
-    (row,) = counters.rows()
+    (row,) = counters.all_counts()
     assert row.category == "chat"
     assert (row.requests, row.prompt_tokens, row.missed_tokens) == (2, 20, 10)
     assert [tier.hit_tokens for tier in row.tiers] == [4, 5, 1]
@@ -43,21 +43,21 @@ def test_many_new_names_take_no_row_that_another_tenant_needs() -> None:
     counters = Counters()
     for number in range(10_000):
         count_request(counters, f"new-{number}", "inventive")
-    for number in range(TENANT_ROWS - 1):
+    for number in range(MAX_TENANT_ROWS - 1):
         assert count_request(counters, f"chat-{number}|end", "regular") == f"chat-{number}"
     assert counters.category_of("new-0|end") == "new-0"
     assert counters.category_of("new-9999") == OTHER
-    assert sum(row.requests for row in counters.rows()) == 10_000 + TENANT_ROWS - 1
+    assert sum(row.requests for row in counters.all_counts()) == 10_000 + MAX_TENANT_ROWS - 1
 
 
 def test_rows_and_labels_are_bounded_for_any_names_and_tenants() -> None:
     counters = Counters()
     for number in range(10_000):
         count_request(counters, f"new-{number}", f"t{number}")
-    rows = {row.category: row.requests for row in counters.rows()}
+    rows = {row.category: row.requests for row in counters.all_counts()}
     assert len(rows) == MAX_CATEGORIES + 1
     assert rows[OTHER] == 10_000 - MAX_CATEGORIES
-    assert len(counters._row_by_label) < 5000
+    assert len(counters._counts_by_label) < 5000
 
 
 def test_a_finished_request_is_counted_once_by_tier() -> None:
@@ -96,7 +96,7 @@ def test_the_status_counts_held_tokens_by_category() -> None:
     tree = LiveTree(200, "canopy-lru", host_tokens=400)
     tree.serve([1, *range(50)], 1.0, category="chat")
     tree.serve([2, *range(60)], 2.0, category="agent")
-    tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
+    tree.core.groups.disk_table = TTLTable((Group(5, 30.0, "head"),))
     status = StatusCollector(tree.cache, 0).collect(0.0)
     held_tokens = {row["category"]: row["held_tokens"] for row in status["categories"]}
     assert held_tokens == {"chat": {"device": 51, "host": 51}, "agent": {"device": 61, "host": 61}}
@@ -122,8 +122,8 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
     tree.serve([1, *range(49)], 1.0, category="chat", tenant="a")
     tree.serve([2, *range(29)], 2.0, category="agent", tenant="b")
     tree.settle()
-    tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
-    tree.core.groups.host = TTLTable((Group(5, 30.0, "head"),))
+    tree.core.groups.disk_table = TTLTable((Group(5, 30.0, "head"),))
+    tree.core.groups.host_table = TTLTable((Group(5, 30.0, "head"),))
     status = StatusCollector(tree.cache, 0).collect(0.0)
     held_tokens = {row["category"]: row["held_tokens"] for row in status["categories"]}
     assert held_tokens["chat"] == {"device": 50, "host": 50, "disk": 50}
@@ -196,9 +196,9 @@ def test_series_follow_the_counters_and_never_count_twice(series_values, registr
 def test_a_removed_group_shows_no_old_ttl(series_values, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
-    tree.core.groups.disk = TTLTable((Group(5, 30.0), Group(6, 60.0)))
+    tree.core.groups.disk_table = TTLTable((Group(5, 30.0), Group(6, 60.0)))
     reporter.report()
-    tree.core.groups.disk = TTLTable((Group(5, 40.0),), residual_ttl_s=9.0)
+    tree.core.groups.disk_table = TTLTable((Group(5, 40.0),), residual_ttl_s=9.0)
     reporter.report()
     ttl_of_group = {
         dict(labels)["group"]: value

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.whatif.estimator import HitRatioEstimator
-from sglang_canopy.whatif.meter import LRU, NOW
+from sglang_canopy.whatif.meter import LRU, NOW_LABEL
 from sglang_canopy.whatif.sampled_caches import SampledCaches, ShadowResult
 from sglang_canopy.whatif.total import combine_meters, describe_total
 
@@ -45,7 +45,7 @@ def test_with_every_block_sampled_the_lead_is_exact():
     assert estimator.served_ratio() == pytest.approx(0.25)
     assert estimator.lead("arm") == pytest.approx(true_lead)
     assert estimator.sampling_error("arm") == 0.0
-    assert estimator.error("arm") > 0.0
+    assert estimator.standard_error("arm") > 0.0
     assert estimator.lead("unknown") == pytest.approx(-0.25)
 
 
@@ -115,14 +115,14 @@ def test_a_rescaled_estimator_states_the_same_error():
         estimator = HitRatioEstimator(1.0)
         serve_requests(estimator, 4, seed=1, request_count=60)
         estimator.record_served(later_s, 0, 0, 0)
-        errors = estimator.sampling_error("arm"), estimator.error("arm")
+        errors = estimator.sampling_error("arm"), estimator.standard_error("arm")
         estimates.append((*errors, estimator.lead("arm"), estimator.sampled_ratio("arm")))
     assert min(estimates[0]) > 0.0
     assert estimates[1] == pytest.approx(estimates[0])
 
 
 def meter_stats(hit_ratio, sampled_requests, wa_hit_ratio):
-    arm_fields = {"capacity": NOW, "tokens": 100, "sampled_hit_ratio": 0.5}
+    arm_fields = {"capacity": NOW_LABEL, "tokens": 100, "sampled_hit_ratio": 0.5}
     arm_fields |= {"standard_error": 0.02, "sampling_error": 0.01}
     return {
         "running": LRU,

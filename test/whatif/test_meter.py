@@ -15,7 +15,7 @@ from sglang_canopy.records import Request
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.meter import (
     LRU,
-    NOW,
+    NOW_LABEL,
     TIMED_STRIDE,
     Meter,
     MeterSetup,
@@ -58,7 +58,7 @@ def serve(policy, blocks, seed, meter=None, **options):
 
 def shadow_hit_ratio(meter, policy, capacity):
     """Return the hit ratio of an arm's shadow cache, of a meter that forgets nothing."""
-    rows = {(row["policy"], row["capacity"]): row for row in meter.arm_rows()}
+    rows = {(row["policy"], row["capacity"]): row for row in meter.describe_arms()}
     return rows[policy, capacity]["sampled_hit_ratio"]
 
 
@@ -69,7 +69,7 @@ def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
     meter = Meter(setup, TierTokens(blocks * BLOCK_TOKENS), "canopy-lru")
     serve("lru", blocks, seed, meter)
     for name in ("lru", "wa"):
-        for factor, capacity in ((1, NOW), (2, "device x2"), (0.5, "device x0.5")):
+        for factor, capacity in ((1, NOW_LABEL), (2, "device x2"), (0.5, "device x0.5")):
             arm = LRU if name == "lru" else name
             simulated = serve(name, int(blocks * factor), seed)
             # The meter receives a request at its end, a policy at its arrival: a fit may differ.
@@ -104,7 +104,7 @@ def estimate_errors(sample_stride, seed):
     for request, tokens in zip(requests, hit_tokens[1]):
         meter.record_request(request, tokens)
     true_ratio = sum(hit_tokens[2]) / sum(request.prompt_tokens for request in requests)
-    row = meter.arm_rows()[1]
+    row = meter.describe_arms()[1]
     assert row["capacity"] == "device x2"
     return ArmError(row["hit_ratio"] - true_ratio, row["sampling_error"])
 
@@ -152,7 +152,7 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
         count_before = len(tolerances)
         meter.record_request(request, 0)
         if len(tolerances) > count_before:
-            errors.append(meter._estimator.sampling_error(ShadowArm(LRU, NOW)))
+            errors.append(meter._estimator.sampling_error(ShadowArm(LRU, NOW_LABEL)))
     assert max(errors) > 0.0
     assert tolerances == pytest.approx([2.0 * error for error in errors])
 
@@ -162,11 +162,11 @@ def test_every_estimate_builds_on_the_servers_own_hits():
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK_TOKENS), LRU)
     for _, request in chat_turns(3):
         meter.record_request(request, 0)
-    rows = {(row["policy"], row["capacity"]): row for row in meter.arm_rows()}
-    assert rows[LRU, NOW]["hit_ratio"] == 0.0
-    assert rows[LRU, NOW]["running"]
+    rows = {(row["policy"], row["capacity"]): row for row in meter.describe_arms()}
+    assert rows[LRU, NOW_LABEL]["hit_ratio"] == 0.0
+    assert rows[LRU, NOW_LABEL]["running"]
     larger_cache = rows[LRU, "device x4"]
-    gain = larger_cache["sampled_hit_ratio"] - rows[LRU, NOW]["sampled_hit_ratio"]
+    gain = larger_cache["sampled_hit_ratio"] - rows[LRU, NOW_LABEL]["sampled_hit_ratio"]
     assert larger_cache["hit_ratio"] == pytest.approx(gain, abs=1e-4) != 0.0
 
 
@@ -177,7 +177,7 @@ def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
         meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK_TOKENS), LRU)
         for _, request in chat_turns(3):
             meter.record_request(request, partial_tokens)
-        larger_cache = next(row for row in meter.arm_rows() if row["capacity"] == "device x4")
+        larger_cache = next(row for row in meter.describe_arms() if row["capacity"] == "device x4")
         leads.append(larger_cache["hit_ratio"] - meter.stats()["hit_ratio"])
     assert leads[1] == pytest.approx(leads[0], abs=3e-5)
     assert leads[0] > 0.05
@@ -187,7 +187,7 @@ def test_an_sglang_policy_without_an_equal_is_compared_by_sampled_hits():
     meter = Meter(MeterSetup((LRU,), (1.0,)), TierTokens(60 * BLOCK_TOKENS), "priority")
     for _, request in chat_turns(3):
         meter.record_request(request, request.prompt_tokens // BLOCK_TOKENS // 2 * BLOCK_TOKENS)
-    (row,) = meter.arm_rows()
+    (row,) = meter.describe_arms()
     assert row["hit_ratio"] == pytest.approx(row["sampled_hit_ratio"], abs=0.01)
     assert meter.stats()["hit_ratio"] == pytest.approx(0.48, abs=0.02)
 
@@ -195,11 +195,11 @@ def test_an_sglang_policy_without_an_equal_is_compared_by_sampled_hits():
 def test_capacities_are_multiples_of_the_host_if_there_is_one():
     assert TierTokens(100).total(2.0) == 200
     assert TierTokens(100, 300).total(2.0) == 600
-    assert TierTokens(100, 300, exclusive=True).total(2.0) == 700
+    assert TierTokens(100, 300, is_exclusive=True).total(2.0) == 700
     assert TierTokens(100, 50).total() == 100
     assert TierTokens(100, 300).label(2.0) == "host x2"
     assert TierTokens(100).label(0.5) == "device x0.5"
-    assert TierTokens(100).label(1.0) == NOW
+    assert TierTokens(100).label(1.0) == NOW_LABEL
 
 
 def test_another_running_policy_restarts_the_estimates():
@@ -242,8 +242,8 @@ def test_a_policy_with_other_options_is_compared_as_it_runs():
     meter = Meter(setup, TierTokens(12 * BLOCK_TOKENS), "threshold-lru")
     for request in mixed_requests(800):
         meter.record_request(request, 0)
-    assert shadow_hit_ratio(meter, "threshold-lru", NOW) == 0.0
-    assert shadow_hit_ratio(meter, LRU, NOW) == pytest.approx(0.4, abs=0.01)
+    assert shadow_hit_ratio(meter, "threshold-lru", NOW_LABEL) == 0.0
+    assert shadow_hit_ratio(meter, LRU, NOW_LABEL) == pytest.approx(0.4, abs=0.01)
     blocks_before = meter.caches.count_blocks()
     meter.restart(LRU)
     meter.restart("threshold-lru")
@@ -283,7 +283,7 @@ def test_an_arm_with_too_few_blocks_is_not_reported():
     meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), 2), TierTokens(1_000 * BLOCK_TOKENS), LRU)
     for request in mixed_requests(1_000):
         meter.record_request(request, 0)
-    assert [row["capacity"] for row in meter.arm_rows()] == [NOW]
+    assert [row["capacity"] for row in meter.describe_arms()] == [NOW_LABEL]
     assert meter.stats()["too_small"] == ["canopy-lru device x0.015625"]
     assert meter.undecided_reason is None
 
@@ -296,7 +296,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
         for request in mixed_requests(request_count):
             meter.record_request(request, 0)
         assert meter.undecided_reason is None
-        (arm,) = (row for row in meter.arm_rows() if row["policy"] == "threshold-lru")
+        (arm,) = (row for row in meter.describe_arms() if row["policy"] == "threshold-lru")
         assert arm["sampling_error"] == 0.0
         errors.append(arm["standard_error"])
     assert errors[0] > 2 * errors[1] > 0.0
@@ -324,7 +324,7 @@ def test_all_turns_of_a_conversation_have_one_origin():
 
 
 def test_origins_are_bounded_and_those_used_last_stay():
-    origins = Origins(limit=10)
+    origins = Origins(max_origins=10)
     for number in range(50):
         origins.number_of((5, 1000 + number), 2 * BLOCK_TOKENS, BLOCK_TOKENS)
         assert origins.number_of((5, 1000, 7 + number), 2 * BLOCK_TOKENS, BLOCK_TOKENS) == 1000

@@ -13,7 +13,7 @@ from sglang_canopy.records import Request
 from sglang_canopy.whatif.sampled_caches import (
     MAX_BLOCKS,
     SAMPLED_BLOCKS,
-    CacheSpec,
+    ModelledCache,
     SampledCaches,
     ShadowCache,
     block_number,
@@ -82,7 +82,9 @@ def serve_ended(caches, timed_path):
 def test_the_sample_is_fixed_by_the_size_of_the_caches(capacities_blocks, sample_stride):
     caches = SampledCaches()
     for number, capacity_blocks in enumerate(capacities_blocks):
-        caches.add(number, CacheSpec(lambda: make_policy("lru"), capacity_blocks * BLOCK_TOKENS))
+        caches.add(
+            number, ModelledCache(lambda: make_policy("lru"), capacity_blocks * BLOCK_TOKENS)
+        )
     for step in range(2_000):  # whatever the load
         serve_ended(caches, TimedPath(step * 0.001, (step,), step))
         assert caches.sample_stride == sample_stride
@@ -105,7 +107,7 @@ def test_a_path_is_sampled_as_each_of_its_blocks_is(path, sample_stride, power):
 def test_common_prefixes_are_sampled_like_other_blocks():
     """64 conversations, each of 4 blocks behind 400 shared ones, in memory for 500."""
     caches = SampledCaches(sample_stride=8)
-    caches.add("lru", CacheSpec(lambda: make_policy("lru"), 500 * BLOCK_TOKENS))
+    caches.add("lru", ModelledCache(lambda: make_policy("lru"), 500 * BLOCK_TOKENS))
     result = None
     for step in range(64):
         path = (*range(400), *(1000 * (step + 1) + i for i in range(4)))

@@ -142,7 +142,7 @@ class BackgroundEncoder:
 
     def forget(self, tenant: str | None) -> bool:
         """Remove a tenant's documents from the queue. Returns whether any was there."""
-        was_queued = self.queue.waiting.forget(tenant)
+        was_queued = self.queue.waiting.drop_tenant(tenant)
         if self._job is not None and self._job.chunk.tenant == tenant:
             self._job, was_queued = None, True
         return was_queued
@@ -195,7 +195,7 @@ class BackgroundEncoder:
         return len(piece)
 
     def _next_job(self) -> _EncodeJob | None:
-        next_chunk = self.queue.waiting.pop_next()
+        next_chunk = self.queue.waiting.pop_round_robin()
         if next_chunk is None:
             return None
         _, key, queued = next_chunk

@@ -15,7 +15,7 @@ import numpy as np
 
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.reuse.survival import EDGES
+from sglang_canopy.reuse.survival import AGE_EDGES_S
 
 FINER_BINS = 4
 """Age bins of the charts per bin of the policies (``reuse.survival``)."""
@@ -24,8 +24,8 @@ TOP_TURN = 10
 
 
 def _fine_edges() -> np.ndarray:
-    first = np.concatenate([[0.0], np.geomspace(0.001, EDGES[1], 33)])
-    rest = [np.geomspace(a, b, FINER_BINS + 1)[1:] for a, b in itertools.pairwise(EDGES[1:])]
+    first = np.concatenate([[0.0], np.geomspace(0.001, AGE_EDGES_S[1], 33)])
+    rest = [np.geomspace(a, b, FINER_BINS + 1)[1:] for a, b in itertools.pairwise(AGE_EDGES_S[1:])]
     return np.concatenate([first, *rest])
 
 

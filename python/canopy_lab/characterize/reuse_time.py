@@ -17,11 +17,11 @@ from canopy_lab.characterize.observe import (
     Observation,
     edges_within,
 )
-from sglang_canopy.reuse.survival import BINS, EDGES, survival_curve
+from sglang_canopy.reuse.survival import AGE_BINS, AGE_EDGES_S, survival_curve
 
 MAX_REUSE_CATEGORIES = 8
 
-_POLICY_BIN_OF_FINE = np.minimum(np.searchsorted(EDGES, FINE_EDGES, "right") - 1, BINS - 1)
+_POLICY_BIN_OF_FINE = np.searchsorted(AGE_EDGES_S, FINE_EDGES, "right") - 1
 _UPPER_EDGES = np.concatenate([FINE_EDGES[1:], [np.inf]])
 
 
@@ -132,24 +132,24 @@ def _count_ages(observation: Observation) -> _Tally:
 
 def _make_row(observation: Observation, name: str, ages: Ages) -> ReuseTime:
     reuses, waiting, mean_s = ages.reuses, ages.waiting, ages.mean_s
-    reuse_count = int(reuses.sum())
     observed = _kaplan_meier(reuses, waiting)
     reused_by_end = float(observed[-1])
     exponential = -np.expm1(-FINE_EDGES / mean_s) if mean_s > 0 else (FINE_EDGES >= 0).astype(float)
     p50, p80, p90 = (_quantile(reuses, q) for q in (0.5, 0.8, 0.9))
     shown = slice(edges_within(observation.span_s))
+    edges_s = FINE_EDGES[shown]
     return ReuseTime(
         name=name,
-        reuses=reuse_count,
+        reuses=int(reuses.sum()),
         waiting=int(waiting.sum()),
         p50_s=p50,
         p80_s=p80,
         p90_s=p90,
         mean_s=mean_s,
         reused_by_end=reused_by_end,
-        age_s=tuple(FINE_EDGES[shown].tolist()),
+        age_s=tuple(edges_s.tolist()),
         observed=tuple(observed[shown].tolist()),
-        survival=tuple(np.interp(FINE_EDGES[shown], EDGES, 1.0 - np.array(ages.curve)).tolist()),
+        survival=tuple(np.interp(edges_s, AGE_EDGES_S, 1.0 - np.array(ages.curve)).tolist()),
         exponential=tuple((reused_by_end * exponential[shown]).tolist()),
     )
 
@@ -165,7 +165,7 @@ def _kaplan_meier(events: np.ndarray, censored: np.ndarray) -> np.ndarray:
 
 def _policy_bins(fine: np.ndarray) -> np.ndarray:
     """Sum fine counts into the policies' age bins."""
-    return np.bincount(_POLICY_BIN_OF_FINE, fine, BINS)
+    return np.bincount(_POLICY_BIN_OF_FINE, fine, AGE_BINS)
 
 
 def _quantile(counts: np.ndarray, q: float) -> float:

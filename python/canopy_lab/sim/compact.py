@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, overload
 
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.policy.block_tree import shared_run
+from sglang_canopy.policy.block_tree import shared_run_blocks
 
 _FIELDS = tuple(f.name for f in fields(TraceRequest))
 _BLOCKS_INDEX = _FIELDS.index("blocks")
@@ -65,7 +65,7 @@ class CompactTrace(Sequence[TraceRequest]):
             if path[end : end + len(blocks)] == blocks:
                 end += len(blocks)
             else:
-                end += shared_run(blocks, path, end)
+                end += shared_run_blocks(blocks, path, end)
             self._repeated[run] = max(self._repeated[run], end - self.depths[run])
         return run, end
 

@@ -171,7 +171,7 @@ def simulate(
         threshold_tokens=threshold_tokens,
         tel_tokens=tel_tokens,
         slo_violations=violations,
-        evictions=tree.evictions,
+        evictions=tree.eviction_count,
         evicted_blocks=tree.evicted_blocks,
         seconds=time.perf_counter() - start_s,
     )

@@ -15,8 +15,8 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from sglang_canopy.admission.session import Session
-from sglang_canopy.reuse.learner import ReuseModel, mean_growth
-from sglang_canopy.reuse.survival import BINS, age_bin, survival
+from sglang_canopy.reuse.learner import ReuseModel, mean_growth_tokens
+from sglang_canopy.reuse.survival import AGE_BINS, age_bin, survival
 
 _NEWEST_WEIGHT = 0.05
 """Weight of the newest output in the mean."""
@@ -129,9 +129,10 @@ class Footprints:
         if not self.model.version:
             return self.mean_output_tokens
         category = session.category.current
-        continuation = 1.0 - category.curve[BINS - 1]
+        continuation = 1.0 - category.curve[AGE_BINS - 1]
         turns = sum(continuation**turn for turn in range(1, self.turns_ahead + 1))
-        return self.mean_output_tokens + turns * (mean_growth(category) + self.mean_output_tokens)
+        growth_tokens = mean_growth_tokens(category)
+        return self.mean_output_tokens + turns * (growth_tokens + self.mean_output_tokens)
 
     def _charge(self, session: Session, own_tokens: float, growth_tokens: float) -> None:
         change = own_tokens + growth_tokens - session.charge_tokens

@@ -99,7 +99,7 @@ class SessionGate:
             self._last_number += 1
             category = self.model.category_of_first_turn(request)
             tenant, number = request.tenant, self._last_number
-            charged_to = self.charged_tenants.charge(tenant, request.source == GATEWAY, self.now)
+            charged_to = self.charged_tenants.choose(tenant, request.source == GATEWAY, self.now)
             session = Session(number, tenant, request.conversation, self.now, category, charged_to)
         elif self.agents.judge_return(session, request, self.now):
             silent_s = self.now - session.last_contact_s

@@ -37,7 +37,7 @@ def added_arguments(argv: Sequence[str]) -> list[str]:
 def has_any(argv: Sequence[str], *flags: str) -> bool:
     """Return whether a command line contains one of ``flags``, in any spelling."""
     spellings = [spelling for flag in flags for spelling in (flag, *_OTHER_SPELLINGS.get(flag, ()))]
-    return any(arg == s or arg.startswith(f"{s}=") for arg in argv for s in spellings)
+    return not {word.partition("=")[0] for word in argv}.isdisjoint(spellings)
 
 
 def typed_value(argv: Sequence[str], flag: str) -> str | None:
@@ -57,41 +57,31 @@ def queue_defaults(server_args: Any) -> Mapping[str, Any]:
     return {"queue_order": BOUNDED_SHORTEST} if _order_refusal(server_args) is None else {}
 
 
-def part_states(server_args: Any, options: ServerOptions, *context: Any) -> tuple[AutoPart, ...]:
+def part_states(
+    server_args: Any, options: ServerOptions, *build_context: Any
+) -> tuple[AutoPart, ...]:
     """Return the state of all parts on a server that was started with ``auto``. ``server_args``:
-    checked arguments. ``context``: SGLang's ``TreeCacheBuildContext`` if it exists."""
+    checked arguments. ``build_context``: SGLang's ``TreeCacheBuildContext`` if it exists."""
     order, meter = options.queue.queue_order, options.meter
     assert meter is not None, "auto always measures"
     has_host = server_args.enable_hierarchical_cache
     write_policy = server_args.hicache_write_policy
     is_floor_off = meter.floor != "on"
+    order_reason = write_reason = floor_reason = None
+    if order != BOUNDED_SHORTEST:
+        order_reason = _order_refusal(server_args, *build_context)
+        order_reason = order_reason or _set_by_flag(QUEUE_FLAG, order)
+    if not has_host:
+        write_reason = ("there is no host tier", "add --enable-hierarchical-cache")
+    elif write_policy != WRITE_BACK:
+        write_reason = _set_by_flag(WRITE_POLICY_FLAG, write_policy)
+    if is_floor_off:
+        floor_reason = ("floor=off was given", f"leave out floor=off of {WHATIF_FLAG}")
     return (
         AutoPart("policy", True, server_args.radix_eviction_policy),
-        _make_part(
-            "order",
-            None
-            if order == BOUNDED_SHORTEST
-            else _order_refusal(server_args, *context) or _set_by_flag(QUEUE_FLAG, order),
-            order,
-        ),
-        _make_part(
-            "write policy",
-            ("there is no host tier", "add --enable-hierarchical-cache")
-            if not has_host
-            else (
-                None
-                if write_policy == WRITE_BACK
-                else _set_by_flag(WRITE_POLICY_FLAG, write_policy)
-            ),
-            write_policy if has_host else "none",
-        ),
-        _make_part(
-            "floor",
-            ("floor=off was given", f"leave out floor=off of {WHATIF_FLAG}")
-            if is_floor_off
-            else None,
-            "off" if is_floor_off else "canopy-lru",
-        ),
+        _make_part("order", order_reason, order),
+        _make_part("write policy", write_reason, write_policy if has_host else "none"),
+        _make_part("floor", floor_reason, "off" if is_floor_off else "canopy-lru"),
         AutoPart("meter", True, ", ".join(meter.policies)),
     )
 
@@ -105,11 +95,11 @@ def _set_by_flag(flag: str, value: str) -> tuple[str, str]:
     return f"{flag} {value} was given", f"leave out {flag}"
 
 
-def _order_refusal(server_args: Any, *context: Any) -> tuple[str, str] | None:
+def _order_refusal(server_args: Any, *build_context: Any) -> tuple[str, str] | None:
     """Return the reason to keep SGLang's queue order, and its remedy; or ``None``."""
     if server_args.schedule_policy != "fcfs":
         return _set_by_flag("--schedule-policy", server_args.schedule_policy)
-    refusals = list(refusing_setups(QUEUE, server_args, *context))
+    refusals = list(refusing_setups(QUEUE, server_args, *build_context))
     if not refusals:
         return None
     remedies = dict.fromkeys(setup.remedy() for _, setup in refusals if setup.remedy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,13 +22,12 @@ def exceeds(limit: int) -> Callable[[Any], bool]:
     return lambda value: (value or 0) > limit
 
 
-def has_full_prefill_graph(config: Any) -> bool:
+def has_full_prefill_graph(graph_config: Any) -> bool:
     """Return whether ``--cuda-graph-config``, as given (a dict) or as resolved by SGLang, has one
     full prefill graph."""
-    phase_of = (
-        config.get if isinstance(config, Mapping) else lambda phase: getattr(config, phase, None)
-    )
-    prefill = phase_of("prefill") or {}
-    if isinstance(prefill, Mapping):
-        return prefill.get("backend") == "full"
-    return getattr(prefill, "backend", None) == "full"
+    is_given = isinstance(graph_config, Mapping)
+    get_phase = graph_config.get if is_given else functools.partial(getattr, graph_config)
+    prefill_config = get_phase("prefill", None) or {}
+    if isinstance(prefill_config, Mapping):
+        return prefill_config.get("backend") == "full"
+    return getattr(prefill_config, "backend", None) == "full"

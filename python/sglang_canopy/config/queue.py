@@ -9,7 +9,7 @@ from typing import Any
 from sglang_canopy import declared
 from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.setups import QUEUE
-from sglang_canopy.declared import declare, from_args, option_of
+from sglang_canopy.declared import declare, option_of, typed_values
 from sglang_canopy.errors import CanopyError
 
 SGLANG, BOUNDED_SHORTEST = "sglang", "bounded-shortest"
@@ -37,7 +37,7 @@ def check_flags(
     """Return the options, checked against the rest of the command line. Raises ``CanopyError``.
     ``is_canopy``: whether the device's policy is one of Canopy's. ``unless_given``: defaults of fields
     that are not on the command line."""
-    typed_flags = from_args(QueueFlags, args)
+    typed_flags = typed_values(QueueFlags, args)
     options = QueueFlags(**{**unless_given, **typed_flags})
     if typed_flags and not is_canopy:
         flag = option_of(QueueFlags, next(iter(typed_flags))).flag

@@ -32,6 +32,7 @@ class AutoPart:
     """One of ``AUTO_PARTS``."""
     active: bool
     runs: str
+    """What runs now: a policy, an order, or policies."""
     why: str = ""
     """Reason for an inactive part."""
     change: str = ""

@@ -27,23 +27,23 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule_policy": SCHEDULE_POLICIES,
     "hicache_storage_backend": STORAGE_BACKENDS,
 }
-_CHUNKS_BY_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (math.inf, 16384))
+_CHUNK_TOKENS_BY_GIB = ((20, 2048), (60, 4096), (160, 8192), (math.inf, 16384))
 """``--chunked-prefill-size`` of a GPU with fewer GiB than this (``memory_hook.py``)."""
 MIN_RUNNING_REQUESTS = 2048
 """SGLang's default ``--max-running-requests``, unless the pool is tiny. A pool of many contexts has
 more, up to 4,096 (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""
 
 
-def _check_setting(name: str, kind: str, value: Any) -> None:
+def _check_setting(name: str, type_name: str, value: Any) -> None:
     if name in _CHOICES:
         if value not in _CHOICES[name]:
             raise CanopyError(
                 f"server: {name} must be one of {', '.join(_CHOICES[name])}, got {value!r:.60}"
             )
-    elif kind.startswith("bool"):
+    elif type_name.startswith("bool"):
         if not isinstance(value, bool):
             raise CanopyError(f"server: {name} must be true or false, got {value!r:.60}")
-    elif kind.startswith("int"):
+    elif type_name.startswith("int"):
         if type(value) is not int or not 1 <= value < 1 << 40:
             raise CanopyError(f"server: {name} must be a whole number above 0, got {value!r:.60}")
     else:
@@ -87,14 +87,12 @@ class ServerSettings:
 
     def fill_from(self, fallback: ServerSettings) -> ServerSettings:
         """Return these settings, with values of ``fallback`` for unset fields."""
-        names = [f.name for f in fields(self)]
-        values = {n: getattr(self, n) for n in names}
-        return ServerSettings(
-            **{n: getattr(fallback, n) if v is None else v for n, v in values.items()}
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        unset = [name for name, value in values.items() if value is None]
+        return ServerSettings(**values | {name: getattr(fallback, name) for name in unset})
 
     def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     def flags(self) -> dict[str, Any]:
@@ -108,8 +106,9 @@ class ServerSettings:
     def from_flags(cls, flags: Mapping[str, Any]) -> ServerSettings:
         """Return the settings among flags and the storage's own. Raises ``CanopyError``."""
         values = {**flags, **flags.get("hicache-storage-backend-extra-config", {})}
-        by_field = {name.replace("-", "_"): value for name, value in values.items()}
-        return cls(**{f.name: by_field[f.name] for f in fields(cls) if f.name in by_field})
+        by_name = {name.replace("-", "_"): value for name, value in values.items()}
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in by_name.items() if name in known})
 
     def extra_config(self) -> dict[str, Any]:
         """Return the settings in ``--hicache-storage-backend-extra-config``."""
@@ -134,5 +133,5 @@ depend on the model; some attention backends raise the page size."""
 
 
 def default_chunk_tokens(gpu_memory_gib: float) -> int:
-    """Return SGLang's default ``--chunked-prefill-size``."""
-    return next(chunk for below, chunk in _CHUNKS_BY_MEMORY if gpu_memory_gib < below)
+    """Return SGLang's default ``--chunked-prefill-size``, in tokens."""
+    return next(tokens for limit_gib, tokens in _CHUNK_TOKENS_BY_GIB if gpu_memory_gib < limit_gib)

@@ -87,11 +87,11 @@ _SPECULATIVE = dict.fromkeys((GATE, QUEUE, DOCUMENTS), "speculative decoding is 
 _DISAGGREGATED = dict.fromkeys(
     (GATE, QUEUE, DISK, DOCUMENTS), "--disaggregation-mode {} is not verified"
 )
-_LMCACHE = "--enable-lmcache brings its own cache"
-_STREAMING = "--enable-streaming-session keeps KV outside the tree"
-_NO_TICK = "takes requests without sending the time to the session gate"
-_REPLAY = "replays prefill as one CUDA graph, which bypasses documents' KV"
-_BREAKABLE = "use --cuda-graph-backend-prefill breakable"
+_LMCACHE_REASON = "--enable-lmcache brings its own cache"
+_STREAMING_REASON = "--enable-streaming-session keeps KV outside the tree"
+_NO_TICK_REASON = "takes requests without sending the time to the session gate"
+_REPLAY_REASON = "replays prefill as one CUDA graph, which bypasses documents' KV"
+_BREAKABLE_REMEDY = "use --cuda-graph-backend-prefill breakable"
 
 SETUPS = (
     Setup(name="one process, CPU", option="device", applies=equals("cpu"), served=_ALL_PARTS),
@@ -241,7 +241,7 @@ SETUPS = (
             name=f"`--{name.replace('_', '-')}`",
             option=name,
             cache=("device",),
-            refusals={GATE: f"--{name.replace('_', '-')} {_NO_TICK}"},
+            refusals={GATE: f"--{name.replace('_', '-')} {_NO_TICK_REASON}"},
         )
         for name in ("grpc_mode", "smg_grpc_mode")
     ),
@@ -291,7 +291,7 @@ SETUPS = (
     Setup(
         name="`--enable-lmcache`",
         option="enable_lmcache",
-        refusals={POLICIES: _LMCACHE, DOCUMENTS: _LMCACHE},
+        refusals={POLICIES: _LMCACHE_REASON, DOCUMENTS: _LMCACHE_REASON},
     ),
     Setup(
         name="`--enable-flexkv`",
@@ -306,7 +306,7 @@ SETUPS = (
     Setup(
         name="`--enable-streaming-session`",
         option="enable_streaming_session",
-        refusals={POLICIES: _STREAMING, DOCUMENTS: _STREAMING},
+        refusals={POLICIES: _STREAMING_REASON, DOCUMENTS: _STREAMING_REASON},
     ),
     Setup(
         name="`--use-ray`",
@@ -364,15 +364,15 @@ SETUPS = (
         name="`--cuda-graph-backend-prefill full`",
         option="cuda_graph_backend_prefill",
         applies=equals("full"),
-        remedy_text=_BREAKABLE,
-        refusals={DOCUMENTS: f"--cuda-graph-backend-prefill full {_REPLAY}"},
+        remedy_text=_BREAKABLE_REMEDY,
+        refusals={DOCUMENTS: f"--cuda-graph-backend-prefill full {_REPLAY_REASON}"},
     ),
     Setup(
         name="`--cuda-graph-config` with prefill full",
         option="cuda_graph_config",
         applies=has_full_prefill_graph,
-        remedy_text=_BREAKABLE,
-        refusals={DOCUMENTS: f"--cuda-graph-config with prefill full {_REPLAY}"},
+        remedy_text=_BREAKABLE_REMEDY,
+        refusals={DOCUMENTS: f"--cuda-graph-config with prefill full {_REPLAY_REASON}"},
     ),
     Setup(
         name="`--enable-return-hidden-states`",

@@ -11,11 +11,11 @@ from typing import Any
 from sglang_canopy import declared
 from sglang_canopy.declared import declare, declare_key, json_object, keyed, option_of, split_keys
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
+from sglang_canopy.policy.keep import KEPT_SHARE, TENANT_KEPT_SHARE
 from sglang_canopy.policy.registry import check_served, make_policy, parse_config
 from sglang_canopy.ttl.table import SERVER_HASH, TTLTable
 
-MAX_TENANTS = 4096
+MAX_QUOTA_TENANTS = 4096
 DISK_FLAG = "--canopy-disk"
 DRAIN_S = 25.0
 """Default of ``--canopy-drain-s``: Kubernetes kills a container 30 s after SIGTERM."""
@@ -39,17 +39,17 @@ class TreeSettings(declared.Checked):
     )
     block_tokens: int = declare_key(64, "Granularity, in tokens, at which reuse is learnt.", low=1)
     keep_tenant_share: float = declare_key(
-        TENANT_SHARE,
+        TENANT_KEPT_SHARE,
         "Share of the device's KV that requests of one tenant may keep with ``canopy_keep_s``.",
         low=0,
         high=1,
     )
     keep_total_share: float = declare_key(
-        TOTAL_SHARE, "Share of the device's KV that all tenants together may keep.", low=0, high=1
+        KEPT_SHARE, "Share of the device's KV that all tenants together may keep.", low=0, high=1
     )
 
 
-TREE_KEYS = tuple(f.name for f in dataclasses.fields(TreeSettings))
+TREE_KEYS = tuple(field.name for field in dataclasses.fields(TreeSettings))
 
 
 def split_config(
@@ -63,9 +63,9 @@ def split_config(
             f"--radix-eviction-policy-config must be a JSON object, got {values!r}; "
             "for example: '{\"quantum_tokens\": 64}'"
         )
-    tree = {k: v for k, v in values.items() if k in TREE_KEYS}
-    options = {k: v for k, v in values.items() if k not in TREE_KEYS}
-    return parse_config(policy, TreeSettings, tree), options
+    policy_options = dict(values)
+    tree_options = {key: policy_options.pop(key) for key in TREE_KEYS if key in values}
+    return parse_config(policy, TreeSettings, tree_options), policy_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def _parse_policy(text: str) -> PolicyChoice:
     if text.lstrip().startswith("{"):
         values = json_object(text)
     else:
-        heads, keys = split_keys(text)
-        values = {"policy": ",".join(heads), **keys}
+        words, keys = split_keys(text)
+        values = {"policy": ",".join(words), **keys}
     name = values.pop("policy", "")
     if not isinstance(name, str) or not name:
         raise CanopyError(f"must name a policy, such as wa or wa,min_samples=30; got {text:.60}")
@@ -142,9 +142,9 @@ class DiskOptions:
     def __post_init__(self) -> None:
         declared.check(self)
         quotas = self.tenant_quota_gb or {}
-        if len(quotas) > MAX_TENANTS:
+        if len(quotas) > MAX_QUOTA_TENANTS:
             raise CanopyError(
-                f"tenant_quota_gb must name at most {MAX_TENANTS} tenants, got {len(quotas)}"
+                f"tenant_quota_gb must name at most {MAX_QUOTA_TENANTS} tenants, got {len(quotas)}"
             )
         for tenant, quota_gb in quotas.items():
             is_number = isinstance(quota_gb, (int, float)) and not isinstance(quota_gb, bool)
@@ -156,7 +156,8 @@ class DiskOptions:
 
     @property
     def quota_bytes(self) -> dict[str, int]:
-        return {tenant: int(gb * 1e9) for tenant, gb in (self.tenant_quota_gb or {}).items()}
+        quotas_gb = self.tenant_quota_gb or {}
+        return {tenant: int(quota_gb * 1e9) for tenant, quota_gb in quotas_gb.items()}
 
 
 @dataclass(frozen=True, slots=True)

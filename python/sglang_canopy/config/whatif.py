@@ -36,7 +36,8 @@ def _parse_factors(text: str) -> tuple[float, ...]:
         factors = tuple(dict.fromkeys(float(number) for number in text.split(":")))
     except ValueError:
         factors = ()
-    if not 1 <= len(factors) <= MAX_FACTORS or not all(1 / 64 <= f <= MAX_FACTOR for f in factors):
+    are_in_range = all(1 / 64 <= factor <= MAX_FACTOR for factor in factors)
+    if not 1 <= len(factors) <= MAX_FACTORS or not are_in_range:
         raise CanopyError(
             f"must be 1 to {MAX_FACTORS} numbers from {1 / 64:g} to {MAX_FACTOR:g} with colons "
             f"between them, such as 1:2; got {text:.60}"

@@ -10,29 +10,29 @@ from sglang_canopy.records import Leaf
 
 AWAITED_S = 60.0
 """Seconds that a prefix is protected for a waiting request."""
-TENANT_SHARE = 0.25
+AWAITED_TENANT_SHARE = 0.25
 """Largest share of the device protected for one tenant's waiting requests."""
-TOTAL_SHARE = 0.5
+AWAITED_TOTAL_SHARE = 0.5
 """Largest share of the device protected for all waiting requests."""
 
 
 class _Charge(NamedTuple):
-    until: float
+    """Tokens of ``tenant``'s budget that protect a leaf until a time on the requests' clock."""
+
+    protected_until: float
     tenant: Hashable
     tokens: int
 
 
 class AwaitedPaths:
-    """Protected leaves, each charged with its path. Times are on the requests' clock.
-
-    A path with two protected leaves is charged in two parts: up to the upper leaf, and the rest.
-    Leaves beyond the budget are ranked as usual. The disk tier is not protected.
-    """
+    """Protected leaves, each charged with its path. Times are on the requests' clock. A path with
+    two protected leaves is charged in two parts: up to the upper leaf, and the rest. Leaves beyond
+    the budget are ranked as usual. The disk tier is not protected."""
 
     def __init__(self, capacity_tokens: int) -> None:
-        self.budget = TokenBudget(capacity_tokens, TENANT_SHARE, TOTAL_SHARE)
+        self.budget = TokenBudget(capacity_tokens, AWAITED_TENANT_SHARE, AWAITED_TOTAL_SHARE)
         self._charges: dict[Leaf, _Charge] = {}
-        """In order of their ends, except heads of splits."""
+        """In order of ``protected_until``, except heads of splits."""
 
     def is_fresh(self, leaf: Leaf, now: float) -> bool:
         """Return whether more than half of the protection period of ``leaf`` remains."""
@@ -64,7 +64,7 @@ class AwaitedPaths:
             return
         tail_tokens = min(charge.tokens, leaf.length)
         self._charges[leaf] = charge._replace(tokens=tail_tokens)
-        self._charge(head, charge.until, charge.tenant, charge.tokens - tail_tokens)
+        self._charge(head, charge.protected_until, charge.tenant, charge.tokens - tail_tokens)
 
     def _charge(self, leaf: Leaf, until: float, tenant: Hashable, tokens: int) -> None:
         self._charges[leaf] = _Charge(until, tenant, tokens)
@@ -89,6 +89,6 @@ class AwaitedPaths:
     def _expire(self, now: float) -> None:
         while self._charges:
             leaf = next(iter(self._charges))
-            if self._charges[leaf].until > now:
+            if self._charges[leaf].protected_until > now:
                 return
             self.end_protection(leaf)

@@ -57,11 +57,9 @@ def tokens_kept(
 
 
 class Victim(NamedTuple):
-    """The leaf to evict, and the number of its first tokens to keep.
-
-    ``keep_tokens`` is 0 for the whole leaf. The tree rounds it up to a page. If that leaves nothing to
-    free, it evicts one page.
-    """
+    """The leaf to evict, and the number of its first tokens to keep. ``keep_tokens`` is 0 for the
+    whole leaf. The tree rounds it up to a page. If that leaves nothing to free, it evicts one
+    page."""
 
     leaf: Leaf
     keep_tokens: int = 0
@@ -123,11 +121,10 @@ class Policy(abc.ABC):
         whole tail, and the head is another leaf."""
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        """Update the ranks after the tree split ``leaf``: ``head``, its new parent, holds its first tokens.
-
-        Called after ``head.inherit(leaf)``, with both lengths updated. ``leaf`` keeps its identity and
-        stays admitted if it was (its order must not depend on ``offset`` unless this method handles it).
-        """
+        """Update the ranks after the tree split ``leaf``: ``head``, its new parent, holds its first
+        tokens. Called after ``head.inherit(leaf)``, with both lengths updated. ``leaf`` keeps its
+        identity and stays admitted if it was (its order must not depend on ``offset`` unless this
+        method handles it)."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy, tokens_kept
-from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE, Keeps
+from sglang_canopy.policy.keep import KEPT_SHARE, TENANT_KEPT_SHARE, Keeps
 from sglang_canopy.records import GATEWAY, Leaf, Request
 from sglang_canopy.tenant import ChargedTenants
 
@@ -77,8 +77,8 @@ class RadixTree:
         whole_nodes: bool = False,
         optional_caching: bool = False,
         on_evict: Callable[[TreeCut], None] | None = None,
-        keep_tenant_share: float = TENANT_SHARE,
-        keep_total_share: float = TOTAL_SHARE,
+        keep_tenant_share: float = TENANT_KEPT_SHARE,
+        keep_total_share: float = KEPT_SHARE,
     ) -> None:
         if capacity_blocks < 1:
             raise CanopyError(
@@ -101,7 +101,7 @@ class RadixTree:
         self._charged_tenants = ChargedTenants()
         self.root = Node(None, (), 0, 0)
         self.used_blocks = 0
-        self.evictions = 0
+        self.eviction_count = 0
         self.evicted_blocks = 0
         self.now = 0.0
 
@@ -160,9 +160,9 @@ class RadixTree:
             missing_blocks -= max(0, short_blocks - self.evict(short_blocks))
             if missing_blocks <= 0:
                 return node
-        tokens = self.block_tokens
+        block_tokens = self.block_tokens
         blocks = tuple(path[hit_blocks : hit_blocks + missing_blocks])
-        leaf = Node(node, blocks, hit_blocks * tokens, missing_blocks * tokens)
+        leaf = Node(node, blocks, hit_blocks * block_tokens, missing_blocks * block_tokens)
         node.children[path[hit_blocks]] = leaf
         self.used_blocks += missing_blocks
         return leaf
@@ -173,7 +173,7 @@ class RadixTree:
         while node is not root:
             node.mark_used(request)
             node = node.parent  # type: ignore[assignment]  # only the root has none
-        charged_to = self._charged_tenants.charge(
+        charged_to = self._charged_tenants.choose(
             request.tenant, request.source == GATEWAY, self.now
         )
         if request.keep_until is not None:
@@ -217,32 +217,32 @@ class RadixTree:
 
     def _cut(self, leaf: Node, keep_tokens: int, needed_blocks: int) -> int:
         """Evict the end of ``leaf`` for a need of ``needed_blocks``; return the blocks freed."""
-        policy, tokens = self.policy, self.block_tokens
+        policy, block_tokens = self.policy, self.block_tokens
         kept_tokens = tokens_kept(
             leaf.length,
             keep_tokens,
-            needed_blocks * tokens,
-            page_tokens=tokens,
+            needed_blocks * block_tokens,
+            page_tokens=block_tokens,
             quantum_tokens=self.quantum_tokens,
             whole_nodes=self.whole_nodes,
         )
-        kept_blocks = kept_tokens // tokens
+        kept_blocks = kept_tokens // block_tokens
         cut_blocks = len(leaf.blocks) - kept_blocks
         if self.on_evict is not None:
             cut = TreeCut(
-                leaf.offset + kept_blocks * tokens, cut_blocks * tokens, leaf.blocks[kept_blocks:]
+                leaf.offset + kept_tokens, cut_blocks * block_tokens, leaf.blocks[kept_blocks:]
             )
             self.on_evict(cut)
         self.used_blocks -= cut_blocks
-        self.evictions += 1
+        self.eviction_count += 1
         self.evicted_blocks += cut_blocks
         policy.drop(leaf)
         # ``record_eviction`` receives the leaf with its length before the cut (see its docstring).
-        policy.record_eviction(leaf, cut_blocks * tokens)
-        self.keeps.shrink(leaf, cut_blocks * tokens)
+        policy.record_eviction(leaf, cut_blocks * block_tokens)
+        self.keeps.shrink(leaf, cut_blocks * block_tokens)
         if kept_blocks:
             leaf.blocks = leaf.blocks[:kept_blocks]
-            leaf.length = kept_blocks * tokens
+            leaf.length = kept_blocks * block_tokens
             policy.admit(leaf, self.now)
             return cut_blocks
         parent = leaf.parent
@@ -253,15 +253,15 @@ class RadixTree:
             policy.admit(parent, self.now)
         return cut_blocks
 
-    def _split(self, node: Node, count: int) -> Node:
-        """Move the first ``count`` blocks of ``node`` to a new parent, and return the parent."""
-        parent, tokens = node.parent, self.block_tokens
+    def _split(self, node: Node, head_blocks: int) -> Node:
+        """Move the first ``head_blocks`` blocks of ``node`` to a new parent, and return the parent."""
+        parent, head_tokens = node.parent, head_blocks * self.block_tokens
         assert parent is not None, "the root was split"
-        assert 0 < count < len(node.blocks), f"split of {len(node.blocks)} blocks at {count}"
-        head = Node(parent, node.blocks[:count], node.offset, count * tokens)
+        assert 0 < head_blocks < len(node.blocks), f"{head_blocks} of {len(node.blocks)} blocks"
+        head = Node(parent, node.blocks[:head_blocks], node.offset, head_tokens)
         head.inherit(node)
         parent.children[head.blocks[0]] = head
-        node.blocks = node.blocks[count:]
+        node.blocks = node.blocks[head_blocks:]
         node.parent = head
         node.offset += head.length
         node.length -= head.length
@@ -284,29 +284,26 @@ def cached_run(
     root: AnyNode, path: tuple[int, ...], split: Callable[[AnyNode, int], AnyNode]
 ) -> tuple[AnyNode, int]:
     """Return the node at the end of the longest run of ``path`` below ``root``, and the run's
-    number of blocks.
-
-    ``split(node, n)`` moves the first ``n`` blocks of a partly matched node to a node of their own,
-    and returns that node.
-    """
+    number of blocks. ``split(node, blocks)`` moves the first ``blocks`` blocks of a partly matched
+    node to a node of their own, and returns that node."""
     node, run_blocks = root, 0
     while run_blocks < len(path):
         child = node.children.get(path[run_blocks])
         if child is None:
             break
-        end = run_blocks + len(child.blocks)
-        if path[run_blocks:end] != child.blocks:
-            shared_blocks = shared_run(child.blocks, path, run_blocks)
+        end_block = run_blocks + len(child.blocks)
+        if path[run_blocks:end_block] != child.blocks:
+            shared_blocks = shared_run_blocks(child.blocks, path, run_blocks)
             return split(child, shared_blocks), run_blocks + shared_blocks
-        node, run_blocks = child, end
+        node, run_blocks = child, end_block
     return node, run_blocks
 
 
-def shared_run(blocks: tuple[int, ...], path: Sequence[int], start: int) -> int:
-    """Return the number of leading ``blocks`` that match ``path`` from ``start`` on."""
-    shared = 0
-    for block, other in zip(blocks, path[start : start + len(blocks)]):
-        if block != other:
+def shared_run_blocks(blocks: tuple[int, ...], path: Sequence[int], start_block: int) -> int:
+    """Return the number of leading ``blocks`` that match ``path`` from ``start_block`` on."""
+    count = 0
+    for block, path_block in zip(blocks, path[start_block : start_block + len(blocks)]):
+        if block != path_block:
             break
-        shared += 1
-    return shared
+        count += 1
+    return count

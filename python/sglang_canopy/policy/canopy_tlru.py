@@ -26,11 +26,13 @@ from sglang_canopy.policy.structures.cells import LEAF, TIME_S, EndQueue, HeapEn
 from sglang_canopy.policy.structures.reranking import Reranking
 from sglang_canopy.policy.tail_target import TailTarget, check_target
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse.learner import ReuseModel, mean_growth
+from sglang_canopy.reuse.learner import ReuseModel, mean_growth_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
+    """Options of ``canopy-tlru``."""
+
     ttft_ms: float | None = declare_key(
         None, "Target TTFT in milliseconds; plain LRU until requests carry a TTFT model.", low=1e-3
     )
@@ -76,9 +78,9 @@ class TailOptimizedLRU(Policy):
     def __init__(self, config: Any, model: ReuseModel | None = None) -> None:
         """``model``: learnt state to share; by default a new one."""
         super().__init__(config)
-        self.model = ReuseModel(own_gaps=False) if model is None else model
+        self.model = ReuseModel(uses_own_gaps=False) if model is None else model
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
-        self._ranked_versions = self._versions()
+        self._ranked_version = self._plan_version()
         self._reranking = Reranking()
         self._allowance_tokens = 0
         """Tokens that the current request may still evict from others (optional caching)."""
@@ -94,14 +96,14 @@ class TailOptimizedLRU(Policy):
         label = self.model.finish(request)
         self.target.observe(request)
         if self.config.caching == "optional":
-            self._allowance_tokens = self._needed_uncached(label, request)
+            self._allowance_tokens = self._needed_uncached_tokens(label, request)
         return label
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""
-        other = type(self)(self.config, self.model)
-        other.target, other.learns = self.target, False
-        return other
+        twin = type(self)(self.config, self.model)
+        twin.target, twin.learns = self.target, False
+        return twin
 
     def admit(self, leaf: Leaf, now: float) -> None:
         keep_tokens = self._keep_tokens(leaf)
@@ -125,8 +127,8 @@ class TailOptimizedLRU(Policy):
     # free(leaf) = the tokens of leaf beyond L + Q - xi; victim = free(the oldest leaf with free
     # tokens), else the oldest leaf
     def victim(self, now: float) -> Victim | None:
-        if self._ranked_versions != self._versions():
-            self._ranked_versions = self._versions()
+        if self._ranked_version != self._plan_version():
+            self._ranked_version = self._plan_version()
             self._reranking.begin(self.leaves())
         if self._reranking:
             self._replan(now)
@@ -153,20 +155,21 @@ class TailOptimizedLRU(Policy):
 
     def _keep_tokens(self, leaf: Leaf) -> int:
         """Return the tokens of ``leaf`` that the next prompt needs; all without a target."""
-        threshold = self.target.threshold_of(leaf)
-        if threshold is None:
+        threshold_tokens = self.target.leaf_threshold_tokens(leaf)
+        if threshold_tokens is None:
             return leaf.length
-        needed_tokens = leaf.history + self.next_tokens(leaf.category) - threshold
+        needed_tokens = leaf.history + self.next_tokens(leaf.category) - threshold_tokens
         return max(0, min(leaf.length, int(needed_tokens) - leaf.offset))
 
-    def _needed_uncached(self, label: str, request: Request) -> int:
+    def _needed_uncached_tokens(self, label: str, request: Request) -> int:
         """Return the uncached tokens of the request's path that its next prompt needs."""
         uncached_tokens = request.prompt_tokens - (request.cached_tokens or 0)
-        threshold = self.target.threshold
-        if threshold is None:
+        threshold_tokens = self.target.threshold_tokens
+        if threshold_tokens is None:
             return uncached_tokens
-        length = request.prompt_tokens + request.output_tokens
-        unneeded_tokens = request.prompt_tokens - int(length + self.next_tokens(label) - threshold)
+        path_tokens = request.prompt_tokens + request.output_tokens
+        needed_tokens = int(path_tokens + self.next_tokens(label) - threshold_tokens)
+        unneeded_tokens = request.prompt_tokens - needed_tokens
         return uncached_tokens - max(0, unneeded_tokens)
 
     def next_tokens(self, label: str) -> float:
@@ -174,14 +177,14 @@ class TailOptimizedLRU(Policy):
         if self.config.next_prompt_tokens is not None:
             return float(self.config.next_prompt_tokens)
         if not self.model.version:
-            return self.model.early_growth()
-        return mean_growth(self.model.categories.get(label))
+            return self.model.early_growth_tokens()
+        return mean_growth_tokens(self.model.categories.get(label))
 
-    def _versions(self) -> tuple[int, int]:
+    def _plan_version(self) -> tuple[int, int]:
         # Prompt growth changes fast at first: replan after the fits 1, 2, 4, 8, and every 16th.
         fit_count = self.model.version
-        replans = fit_count.bit_length() if fit_count < 16 else 4 + fit_count // 16
-        return self.target.version, replans
+        plan_number = fit_count.bit_length() if fit_count < 16 else 4 + fit_count // 16
+        return self.target.version, plan_number
 
     def _replan(self, now: float) -> None:
         for leaf in self._reranking.due_leaves(now):

@@ -27,11 +27,13 @@ from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import TOKEN_BINS, TOKEN_EDGES, token_bin
 
-_NO_TARGET = -1
+_NO_TARGET_BUCKET = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Config(wa.Config):
+    """Options of ``etlru``: those of ``wa``, a tail target and eps."""
+
     ttft_ms: float | None = declare_key(
         None, "Target TTFT in milliseconds; as ``wa`` until requests carry a TTFT model.", low=1e-3
     )
@@ -70,10 +72,10 @@ class ExpectedTailLRU(wa.WorkloadAware):
         return label
 
     def twin(self) -> Policy:
-        other = super().twin()
-        assert isinstance(other, ExpectedTailLRU)
-        other.target = self.target
-        return other
+        twin = super().twin()
+        assert isinstance(twin, ExpectedTailLRU)
+        twin.target = self.target
+        return twin
 
     def drop(self, leaf: Leaf) -> None:
         super().drop(leaf)
@@ -85,9 +87,8 @@ class ExpectedTailLRU(wa.WorkloadAware):
         if self._reranking:
             self._reranking.put_back(leaf)
 
-    # rank(leaf) = wa's rank * (floor + (1 - floor) * P(next turn adds > threshold - history +
-    # depth)); victim = the leaf of least rank, trimmed to the point at which the last factor
-    # changes
+    # rank(leaf) = wa's rank * (eps + (1 - eps) * P(next turn adds > threshold - history + depth))
+    # victim = the leaf of least rank, trimmed to the point at which the last factor changes
     def victim(self, now: float) -> Victim | None:
         if self._target_version != self.target.version:
             self._target_version = self.target.version
@@ -97,29 +98,29 @@ class ExpectedTailLRU(wa.WorkloadAware):
                 self._readmit(leaf, now)
         return super().victim(now)
 
-    def _slack(self, leaf: Leaf) -> float | None:
+    def _slack_tokens(self, leaf: Leaf) -> float | None:
         """Return xi - L + d: tokens that the next prompt may add before the last token matters."""
-        threshold = self.target.threshold_of(leaf)
-        if threshold is None:
+        threshold_tokens = self.target.leaf_threshold_tokens(leaf)
+        if threshold_tokens is None:
             return None
-        return threshold - leaf.history + leaf.offset + leaf.length
+        return threshold_tokens - leaf.history + leaf.offset + leaf.length
 
     def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
-        slack = self._slack(leaf)
-        return _NO_TARGET if slack is None else token_bin(slack)
+        slack_tokens = self._slack_tokens(leaf)
+        return _NO_TARGET_BUCKET if slack_tokens is None else token_bin(slack_tokens)
 
     def _weight(self, category: Category, bucket: Any) -> float:
-        if bucket == _NO_TARGET:
+        if bucket == _NO_TARGET_BUCKET:
             return 1.0
         tail_chance = category.growth_exceedance[bucket] if bucket > 0 else 1.0
-        floor: float = self.config.floor
-        return floor + (1.0 - floor) * tail_chance
+        eps: float = self.config.floor
+        return eps + (1.0 - eps) * tail_chance
 
     def _keep_tokens(self, leaf: Leaf) -> int:
-        slack = self._slack(leaf)
-        if slack is None or not 0 < token_bin(slack) < TOKEN_BINS:
+        slack_tokens = self._slack_tokens(leaf)
+        if slack_tokens is None or not 0 < token_bin(slack_tokens) < TOKEN_BINS:
             return 0
-        excess_tokens = slack - TOKEN_EDGES[token_bin(slack)]
+        excess_tokens = slack_tokens - TOKEN_EDGES[token_bin(slack_tokens)]
         return max(0, leaf.length - max(1, int(excess_tokens) + 1))
 
 

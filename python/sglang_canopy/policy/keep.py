@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from sglang_canopy.records import Leaf
 from sglang_canopy.tenant import charged_name
 
-TENANT_SHARE = 0.1
+TENANT_KEPT_SHARE = 0.1
 """Default share of the tier that one tenant may keep."""
-TOTAL_SHARE = 0.25
+KEPT_SHARE = 0.25
 """Default share of the tier that all tenants together may keep."""
 
 
@@ -29,43 +29,44 @@ class TokenBudget:
         self.total_limit_tokens = int(capacity_tokens * total_share)
         """Largest number of tokens for all tenants together."""
         self.used_tokens = 0
-        self.by_tenant: dict[Hashable, int] = {}
+        self.tokens_by_tenant: dict[Hashable, int] = {}
         """Tokens in use, by tenant."""
 
     def take(self, tenant: Hashable, tokens: int) -> bool:
         """Charge ``tokens`` to ``tenant``. Return false, without a charge, above a limit."""
-        tenant_tokens = self.by_tenant.get(tenant, 0) + tokens
+        tenant_tokens = self.tokens_by_tenant.get(tenant, 0) + tokens
         total_tokens = self.used_tokens + tokens
         if tenant_tokens > self.tenant_limit_tokens or total_tokens > self.total_limit_tokens:
             return False
         if tokens:
-            self.by_tenant[tenant] = tenant_tokens
+            self.tokens_by_tenant[tenant] = tenant_tokens
             self.used_tokens += tokens
         return True
 
     def give_back(self, tenant: Hashable, tokens: int) -> None:
         """Return ``tokens`` charged to ``tenant`` to the budget."""
         self.used_tokens -= tokens
-        remaining_tokens = self.by_tenant[tenant] - tokens
+        remaining_tokens = self.tokens_by_tenant[tenant] - tokens
         if remaining_tokens:
-            self.by_tenant[tenant] = remaining_tokens
+            self.tokens_by_tenant[tenant] = remaining_tokens
         else:
-            del self.by_tenant[tenant]
+            del self.tokens_by_tenant[tenant]
 
     def stats(self, max_tenants: int = 64) -> dict[str, Any]:
         """Return use and limits in tokens, with the ``max_tenants`` largest users."""
-        rows = sorted(self.by_tenant.copy().items(), key=lambda row: (-row[1], str(row[0])))
+        used = self.tokens_by_tenant.copy()
+        largest = sorted(used, key=lambda tenant: (-used[tenant], str(tenant)))[:max_tenants]
         return {
             "tokens": self.used_tokens,
             "total_limit_tokens": self.total_limit_tokens,
             "tenant_limit_tokens": self.tenant_limit_tokens,
-            "tenants": [{"tenant": charged_name(t), "tokens": n} for t, n in rows[:max_tenants]],
+            "tenants": [{"tenant": charged_name(name), "tokens": used[name]} for name in largest],
         }
 
 
 class _KeepEnd(NamedTuple):
     keep_until: float
-    push: int
+    push_number: int
     leaf: Leaf
 
 
@@ -76,16 +77,17 @@ class Keeps:
     def __init__(
         self,
         capacity_tokens: int,
-        tenant_share: float = TENANT_SHARE,
-        total_share: float = TOTAL_SHARE,
+        tenant_share: float = TENANT_KEPT_SHARE,
+        total_share: float = KEPT_SHARE,
     ) -> None:
         self.budget = TokenBudget(capacity_tokens, tenant_share, total_share)
-        self.granted_paths = 0
-        self.refused_paths = 0
+        self.granted_path_count = 0
+        self.refused_path_count = 0
         """Paths that were not kept in full."""
         self._charges: dict[Leaf, tuple[Hashable, int]] = {}
+        """Charged tenant, and its charged tokens, of each kept leaf."""
         self._ends: list[_KeepEnd] = []
-        self._pushes = 0
+        self._push_count = 0
 
     def grant(self, path: Iterable[Leaf], until: float, tenant: Hashable, now: float) -> None:
         """Keep ``path`` (root first, no node admitted) until ``until``, within the budget. The first
@@ -98,12 +100,12 @@ class Keeps:
             if is_kept and leaf.keep_until is not None and leaf.keep_until >= until:
                 continue
             if not self._charge(leaf, tenant):
-                self.refused_paths += 1
+                self.refused_path_count += 1
                 return
             leaf.keep_until = until
             if not is_kept:
                 self._push_end(leaf)
-        self.granted_paths += 1
+        self.granted_path_count += 1
 
     def _charge(self, leaf: Leaf, tenant: Hashable) -> bool:
         """Charge only ``tenant`` for ``leaf``. Return false, without a change, above a limit."""
@@ -167,12 +169,13 @@ class Keeps:
 
     def stats(self) -> dict[str, Any]:
         """Return the budget, and the number of paths granted and refused since the start."""
-        return {**self.budget.stats(), "granted": self.granted_paths, "refused": self.refused_paths}
+        paths = {"granted": self.granted_path_count, "refused": self.refused_path_count}
+        return {**self.budget.stats(), **paths}
 
     def _push_end(self, leaf: Leaf) -> None:
         assert leaf.keep_until is not None
-        self._pushes += 1
-        heapq.heappush(self._ends, _KeepEnd(leaf.keep_until, self._pushes, leaf))
+        self._push_count += 1
+        heapq.heappush(self._ends, _KeepEnd(leaf.keep_until, self._push_count, leaf))
         if len(self._ends) > 2 * len(self._charges) + 64:
             self._ends = [end for end in self._ends if end.leaf in self._charges]
             heapq.heapify(self._ends)

@@ -34,51 +34,52 @@ _SIMULATED = {
 AUTO = "auto"
 """Accepted by ``--radix-eviction`` in addition to the policies' names (``config/auto.py``)."""
 
-_MODULES = {**{name: module for name, (_, module) in _SERVED.items()}, **_SIMULATED}
-_LIVE = {live: name for name, (live, _) in _SERVED.items()}
+_MODULE_BY_CLASS = {**{name: module for name, (_, module) in _SERVED.items()}, **_SIMULATED}
+_CLASS_NAMES = {live_name: name for name, (live_name, _) in _SERVED.items()}
+"""User's name of a served policy -> class name."""
 
 
 def policy_names() -> tuple[str, ...]:
-    return tuple(_MODULES)
+    return tuple(_MODULE_BY_CLASS)
 
 
 def simulated_names() -> tuple[str, ...]:
     """Return the users' names of the online policies, for ``canopy simulate --policy``."""
-    return (SGLANGS_LRU, *_LIVE, *_SIMULATED)
+    return (SGLANGS_LRU, *_CLASS_NAMES, *_SIMULATED)
 
 
 def live_names() -> tuple[str, ...]:
     """Return the names that Canopy adds to ``--radix-eviction-policy``."""
-    return tuple(_LIVE)
+    return tuple(_CLASS_NAMES)
 
 
-def live_name(name: str) -> str:
+def live_name(class_name: str) -> str:
     """Return the user's name of a policy's class."""
-    return _SERVED[name][0] if name in _SERVED else name
+    return _SERVED[class_name][0] if class_name in _SERVED else class_name
 
 
 def check_served(name: str) -> None:
     """Raise ``CanopyError`` unless ``name`` is the user's name of a policy that servers run."""
-    if name not in _LIVE:
-        raise CanopyError(f"unknown policy {name!r:.60}; choose one of: {', '.join(_LIVE)}")
+    if name not in _CLASS_NAMES:
+        raise CanopyError(f"unknown policy {name!r:.60}; choose one of: {', '.join(_CLASS_NAMES)}")
 
 
 def policy_class(name: str) -> type[Policy]:
     """Return the class of policy ``name``. Raises ``CanopyError`` for an unknown name."""
-    base = _LIVE.get(name, name)
-    if base not in _MODULES:
+    class_name = _CLASS_NAMES.get(name, name)
+    if class_name not in _MODULE_BY_CLASS:
         raise CanopyError(
             f"unknown eviction policy {name!r}; choose one of: {', '.join(policy_names())}"
         )
-    policy: type[Policy] = importlib.import_module(_MODULES[base]).POLICY
-    return policy
+    policy_type: type[Policy] = importlib.import_module(_MODULE_BY_CLASS[class_name]).POLICY
+    return policy_type
 
 
 def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
     """Build a policy from its name and its JSON options. Raises ``CanopyError`` naming the policy, the
     invalid key and the allowed keys."""
-    cls = policy_class(name)
-    return cls(parse_config(name, cls.Config, config or {}))
+    policy_type = policy_class(name)
+    return policy_type(parse_config(name, policy_type.Config, config or {}))
 
 
 def config_of(policy: Policy) -> dict[str, Any]:
@@ -87,9 +88,9 @@ def config_of(policy: Policy) -> dict[str, Any]:
     return {name: getattr(policy.config, name) for name in fields}
 
 
-def parse_config(policy: str, cls: type, values: Mapping[str, Any]) -> Any:
+def parse_config(policy_name: str, config_class: type, values: Mapping[str, Any]) -> Any:
     """Parse a JSON object into a policy's ``Config``. Raises ``CanopyError`` naming the policy."""
     try:
-        return declared.make(cls, values)
+        return declared.make(config_class, values)
     except CanopyError as error:
-        raise CanopyError(f"policy {policy!r}: {error}") from None
+        raise CanopyError(f"policy {policy_name!r}: {error}") from None

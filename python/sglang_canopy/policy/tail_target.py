@@ -12,19 +12,19 @@ from typing import Any
 
 from sglang_canopy.policy.base import TAIL_TARGETS
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse.ttft import threshold_tokens
+from sglang_canopy.reuse.ttft import tokens_within_ttft
 
 _MAX_OBSERVED = 2048
 """Requests over which the percentile is taken."""
-_MIN_MOVE = 0.1
+_MIN_RELATIVE_CHANGE = 0.1
 """Smallest relative change of the threshold that re-ranks leaves."""
 
 
 def check_target(config: Any) -> None:
     """Raise ``ValueError`` naming two targets of a configuration, which exclude each other."""
-    named = [repr(key) for key in TAIL_TARGETS if getattr(config, key) is not None]
-    if len(named) > 1:
-        raise ValueError(f"give only one of {' and '.join(named)}")
+    given_targets = [repr(key) for key in TAIL_TARGETS if getattr(config, key) is not None]
+    if len(given_targets) > 1:
+        raise ValueError(f"give only one of {' and '.join(given_targets)}")
 
 
 class TailTarget:
@@ -41,51 +41,52 @@ class TailTarget:
         """Whether any leaf has its own target, for which only the TTFT model matters."""
         self._recent_uncached: deque[int] = deque()
         self._sorted_uncached: list[int] = []
-        self._current_threshold = tokens
-        self.threshold = tokens
+        self._newest_threshold_tokens = tokens
+        self.threshold_tokens = tokens
         """The policy's threshold ``xi``, in tokens; ``None`` while unknown."""
         self.version = 0
-        """Incremented if ``threshold``, or the TTFT model of leaves' own targets, moves by over a tenth."""
+        """Incremented if ``threshold_tokens``, or the TTFT model of leaves' own targets, moves by over a tenth."""
 
     def observe(self, request: Request) -> None:
         """Update the target from a finished request: its TTFT model, and its uncached tokens."""
         if request.ttft_model is not None:
             self._ttft_model = request.ttft_model
         if self._ttft_ms is not None and self._ttft_model is not None:
-            self._current_threshold = threshold_tokens(self._ttft_ms, self._ttft_model)
+            self._newest_threshold_tokens = tokens_within_ttft(self._ttft_ms, self._ttft_model)
         elif self._percentile is not None and request.cached_tokens is not None:
             # TTFT grows with uncached tokens: both have the same percentiles.
-            self._record(max(0, request.prompt_tokens - request.cached_tokens))
-            index = int(self._percentile / 100.0 * (len(self._sorted_uncached) - 1))
-            self._current_threshold = float(self._sorted_uncached[index])
-        previous, current = self.threshold, self._current_threshold
+            self._record_uncached(max(0, request.prompt_tokens - request.cached_tokens))
+            percentile_index = int(self._percentile / 100.0 * (len(self._sorted_uncached) - 1))
+            self._newest_threshold_tokens = float(self._sorted_uncached[percentile_index])
+        previous, current = self.threshold_tokens, self._newest_threshold_tokens
         if current is not None and (
-            previous is None or abs(current - previous) > _MIN_MOVE * max(previous, 1.0)
+            previous is None or abs(current - previous) > _MIN_RELATIVE_CHANGE * max(previous, 1.0)
         ):
-            self.threshold = current
+            self.threshold_tokens = current
             self.version += 1
         elif self._leaves_have_targets and self._has_ttft_model_moved():
             self._planned_ttft_model = self._ttft_model
             self.version += 1
 
     def _has_ttft_model_moved(self) -> bool:
-        old, new = self._planned_ttft_model, self._ttft_model
-        if old is None or new is None:
-            return old is not new
-        return any(abs(b - a) > _MIN_MOVE * abs(a) for a, b in zip(old, new))
+        planned, current = self._planned_ttft_model, self._ttft_model
+        if planned is None or current is None:
+            return planned is not current
+        pairs = zip(planned, current)
+        return any(abs(now - then) > _MIN_RELATIVE_CHANGE * abs(then) for then, now in pairs)
 
-    def _record(self, uncached_tokens: int) -> None:
+    def _record_uncached(self, uncached_tokens: int) -> None:
         self._recent_uncached.append(uncached_tokens)
         insort(self._sorted_uncached, uncached_tokens)
         if len(self._recent_uncached) > _MAX_OBSERVED:
             oldest = self._recent_uncached.popleft()
             del self._sorted_uncached[bisect_left(self._sorted_uncached, oldest)]
 
-    def threshold_of(self, leaf: Leaf) -> float | None:
+    def leaf_threshold_tokens(self, leaf: Leaf) -> float | None:
         """Return the threshold in tokens for the conversation of ``leaf``."""
         if leaf.slo_ms is not None:
             if not self._leaves_have_targets:
                 self._leaves_have_targets, self._planned_ttft_model = True, self._ttft_model
             if self._ttft_model is not None:
-                return threshold_tokens(leaf.slo_ms, self._ttft_model)
-        return self.threshold
+                return tokens_within_ttft(leaf.slo_ms, self._ttft_model)
+        return self.threshold_tokens

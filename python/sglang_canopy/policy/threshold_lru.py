@@ -17,6 +17,8 @@ from sglang_canopy.records import Leaf
 
 @dataclass(frozen=True, slots=True)
 class Config(declared.Checked):
+    """Options of ``threshold-lru``."""
+
     threshold_tokens: int = declare_key(
         1024,
         "Conversations whose longest prompt and output are below this are evicted first.",

@@ -46,21 +46,23 @@ from sglang_canopy.reuse.hint_trust import return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import continuation_probability
 
-_MODELS = ("survival", "exponential")
-_CATEGORIES = ("refined", "type-turn")
+_MODEL_NAMES = ("survival", "exponential")
+_CATEGORY_KINDS = ("refined", "type-turn")
 
 
 @dataclass(frozen=True, slots=True)
 class Config(declared.Checked):
+    """Options of ``wa``."""
+
     model: str = declare_key(
         "survival",
         "``survival``, or ``exponential`` for the ATC 2025 paper's own formula.",
-        choices=_MODELS,
+        choices=_MODEL_NAMES,
     )
     categories: str = declare_key(
         "refined",
         "``refined``, or ``type-turn`` for the paper's: a request's type and its turn.",
-        choices=_CATEGORIES,
+        choices=_CATEGORY_KINDS,
     )
     window_s: float = declare_key(
         10800.0, "Learn from the requests of this many seconds.", low=1e-3
@@ -86,10 +88,10 @@ class WorkloadAware(Policy):
         """``model``: learnt state to share; by default new."""
         super().__init__(config)
         self.model = _make_model(config) if model is None else model
-        self._cells = Cells(exponential=config.model == "exponential")
+        self._cells = Cells(is_exponential=config.model == "exponential")
         self._over_queue = EndQueue()
         self._return_queues: dict[Hashable, ReturnQueue] = {}
-        """Queues by sender of the hints, since each sender has its own accuracy."""
+        """Queues by ``hint_trust.trust_key`` of the sender: each sender has its own accuracy."""
         self._kept_queue = EndQueue()
         self._ranked_version = 0
 
@@ -105,9 +107,9 @@ class WorkloadAware(Policy):
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""
-        other = type(self)(self.config, self.model)
-        other.learns = False
-        return other
+        twin = type(self)(self.config, self.model)
+        twin.learns = False
+        return twin
 
     def admit(self, leaf: Leaf, now: float) -> None:
         protected_until = leaf.protected_until()
@@ -162,7 +164,7 @@ class WorkloadAware(Policy):
 
     def _shared_category(self, leaf: Leaf) -> Category | None:
         """Return the category of a shared leaf, used more often than its conversation has turns."""
-        if leaf.hits <= leaf.turn or self.model.type_turn:
+        if leaf.hits <= leaf.turn or self.model.uses_type_turn:
             return None
         gap_s = (leaf.last_access - leaf.created) / (leaf.hits - 1)
         return self.model.shared_category(leaf.hits, gap_s)
@@ -195,13 +197,13 @@ class WorkloadAware(Policy):
             self._cells.reweigh(self._reweigh)
         if self._over_queue.size and (entry := self._over_queue.oldest()) is not None:
             return Victim(entry[LEAF])
-        least = self._cells.least(now)
+        least_cell = self._cells.least(now)
         if self._return_queues:
             last_leaf, rank = self._last_to_return(now)
-            if last_leaf is not None and (least is None or rank < least.order[0]):
+            if last_leaf is not None and (least_cell is None or rank < least_cell.order[0]):
                 return Victim(last_leaf)
-        if least is not None:
-            leaf = least.entry[LEAF]
+        if least_cell is not None:
+            leaf = least_cell.entry[LEAF]
             return Victim(leaf, self._keep_tokens(leaf))
         entry = self._kept_queue.oldest()
         return Victim(entry[LEAF]) if entry is not None else None
@@ -216,11 +218,11 @@ class WorkloadAware(Policy):
         from the oldest to the first whose sender is still trusted."""
         while (entry := self._kept_queue.oldest()) is not None and entry[TIME_S] <= now:
             self._readmit(entry[LEAF], now)
-        for sender, queue in list(self._return_queues.items()):
+        for trust_key, queue in list(self._return_queues.items()):
             while (leaf := queue.longest_overdue(now)) is not None:
                 self._readmit(leaf, now)
             if not queue.size:
-                del self._return_queues[sender]
+                del self._return_queues[trust_key]
         while (entry := self._over_queue.oldest()) is not None:
             leaf = entry[LEAF]
             if self.model.hints.is_over_trusted(sender_of(leaf.tenant, leaf.source)):
@@ -236,12 +238,12 @@ class WorkloadAware(Policy):
         hints' skill, plus the category's rank weighted by the rest."""
         least_leaf, least_rank = None, math.inf
         least_order = (math.inf, 0.0, 0, 0)
-        for sender, queue in self._return_queues.items():
+        for trust_key, queue in self._return_queues.items():
             entry = queue.youngest()
             if entry is None:
                 continue
             return_at, depth, number, _, leaf = entry
-            skill = self.model.hints.return_skill(sender)
+            skill = self.model.hints.return_skill(trust_key)
             rank = skill / max(return_at - now, 1e-3)
             if skill < 1.0:
                 category = self._category(leaf)
@@ -261,8 +263,8 @@ class WorkloadAware(Policy):
         return 1.0
 
     def _reweigh(self, cell: Cell) -> float:
-        key: Any = cell.key
-        label, bucket, *over_key = key
+        cell_key: Any = cell.key
+        label, bucket, *over_key = cell_key
         cell.category = self.model.categories.get(label)
         return self._weight(cell.category, bucket) * self._over_weight(over_key)
 
@@ -302,10 +304,10 @@ def _make_model(config: Config) -> ReuseModel:
         max_samples=config.max_samples,
         min_samples=config.min_samples,
         max_categories=config.max_categories,
-        own_gaps=config.own_gaps,
+        uses_own_gaps=config.own_gaps,
         uses_added_tokens=True,
-        exponential=config.model == "exponential",
-        type_turn=config.categories == "type-turn",
+        fits_exponential=config.model == "exponential",
+        uses_type_turn=config.categories == "type-turn",
     )
 
 

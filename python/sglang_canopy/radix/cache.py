@@ -30,12 +30,10 @@ _FULL = ComponentType.FULL
 
 
 class CanopyRadixCache(UnifiedRadixCache):
-    """``UnifiedRadixCache`` over a ``CanopyTreeCore``.
-
-    Without a lower tier a call deletes its victims in one pass and frees their slots together. With a
-    lower tier SGLang's steps run, which leave time for a host copy between two victims. With sliding
-    windows or states they run too: SGLang evicts windows and states in its own order.
-    """
+    """``UnifiedRadixCache`` over a ``CanopyTreeCore``. Without a lower tier a call deletes its
+    victims in one pass and frees their slots together. With a lower tier SGLang's steps run, which
+    leave time for a host copy between two victims. With sliding windows or states they run too:
+    SGLang evicts windows and states in its own order."""
 
     tree_core: CanopyTreeCore
 
@@ -60,8 +58,8 @@ class CanopyRadixCache(UnifiedRadixCache):
         super().release_host_resources()
 
     def is_backuped(self, node_id: int) -> bool:
-        """Return whether the storage may have the pages behind a node; SGLang reads it only then. Under
-        ``write_back`` the storage may have pages behind a node without a host copy."""
+        """Return whether the storage may have the pages behind a node; SGLang reads it only if so. Under
+        ``write_back`` it may have pages behind a node without a host copy."""
         if super().is_backuped(node_id):
             return True
         return self.storage_holds.may_hold and self.get_last_hash_value(node_id) is not None
@@ -81,44 +79,54 @@ class CanopyRadixCache(UnifiedRadixCache):
             or self.linker is not None
             or allocation_reclaim_satisfied is not None
         ):
-            # For an allocation, evict_for_alloc (unified_radix_cache.py) requests the eviction of
-            # everything and stops at its target.
-            is_allocation = _FULL in targets and targets[_FULL][0] is _FULL
-            if is_allocation:
-                self.tree_core.count_shortfall = lambda: self._shortfall_tokens(targets)
-            optional_arguments = drop_none(
-                allocation_reclaim_satisfied=allocation_reclaim_satisfied
+            self._evict_in_steps(
+                request_by_type, tracker, available_size_targets, allocation_reclaim_satisfied
             )
-            may_retry = self.storage_holds.may_hold and not optional_arguments
-            self.storage_holds.begin_eviction()
-            try:
-                while True:
-                    super()._evict_components(
-                        request_by_type, tracker, available_size_targets, **optional_arguments
-                    )
-                    missing_tokens = request_by_type[_FULL] - tracker[_FULL]
-                    if is_allocation:
-                        missing_tokens = self._shortfall_tokens(targets)
-                    if not may_retry or missing_tokens <= 0:
-                        return
-                    if not self.storage_holds.end_holds():
-                        return
-            finally:
-                self.tree_core.count_shortfall = None
+            return
         needed_tokens = request_by_type[_FULL]
         if _FULL in targets:
             needed_tokens = min(needed_tokens, self._shortfall_tokens(targets))
         while needed_tokens > 0:
-            frees: dict[ComponentType, list] = {_FULL: []}
+            freed_slots: dict[ComponentType, list] = {_FULL: []}
             try:
-                freed_tokens = self.tree_core.delete_leaves(needed_tokens, frees)
+                freed_tokens = self.tree_core.delete_leaves(needed_tokens, freed_slots)
             finally:  # free the slots of removed leaves, even if the next leaf failed
-                self._free_values(frees, {})
+                self._free_values(freed_slots, {})
             tracker[_FULL] += freed_tokens
             if freed_tokens == 0 or _FULL not in targets:
                 return
             # An allocator may hold back freed slots, so continue until its target is met.
             needed_tokens = self._shortfall_tokens(targets)
+
+    def _evict_in_steps(
+        self,
+        request_by_type: dict[ComponentType, int],
+        tracker: dict[ComponentType, int],
+        available_size_targets: dict[ComponentType, tuple[ComponentType, int]] | None,
+        allocation_reclaim_satisfied: Any,
+    ) -> None:
+        """Evict by SGLang's own steps, again after each end of the storage's reads and writes."""
+        targets = available_size_targets or {}
+        # For an allocation, evict_for_alloc (unified_radix_cache.py) requests the eviction of
+        # everything and stops at its target.
+        is_allocation = _FULL in targets and targets[_FULL][0] is _FULL
+        if is_allocation:
+            self.tree_core.count_shortfall = lambda: self._shortfall_tokens(targets)
+        optional_arguments = drop_none(allocation_reclaim_satisfied=allocation_reclaim_satisfied)
+        may_retry = self.storage_holds.may_hold and not optional_arguments
+        self.storage_holds.begin_eviction()
+        try:
+            while True:
+                super()._evict_components(
+                    request_by_type, tracker, available_size_targets, **optional_arguments
+                )
+                missing_tokens = request_by_type[_FULL] - tracker[_FULL]
+                if is_allocation:
+                    missing_tokens = self._shortfall_tokens(targets)
+                if not may_retry or missing_tokens <= 0 or not self.storage_holds.end_holds():
+                    return
+        finally:
+            self.tree_core.count_shortfall = None
 
     def _shortfall_tokens(self, targets: dict[ComponentType, tuple[ComponentType, int]]) -> int:
         """Return the tokens that an allocation still lacks."""
@@ -152,10 +160,10 @@ class CanopyFullComponent(FullComponent):
     def finalize_match_result_in_tree_core(
         self, result: Any, params: Any, value_chunks: Any, best_value_len: int
     ) -> Any:
-        state = getattr(params.req, "canopy", None)
-        if state is not None and state.request is not None:
-            self.tree_core.protected.protect_match(result.best_match_node, state.request)
-            state.matched_version = self.tree_core.match_version(params.req)
+        request_state = getattr(params.req, "canopy", None)
+        if request_state is not None and request_state.request is not None:
+            self.tree_core.protected.protect_match(result.best_match_node, request_state.request)
+            request_state.matched_version = self.tree_core.match_version(params.req)
         return super().finalize_match_result_in_tree_core(
             result, params, value_chunks, best_value_len
         )
@@ -174,7 +182,7 @@ class CanopyFullComponent(FullComponent):
         last_victim = self._last_victim
         if last_victim is not None and last_victim in leaves:
             # _evict_components (unified_radix_cache.py) could not write it back: no second offer.
-            leaves.set_aside(last_victim)
+            leaves.exclude(last_victim)
         self._last_victim = None
         core.disk.finish_copies()
         needed_tokens = self._evict_device_request_cnt - tracker[self.component_type]
@@ -190,7 +198,7 @@ class CanopyFullComponent(FullComponent):
         return node.id
 
     def _evict_device_end(self) -> None:
-        self.tree_core.evictable_device_leaves.restore_set_aside()
+        self.tree_core.evictable_device_leaves.restore_excluded()
         self._last_victim = None
 
     # ---- host tier ----
@@ -204,13 +212,13 @@ class CanopyFullComponent(FullComponent):
         cache_actions: Any = None,
     ) -> None:
         core, optional_arguments = self.tree_core, drop_none(cache_actions=cache_actions)
-        kind = self.component_type
-        while tracker[kind] < num_tokens:
+        component = self.component_type
+        while tracker[component] < num_tokens:
             victim = core.evictable_host_leaves.next_victim(core.clock.now)
             if victim is None:
                 return
             has_expired = core.evictable_host_leaves.has_victim_expired
-            node = core.split_for_eviction(*victim, num_tokens - tracker[kind], cache_actions)
+            node = core.split_for_eviction(*victim, num_tokens - tracker[component], cache_actions)
             if has_expired:
                 node.canopy.eviction_reason = TTL
             core._evict_host_leaf(node, tracker, device_frees, host_frees, **optional_arguments)

@@ -23,10 +23,10 @@ class Conversations:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self._ends: BoundedByTenant[Hashable, UnifiedTreeNode] = BoundedByTenant(_SPARE_ENDS)
+        self._end_nodes: BoundedByTenant[Hashable, UnifiedTreeNode] = BoundedByTenant(_SPARE_ENDS)
 
     def __len__(self) -> int:
-        return self._ends.size
+        return self._end_nodes.size
 
     def apply_session_end(self, request: LiveRequest) -> None:
         """Apply the end of a session, which clients may send with a short, unrelated prompt. The
@@ -40,26 +40,26 @@ class Conversations:
         """Record that the path of ``request`` ends at ``node``."""
         if request.conversation is None:
             return
-        self._ends.limit = 2 * len(self.tree._node_arena) + _SPARE_ENDS
-        self._ends.put(request.tenant, request.conversation, node)
+        self._end_nodes.max_size = 2 * len(self.tree._node_arena) + _SPARE_ENDS
+        self._end_nodes.put(request.tenant, request.conversation, node)
 
     def move_end_to_parent(self, node: UnifiedTreeNode) -> None:
         """Move conversations that end at ``node``, which is being removed, to its parent."""
         leaf, parent = node.canopy, node.parent
-        if self._ends.get(leaf.tenant, leaf.conversation) is not node:
+        if self._end_nodes.get(leaf.tenant, leaf.conversation) is not node:
             return
         if parent is None or parent is self.tree.root_node:
-            self._ends.pop(leaf.tenant, leaf.conversation)
+            self._end_nodes.pop(leaf.tenant, leaf.conversation)
         else:
-            self._ends.put(leaf.tenant, leaf.conversation, parent)
+            self._end_nodes.put(leaf.tenant, leaf.conversation, parent)
 
     def end_node(self, tenant: str | None, conversation: Any) -> UnifiedTreeNode | None:
         """Return the last node of a conversation; ``None`` if it is not cached."""
-        node = self._ends.get(tenant, conversation)
+        node = self._end_nodes.get(tenant, conversation)
         return node if node is not None and self.tree.contains(node) else None
 
     def tenants_of(self, conversation: Any) -> list[Any]:
-        return self._ends.tenants_of(conversation)
+        return self._end_nodes.tenants_of(conversation)
 
     def apply_hint(self, hint: LateHint) -> None:
         """Apply a hint to the cached nodes of a conversation. Policies receive it even if nothing is
@@ -71,7 +71,7 @@ class Conversations:
         if node is None:
             return
         if hint.keep_s is not None:
-            charged_to = tree.protected.charge(hint.tenant, hint.source)
+            charged_to = tree.protected.charged_tenant(hint.tenant, hint.source)
             tree.protected.keep_path(node, hint.time + hint.keep_s, charged_to)
         while node is not tree.root_node:
             leaf = node.canopy
@@ -84,4 +84,4 @@ class Conversations:
             node = node.parent
 
     def clear(self) -> None:
-        self._ends.clear()
+        self._end_nodes.clear()

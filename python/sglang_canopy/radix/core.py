@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from sglang_canopy.radix.live import LivePolicies
 
-BACKEND = "canopy"
+TREE_CORE_BACKEND = "canopy"
 """Name under which this core is registered with SGLang."""
 
 
@@ -54,7 +54,7 @@ class CanopyTreeCore(OffsetWalkCore):
     ) -> None:
         live: LivePolicies = params.canopy
         allocator = params.token_to_kv_pool_allocator
-        live.device_tokens, live.free_tokens = allocator.size, allocator.available_size
+        live.device_tokens, live.count_free_tokens = allocator.size, allocator.available_size
         self.live = live
         self.clock = RequestClock()
         self.protected = ProtectedPaths(self.clock, self.readmit, allocator.size, live.settings)
@@ -145,8 +145,8 @@ class CanopyTreeCore(OffsetWalkCore):
         if leaf.keep_until is not None or leaf.awaited_until is not None:
             self.protected.drop_leaf(leaf)
 
-    def _is_usable(self, leaf: UnifiedTreeNode) -> bool:
-        return can_end_after(self, leaf, len(leaf.key))
+    def _is_usable(self, node: UnifiedTreeNode) -> bool:
+        return can_end_after(self, node, len(node.key))
 
     # ---- evict the tokens needed ----
 
@@ -184,8 +184,8 @@ class CanopyTreeCore(OffsetWalkCore):
             actions.append(action)
         return node
 
-    def delete_leaves(self, needed_tokens: int, frees: dict[ComponentType, list]) -> int:
-        """Delete device leaves until ``needed_tokens`` are freed; their slots are added to ``frees``.
+    def delete_leaves(self, needed_tokens: int, freed_slots: dict[ComponentType, list]) -> int:
+        """Delete device leaves until ``needed_tokens`` are freed; their slots are added to ``freed_slots``.
         Returns the tokens freed, fewer than ``needed_tokens`` only if no leaf is left. For caches
         without a lower tier, as no node is demoted."""
         leaves, tracker = self.evictable_device_leaves, {BASE_COMPONENT_TYPE: 0}
@@ -199,8 +199,8 @@ class CanopyTreeCore(OffsetWalkCore):
             missing_tokens = needed_tokens - tracker[BASE_COMPONENT_TYPE]
             node = self.split_for_eviction(victim_node, keep_tokens, missing_tokens)
             step = self.evict_device_leaf(node.id, is_write_back=False)
-            for kind, slots in step.device_frees.items():
-                frees.setdefault(kind, []).extend(slots)
+            for component_type, slots in step.device_frees.items():
+                freed_slots.setdefault(component_type, []).extend(slots)
             tracker[BASE_COMPONENT_TYPE] += step.tracker[BASE_COMPONENT_TYPE]
             step.device_frees.clear()
         return tracker[BASE_COMPONENT_TYPE]
@@ -208,17 +208,16 @@ class CanopyTreeCore(OffsetWalkCore):
     # ---- the disk tier ----
 
     def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
-        read_nodes: list[tuple[UnifiedTreeNode, int]] = []
-        self.kv_events.uncounted_nodes = read_nodes
+        loaded_nodes: list[tuple[UnifiedTreeNode, int]] = []
+        self.kv_events.uncounted_nodes = loaded_nodes
         try:
             result = super().insert_host(node_id, key, *args, **kwargs)
         finally:
             self.kv_events.uncounted_nodes = None
         hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
-        self.disk.record_pages_read(
-            result.inserted_host_node, hashes
-        )  # the nodes get their categories
-        for node, tokens in read_nodes:
+        # The nodes get their categories.
+        self.disk.record_pages_read(result.inserted_host_node, hashes)
+        for node, tokens in loaded_nodes:
             while tokens > 0:  # the metadata may have split the node
                 self.traffic.record_copy(HOST, node, node.canopy.length)
                 tokens, node = tokens - node.canopy.length, node.parent
@@ -255,27 +254,27 @@ def can_end_after(core: UnifiedTreeCore, node: UnifiedTreeNode, tokens: int) -> 
         tokens < len(node.key) or not _has_state(node, ComponentType.MAMBA)
     ):
         return False
-    swa = by_type.get(ComponentType.SWA)
-    return swa is None or _has_whole_window(core, swa, node, tokens)
+    sliding_window = by_type.get(ComponentType.SWA)
+    return sliding_window is None or _has_whole_window(core, sliding_window, node, tokens)
 
 
-def _has_state(node: UnifiedTreeNode, kind: ComponentType) -> bool:
+def _has_state(node: UnifiedTreeNode, component_type: ComponentType) -> bool:
     """Return whether ``node`` has its state on the device or host, as SGLang's lookups require."""
-    data = node.component_data[kind]
-    return data.value is not None or data.host_value is not None
+    state = node.component_data[component_type]
+    return state.value is not None or state.host_value is not None
 
 
 def _has_whole_window(
-    core: UnifiedTreeCore, swa: TreeComponent, node: UnifiedTreeNode, tokens: int
+    core: UnifiedTreeCore, sliding_window: TreeComponent, node: UnifiedTreeNode, tokens: int
 ) -> bool:
-    if not swa.gates_prefix_match:
+    if not sliding_window.gates_prefix_match:
         return True
-    lacking_tokens = swa.sliding_window_size
+    missing_tokens = sliding_window.sliding_window_size
     while node is not core.root_node:
         if not _has_state(node, ComponentType.SWA):
             return False
-        lacking_tokens -= tokens
-        if lacking_tokens <= 0:
+        missing_tokens -= tokens
+        if missing_tokens <= 0:
             return True
         node = node.parent
         tokens = len(node.key) if node.key is not None else 0

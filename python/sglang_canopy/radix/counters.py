@@ -2,8 +2,8 @@
 
 Independent of Prometheus: the scheduler's thread pays for an addition, and ``metrics.py`` reads the
 sums from its own thread. Counts are in tokens; a token counts once for each tier that held it. The
-number of rows is bounded for any category names: the first names get rows. One tenant may take half of
-them, and then none while it has more than its share.
+number of rows (``CategoryCounts``) is bounded for any category names: the first names get a row. A row
+of the second half goes only to a tenant that has fewer than ``MAX_TENANT_ROWS``.
 """
 
 from __future__ import annotations
@@ -20,34 +20,29 @@ TIERS = ("device", "host", "disk")
 
 CAPACITY, TTL, TRIM, QUOTA = range(4)
 REASONS = ("capacity", "ttl", "trim", "quota")
-"""Reasons for eviction.
-
-``capacity``: room was needed and the policy chose the tokens. ``ttl``: their group's TTL expired.
-``trim``: the policy evicted a tail and kept the head of the same leaf. ``quota``: their tenant
-exceeded its share.
-"""
+"""Reasons for eviction. ``capacity``: room was needed and the policy chose the tokens. ``ttl``:
+their group's TTL expired. ``trim``: the policy evicted a tail and kept the head of the same leaf.
+``quota``: their tenant exceeded its share."""
 
 INVALID, QUEUE, GIVEN_UP = range(3)
 REFUSALS = ("invalid", "queue", "given_up")
-"""Reasons why requests ended without admission.
-
-``invalid``: the prompt is too long, or a field is not supported. ``queue``: SGLang's queue was
-full, or the wait too long. ``given_up``: the client disconnected while the request waited.
-"""
+"""Reasons why requests ended without admission. ``invalid``: the prompt is too long, or a field is
+not supported. ``queue``: SGLang's queue was full, or the wait too long. ``given_up``: the client
+disconnected while the request waited."""
 
 MAX_CATEGORIES = 64
 OTHER = "other"
-"""Row of all categories without a row of their own."""
-TENANT_ROWS = MAX_CATEGORIES // 4
-"""Rows of one tenant, beyond which its new categories get no further row of the second half."""
+"""Category of all requests whose category has no row of its own."""
+MAX_TENANT_ROWS = MAX_CATEGORIES // 4
+"""A tenant with this many rows gets no row of the second half."""
 
 _MAX_LABELS = 4096
-_VICTIM = struct.Struct("<5q")
+_VICTIM_FORMAT = struct.Struct("<5q")
 
 
 @dataclass(slots=True)
-class TierRow:
-    """One category in one tier. All counts are tokens since the start."""
+class TierCounts:
+    """Counts of one category in one tier, in tokens since the start."""
 
     hit_tokens: int = 0
     """Prompt tokens of finished requests found in this tier."""
@@ -59,8 +54,8 @@ class TierRow:
 
 
 @dataclass(slots=True)
-class Row:
-    """One category: its requests and their counts in each tier."""
+class CategoryCounts:
+    """Counts of one category's requests, in all and in each tier."""
 
     category: str
     tenant: str | None = None
@@ -69,8 +64,8 @@ class Row:
     prompt_tokens: int = 0
     missed_tokens: int = 0
     """Prompt tokens of finished requests found in no tier."""
-    tiers: tuple[TierRow, TierRow, TierRow] = field(
-        default_factory=lambda: (TierRow(), TierRow(), TierRow())
+    tiers: tuple[TierCounts, TierCounts, TierCounts] = field(
+        default_factory=lambda: (TierCounts(), TierCounts(), TierCounts())
     )
 
 
@@ -87,7 +82,7 @@ class EvictionDigest:
     def add(self, tier: int, offset: int, tokens: Sequence[int]) -> None:
         """Add the eviction from ``tier`` of ``tokens``, at ``offset`` tokens in their path."""
         count, digest = self.count_and_digest
-        record = _VICTIM.pack(tier, offset, len(tokens), tokens[0], tokens[-1])
+        record = _VICTIM_FORMAT.pack(tier, offset, len(tokens), tokens[0], tokens[-1])
         self.count_and_digest = (count + 1, xxhash.xxh3_64_intdigest(record, seed=digest))
 
 
@@ -95,8 +90,8 @@ class Counters:
     """All counts of one live cache. Written only by the scheduler's thread; read by any."""
 
     __slots__ = (
-        "_row_by_category",
-        "_row_by_label",
+        "_counts_by_category",
+        "_counts_by_label",
         "records_compared",
         "records_disagreed",
         "refusal_counts",
@@ -111,24 +106,24 @@ class Counters:
         self.refusal_counts = [0] * len(REFUSALS)
         """Requests that ended without admission, by reason. They appear in no other count."""
         self.victim_digest = EvictionDigest()
-        self._row_by_category: dict[str, Row] = {}
-        self._row_by_label: dict[str, Row] = {}
+        self._counts_by_category: dict[str, CategoryCounts] = {}
+        self._counts_by_label: dict[str, CategoryCounts] = {}
 
-    def row(self, label: str, tenant: str | None = None) -> Row:
-        """Return the row of a category, or of a policy's refinement of one (``chat|end|turn1``)."""
-        row = self._row_by_label.get(label)
-        if row is None:
-            row = self._add_label(label, tenant)
-        return row
+    def category_counts(self, label: str, tenant: str | None = None) -> CategoryCounts:
+        """Return the counts of a category, or of a policy's refinement of one (``chat|end|turn1``)."""
+        counts = self._counts_by_label.get(label)
+        if counts is None:
+            counts = self._add_label(label, tenant)
+        return counts
 
-    def rows(self) -> list[Row]:
-        """Return the rows of all categories, with ``OTHER`` if it counts anything."""
-        return list(self._row_by_category.values())
+    def all_counts(self) -> list[CategoryCounts]:
+        """Return the counts of all categories, with ``OTHER`` if it counts anything."""
+        return list(self._counts_by_category.values())
 
     def category_of(self, label: str) -> str:
         """Return the category under which ``label`` is counted, without creating a row."""
         name = label.partition("|")[0]
-        return name if name in self._row_by_category else OTHER
+        return name if name in self._counts_by_category else OTHER
 
     def record_request(
         self,
@@ -138,14 +133,14 @@ class Counters:
         tenant: str | None = None,
     ) -> None:
         """Count a finished request of ``tenant``; ``hit_tokens``: prompt tokens found in each tier."""
-        row = self.row(label, tenant)
-        row.requests += 1
-        row.prompt_tokens += prompt_tokens
-        device, host, disk = row.tiers
+        counts = self.category_counts(label, tenant)
+        counts.requests += 1
+        counts.prompt_tokens += prompt_tokens
+        device, host, disk = counts.tiers
         device.hit_tokens += hit_tokens[DEVICE]
         host.hit_tokens += hit_tokens[HOST]
         disk.hit_tokens += hit_tokens[DISK]
-        row.missed_tokens += max(0, prompt_tokens - sum(hit_tokens))
+        counts.missed_tokens += max(0, prompt_tokens - sum(hit_tokens))
 
     def record_eviction(
         self,
@@ -158,25 +153,26 @@ class Counters:
     ) -> None:
         """Count ``tokens`` evicted from ``tier`` for ``reason``. ``is_demoted``: the tier below still has
         them."""
-        category_row = self._row_by_label.get(label) or self._add_label(label, tenant)
-        row = category_row.tiers[tier]
-        row.evicted_tokens[reason] += tokens
+        counts = self._counts_by_label.get(label) or self._add_label(label, tenant)
+        tier_counts = counts.tiers[tier]
+        tier_counts.evicted_tokens[reason] += tokens
         if is_demoted:
-            row.demoted_tokens += tokens
+            tier_counts.demoted_tokens += tokens
 
-    def _add_label(self, label: str, tenant: str | None) -> Row:
+    def _add_label(self, label: str, tenant: str | None) -> CategoryCounts:
         name = label.partition("|")[0]
-        if name not in self._row_by_category and not self._has_room(tenant):
+        if name not in self._counts_by_category and not self._has_room(tenant):
             name = OTHER
-        row = self._row_by_category.setdefault(name, Row(name, tenant))
+        counts = self._counts_by_category.setdefault(name, CategoryCounts(name, tenant))
         # Clients can invent any number of names, so the number of labels is bounded.
-        if len(self._row_by_label) < _MAX_LABELS:
-            self._row_by_label[label] = row
-        return row
+        if len(self._counts_by_label) < _MAX_LABELS:
+            self._counts_by_label[label] = counts
+        return counts
 
     def _has_room(self, tenant: str | None) -> bool:
         """Return whether a new category of ``tenant`` gets a row."""
-        count = len(self._row_by_category)
-        if count < MAX_CATEGORIES // 2 or count >= MAX_CATEGORIES:
-            return count < MAX_CATEGORIES
-        return sum(row.tenant == tenant for row in self._row_by_category.values()) < TENANT_ROWS
+        row_count = len(self._counts_by_category)
+        if row_count < MAX_CATEGORIES // 2 or row_count >= MAX_CATEGORIES:
+            return row_count < MAX_CATEGORIES
+        rows = self._counts_by_category.values()
+        return sum(row.tenant == tenant for row in rows) < MAX_TENANT_ROWS

@@ -17,10 +17,8 @@ class DiskTier:
     calls come from the scheduler's thread."""
 
     active = False
-    """Whether the storage backend accepts metadata with its pages.
-
-    If not, the tree core skips ``record_node_use``, ``record_finish`` and ``unwritten_ancestors``.
-    """
+    """Whether the storage backend accepts metadata with its pages. If not, the tree core skips
+    ``record_node_use``, ``record_finish`` and ``unwritten_ancestors``."""
 
     suspended = False
     """Whether the storage does not respond; no write is begun then. The same on all ranks."""

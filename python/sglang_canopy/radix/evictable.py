@@ -26,23 +26,21 @@ MAX_CHILDREN_READ = 16_384
 
 
 class EvictableLeaves(set):
-    """A tier's evictable nodes, with a policy that receives each change.
-
-    ``add`` only records the node; the policy receives it when the next request arrives or a
-    victim is needed. SGLang adds a node before its request is known and often locks it
-    again at once, so most additions never reach the policy at all.
-    """
+    """A tier's evictable nodes, with a policy that receives each change. ``add`` only records the
+    node; the policy receives it when the next request arrives or a victim is needed. SGLang adds a
+    node before its request is known and often locks it again at once, so most additions never reach
+    the policy at all."""
 
     def __init__(
         self,
         policy: Policy,
         clock: RequestClock,
-        ttl: TTLTable | None = None,
+        ttl_table: TTLTable | None = None,
         is_usable: Callable[[UnifiedTreeNode], bool] | None = None,
     ) -> None:
         super().__init__()
         self.policy = policy
-        self.expiry = None if ttl is None else HostExpiry(ttl)
+        self.expiry = None if ttl_table is None else HostExpiry(ttl_table)
         self.has_victim_expired = False
         """Whether the last victim's TTL had expired; the policy did not choose it."""
         self.clock = clock
@@ -51,11 +49,9 @@ class EvictableLeaves(set):
         self.is_usable = is_usable
         """Whether a request can use a leaf; ``None`` if requests can use all of them."""
         self.unusable_leaves = LazyHeap()
-        """Leaves that no request can use, least recent first.
-
-        They are evicted before all others; the policy does not receive them.
-        """
-        self._set_aside: dict[UnifiedTreeNode, None] = {}
+        """Leaves that no request can use, least recent first. They are evicted before all others;
+        the policy does not receive them."""
+        self._excluded_nodes: dict[UnifiedTreeNode, None] = {}
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
@@ -76,22 +72,22 @@ class EvictableLeaves(set):
             self._drop(node)
             self.pending[node] = self.clock.now
 
-    def set_aside(self, node: UnifiedTreeNode) -> None:
-        """Exclude ``node`` until ``restore_set_aside``, as SGLang could not evict it."""
+    def exclude(self, node: UnifiedTreeNode) -> None:
+        """Exclude ``node`` until ``restore_excluded``, as SGLang could not evict it."""
         if node in self:
             self.readmit(node)
             del self.pending[node]
-            self._set_aside[node] = None
+            self._excluded_nodes[node] = None
 
-    def restore_set_aside(self) -> None:
-        for node in self._set_aside:
+    def restore_excluded(self) -> None:
+        for node in self._excluded_nodes:
             self.pending[node] = self.clock.now
-        self._set_aside.clear()
+        self._excluded_nodes.clear()
 
     def _drop(self, node: UnifiedTreeNode) -> None:
         leaf = node.canopy
-        if self._set_aside and node in self._set_aside:
-            del self._set_aside[node]
+        if self._excluded_nodes and node in self._excluded_nodes:
+            del self._excluded_nodes[node]
         elif self.is_usable is None or not self.unusable_leaves.discard(leaf):
             self.policy.drop(leaf)
 
@@ -131,9 +127,8 @@ class EvictableLeaves(set):
 
     def lowest_ranked(self, max_tokens: int, max_leaves: int) -> list[tuple[UnifiedTreeNode, int]]:
         """Return the next victims, and the tokens that the policy keeps of each. They end with
-        ``max_leaves``, or once they have ``max_tokens``. The order of eviction is not changed. A node
-        also counts as the parent of the victims before it, if only these keep it from being
-        evictable."""
+        ``max_leaves``, or once they have ``max_tokens``. The order of eviction is not changed. A parent
+        is listed too, after the last of its children on the device."""
         self.admit_pending()
         unread_children = MAX_CHILDREN_READ
 
@@ -143,11 +138,11 @@ class EvictableLeaves(set):
             if leaf_node.component_data[BASE_COMPONENT_TYPE].value is None:
                 return None  # a leaf of the host: its parent on the device is no victim of the host
             node = leaf_node.parent
-            data = node.component_data[BASE_COMPONENT_TYPE]
+            kv = node.component_data[BASE_COMPONENT_TYPE]
             # A node without a use is ranked by the time at which it becomes evictable.
-            if node.parent is None or data.value is None or node in self or not node.canopy.hits:
+            if node.parent is None or kv.value is None or node in self or not node.canopy.hits:
                 return None
-            if any(kind.lock_ref for kind in node.component_data):
+            if any(component.lock_ref for component in node.component_data):
                 return None
             for child in node.children.values():
                 unread_children -= 1
@@ -158,13 +153,13 @@ class EvictableLeaves(set):
                     return None
             return self._prepare_leaf(node, self.clock.now)
 
-        unusable: list[Any] = sorted(self.unusable_leaves, key=lambda leaf: leaf.last_access)
-        del unusable[max_leaves:]
-        max_tokens -= sum(leaf.length for leaf in unusable)
-        victims: list[Any] = _lowest_ranked(
-            self.policy, self.clock.now, max_tokens, max_leaves - len(unusable), find_exposed
-        )
-        return [(leaf.node, keep) for leaf, keep in [(leaf, 0) for leaf in unusable] + victims]
+        unusable_leaves: list[Any] = sorted(self.unusable_leaves, key=lambda leaf: leaf.last_access)
+        del unusable_leaves[max_leaves:]
+        max_tokens -= sum(leaf.length for leaf in unusable_leaves)
+        victims: list[Any] = list(map(Victim, unusable_leaves))
+        max_leaves -= len(victims)
+        victims += _lowest_ranked(self.policy, self.clock.now, max_tokens, max_leaves, find_exposed)
+        return [(victim.leaf.node, victim.keep_tokens) for victim in victims]
 
     def _prepare_leaf(self, node: UnifiedTreeNode, added_at: float) -> NodeLeaf:
         """Return ``node``'s leaf, prepared for the policy, which receives it as of ``added_at``."""
@@ -204,7 +199,7 @@ def _lowest_ranked(
     its rank. ``find_exposed(leaf, evicted)`` returns the unadmitted leaf that becomes evictable once
     all leaves in ``evicted`` are evicted, ``leaf`` last, or ``None``."""
     victims: list[Victim] = []
-    evicted: dict[Leaf, Any] = {}
+    rank_states: dict[Leaf, Any] = {}
     lent_leaves: set[Leaf] = set()
     try:
         while max_tokens > 0 and len(victims) < max_leaves:
@@ -212,19 +207,19 @@ def _lowest_ranked(
             if victim is None:
                 break
             leaf = victim.leaf
-            evicted[leaf] = leaf.rank_state
+            rank_states[leaf] = leaf.rank_state
             policy.drop(leaf)
             victims.append(victim)
             max_tokens -= max(1, leaf.length - victim.keep_tokens)
-            parent_leaf = None if victim.keep_tokens else find_exposed(leaf, evicted)
+            parent_leaf = None if victim.keep_tokens else find_exposed(leaf, rank_states)
             if parent_leaf is not None:
                 lent_leaves.add(parent_leaf)
                 policy.admit(parent_leaf, now)
     finally:
         for leaf in lent_leaves:
-            if leaf not in evicted:
+            if leaf not in rank_states:
                 policy.drop(leaf)
-        for leaf, rank_state in evicted.items():
+        for leaf, rank_state in rank_states.items():
             if leaf not in lent_leaves:
                 policy.put_back(leaf, rank_state, now)
     return victims

@@ -22,30 +22,29 @@ MAX_NODES = 256
 MAX_TENANTS = 16
 LOOKED_AHEAD_TOKENS = 1 << 16
 LOOKED_AHEAD_LEAVES = 256
-"""Victims read ahead, in tokens and in leaves, once for all tenants.
-
-Counts instead of times: every rank must read the same victims.
-"""
+"""Victims read ahead, in tokens and in leaves, once for all tenants. Counts instead of times: every
+rank must read the same victims."""
 
 
 def parse_question(text: str) -> tuple[str, dict[str, Any]] | None:
     """Parse a message: the name of the answer, and the question (``conversation``, and ``tenant``,
     absent for all tenants). ``None`` for any other text."""
     try:
-        body = json.loads(text)
-        name = str(body.pop("answer"))
+        question = json.loads(text)
+        answer_name = str(question.pop("answer"))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
-    is_valid = name.isalnum() and isinstance(body.get("conversation"), str)
-    return (name, body) if is_valid and isinstance(body.get("tenant"), str | None) else None
+    is_valid = answer_name.isalnum() and isinstance(question.get("conversation"), str)
+    is_valid = is_valid and isinstance(question.get("tenant"), str | None)
+    return (answer_name, question) if is_valid else None
 
 
-def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
+def explain(core: CanopyTreeCore, question: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one entry for each requested tenant that has, or had, such a conversation. Does not affect
     evictions."""
-    conversation = body["conversation"]
-    if "tenant" in body:
-        tenants = [body["tenant"]]
+    conversation = question["conversation"]
+    if "tenant" in question:
+        tenants = [question["tenant"]]
     else:
         tenants = core.conversations.tenants_of(conversation)[:MAX_TENANTS]
     victims = _next_victims(core) if tenants else []
@@ -55,7 +54,7 @@ def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
 def _next_victims(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
     """Return the next victims, and the tokens of each that would be evicted."""
     victims = core.evictable_device_leaves.lowest_ranked(LOOKED_AHEAD_TOKENS, LOOKED_AHEAD_LEAVES)
-    return [(node, len(node.key) - keep) for node, keep in victims]
+    return [(node, len(node.key) - keep_tokens) for node, keep_tokens in victims]
 
 
 def _explain_tenant(
@@ -64,15 +63,15 @@ def _explain_tenant(
     conversation: Hashable,
     victims: list[tuple[UnifiedTreeNode, int]],
 ) -> dict[str, Any]:
-    now = core.clock.now
-    end = core.conversations.end_node(tenant, conversation)
-    nodes = [] if end is None else _describe_path(core, end)
+    now, policy = core.clock.now, core.live.device_policy
+    end_node = core.conversations.end_node(tenant, conversation)
+    nodes = [] if end_node is None else _describe_path(core, end_node)
     tokens = dict.fromkeys(TIERS, 0)
-    for row in nodes:
-        for tier in row["tiers"]:
-            tokens[tier] += row["tokens"]
+    for node in nodes:
+        for tier in node["tiers"]:
+            tokens[tier] += node["tokens"]
     last_accesses = [
-        node.canopy.last_access for node in _ancestors(core, end) if not node.canopy.shared
+        node.canopy.last_access for node in _ancestors(core, end_node) if not node.canopy.shared
     ]
     return {
         "tenant": shown_tenant(tenant),
@@ -81,9 +80,9 @@ def _explain_tenant(
         "tokens": tokens,
         "last_use_ago_s": round(now - max(last_accesses), 3) if last_accesses else None,
         "nodes": nodes[:MAX_NODES],
-        "policy": core.live.device_policy.name,
-        "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
-        "next_to_go": None if end is None else _foresee_eviction(core, end, victims),
+        "policy": policy.name,
+        "belief": {} if end_node is None else dict(policy.explain(end_node.canopy, now)),
+        "next_to_go": None if end_node is None else _foresee_eviction(core, end_node, victims),
         "evicted": [
             {
                 "evicted_ago_s": round(now - eviction.time, 3),
@@ -96,7 +95,7 @@ def _explain_tenant(
                 "idle_s": round(eviction.idle_s, 3),
                 "demoted": eviction.demoted,
             }
-            for eviction in core.traffic.evictions.latest_of(tenant, conversation)
+            for eviction in core.traffic.evictions.latest_evictions(tenant, conversation)
         ],
     }
 
@@ -109,16 +108,16 @@ def _ancestors(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[Unifi
     return ancestors
 
 
-def _describe_path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
-    now, offset, rows = core.clock.now, 0, []
-    for node in reversed(_ancestors(core, end)):
-        data, leaf = node.component_data[BASE_COMPONENT_TYPE], node.canopy
-        is_on_tier = (data.value is not None, data.host_value is not None, leaf.on_disk)
-        rows.append(
+def _describe_path(core: CanopyTreeCore, end_node: UnifiedTreeNode) -> list[dict[str, Any]]:
+    now, offset, descriptions = core.clock.now, 0, []
+    for node in reversed(_ancestors(core, end_node)):
+        kv, leaf = node.component_data[BASE_COMPONENT_TYPE], node.canopy
+        is_on_tiers = (kv.value is not None, kv.host_value is not None, leaf.on_disk)
+        descriptions.append(
             {
                 "offset": offset,
                 "tokens": len(node.key),
-                "tiers": [tier for tier, is_there in zip(TIERS, is_on_tier) if is_there],
+                "tiers": [tier for tier, is_there in zip(TIERS, is_on_tiers) if is_there],
                 "category": leaf.category,
                 "last_use_ago_s": round(now - leaf.last_access, 3),
                 "uses": leaf.hits,
@@ -126,21 +125,21 @@ def _describe_path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str,
             }
         )
         offset += len(node.key)
-    return rows
+    return descriptions
 
 
 def _foresee_eviction(
-    core: CanopyTreeCore, end: UnifiedTreeNode, victims: list[tuple[UnifiedTreeNode, int]]
+    core: CanopyTreeCore, end_node: UnifiedTreeNode, victims: list[tuple[UnifiedTreeNode, int]]
 ) -> dict[str, Any]:
     """Return the tokens that would be evicted before this path's last node on the device."""
     device_nodes = {
         node
-        for node in _ancestors(core, end)
+        for node in _ancestors(core, end_node)
         if node.component_data[BASE_COMPONENT_TYPE].value is not None
     }
     tokens_per_s = core.traffic.evictions.tokens_per_s(DEVICE, core.clock.now)
     tokens_before = 0
-    free_tokens = core.live.free_tokens()
+    free_tokens = core.live.count_free_tokens()
     for node, tokens in victims if device_nodes else ():
         if node in device_nodes:
             seconds = (tokens_before + free_tokens) / tokens_per_s if tokens_per_s > 0 else math.inf

@@ -39,8 +39,8 @@ class LivePolicies:
     """File of the policy's state; ``None`` except on the first rank."""
     meter: Meter | None = None
     """Meter of other policies' hits, with ``--canopy-whatif``."""
-    free_tokens: Callable[[], int] = int
-    """Free tokens of the device now."""
+    count_free_tokens: Callable[[], int] = int
+    """Returns the free tokens of the device now."""
     device_tokens: int = 0
     host_tokens: int = 0
     make_disk_tier: Callable[[Any], DiskTier] = DiskTier
@@ -85,39 +85,40 @@ def make_policies(
 ) -> LivePolicies:
     """Build the policies of both tiers. Raises ``CanopyError`` for an invalid configuration."""
     tiers = tiers or TierOptions()
-    settings, options = split_config(policy_name, config)
+    settings, policy_options = split_config(policy_name, config)
     try:
-        device = make_policy(policy_name, options)
+        device_policy = make_policy(policy_name, policy_options)
     except CanopyError as error:
         raise CanopyError(f"{error}; every policy also takes: {', '.join(TREE_KEYS)}") from None
-    if getattr(device.config, "caching", None) == "optional":
+    if getattr(device_policy.config, "caching", None) == "optional":
         raise CanopyError(
             f"policy {policy_name!r}: key 'caching' must be 'forced' on a server, whose KV is in "
             "memory when a request ends; 'optional' is for canopy simulate"
         )
-    host = _host_policy(device, options, policy_name, tiers)
-    disk = device if tiers.disk is None else make_policy(tiers.disk.name, tiers.disk.config)
+    host_policy = _host_policy(device_policy, policy_options, policy_name, tiers)
+    disk = tiers.disk
+    disk_policy = device_policy if disk is None else make_policy(disk.name, disk.config)
     # The disk's own policy runs in another thread. If neither tier above learns, an equal policy
     # here makes its labels.
-    learners = [policy for policy in (device, host) if policy.learns]
-    if not learners and disk.learns:
-        learners.append(disk)
+    learners = [policy for policy in (device_policy, host_policy) if policy.learns]
+    if not learners and disk_policy.learns:
+        learners.append(disk_policy)
     return LivePolicies(
         policy_name,
         settings,
-        device,
-        host,
+        device_policy,
+        host_policy,
         tiers=tiers,
         learners=tuple(learners),
-        does_disk_learn=disk.learns,
+        does_disk_learn=disk_policy.learns,
     )
 
 
 def _host_policy(
-    device: Policy, options: Mapping[str, Any], name: str, tiers: TierOptions
+    device_policy: Policy, options: Mapping[str, Any], name: str, tiers: TierOptions
 ) -> Policy:
     """Return the host tier's policy: the device policy's twin by default."""
     host = tiers.host
     if host is None or (host.name, dict(host.config)) == (name, dict(options)):
-        return device.twin()
+        return device_policy.twin()
     return make_policy(host.name, host.config)

@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
-_ABORTED = "FINISH_ABORT"
+_ABORT_CLASS = "FINISH_ABORT"
 UNSTAMPED_GAP_S = 0.001
-"""Seconds between a request without a stamp and the previous request.
-
-This keeps the order, equal on every rank, although no time passes.
-"""
+"""Seconds between a request without a stamp and the previous request. This keeps the order, equal
+on every rank, although no time passes."""
 
 
 class RequestClock:
@@ -100,8 +98,8 @@ class LiveRequest(Request):
     number: int = field(default_factory=itertools.count().__next__)
     phase: RequestPhase = RequestPhase.RECEIVED
     is_health_probe: bool = False
-    """Whether SGLang's health check sent it, which nothing learns from."""
-    hash: int = 0
+    """Whether SGLang's health check sent it; policies ignore it."""
+    path_hash: int = 0
     """Hash of the path so far, tenant included; the next block's hash is chained to it."""
     stop_hint: str | None = None
     tool_parser: str | None = None
@@ -131,7 +129,7 @@ def make_live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     # Fields of other names here; the others have the same names.
     stamp.pop(ADDED, None)
     time, keep_s = stamp.pop("time", now + UNSTAMPED_GAP_S), stamp.pop("keep_s", None)
-    stop_hint, samples = stamp.pop("stop", None), stamp.pop("samples", 0)
+    stop_hint, sample_count = stamp.pop("stop", None), stamp.pop("samples", 0)
     alpha, beta = stamp.pop("alpha", None), stamp.pop("beta", None)
     prompt = req.origin_input_ids
     request = LiveRequest(
@@ -143,22 +141,22 @@ def make_live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         block_tokens=block_tokens,
         prompt_tokens=len(prompt),
         path=[],
-        hash=_initial_hash(req),
+        path_hash=_initial_hash(req),
         **stamp,
     )
     extend_path(request, prompt)
-    if samples:
-        tail = array("q", prompt[len(request.path) * block_tokens :])
-        request.sample_group = time, xxhash.xxh3_64_intdigest(tail, seed=request.hash)
+    if sample_count:
+        partial_block = array("q", prompt[len(request.path) * block_tokens :])
+        request.sample_group = time, xxhash.xxh3_64_intdigest(partial_block, seed=request.path_hash)
         # TokenizerManager._handle_batch_request (tokenizer_manager.py) sends a prompt with n > 1
         # once, without output, and then n copies, which may have no limit yet.
-        request.pending_samples = samples if req.sampling_params.max_new_tokens == 0 else 0
+        request.pending_samples = sample_count if req.sampling_params.max_new_tokens == 0 else 0
     return request
 
 
 def is_refused(req: Req) -> bool:
     """Return whether SGLang ends ``req``, which was not admitted yet, with an error."""
-    return type(req.to_finish or req.finished_reason).__name__ == _ABORTED
+    return type(req.to_finish or req.finished_reason).__name__ == _ABORT_CLASS
 
 
 def complete_request(request: LiveRequest, req: Req) -> None:
@@ -190,12 +188,14 @@ def _initial_hash(req: Req) -> int:
 def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
     block_bytes = 8 * request.block_tokens
-    data = memoryview(_as_int64(tokens)).cast("B")
-    chain, path = request.hash, cast("list[int]", request.path)  # the path as the policies see it
-    blocks = struct.iter_unpack(f"{block_bytes}s", data[: len(data) // block_bytes * block_bytes])
+    token_bytes = memoryview(_as_int64(tokens)).cast("B")
+    path_hash = request.path_hash
+    path = cast("list[int]", request.path)  # policies receive it as an immutable sequence
+    whole_bytes = len(token_bytes) // block_bytes * block_bytes
+    blocks = struct.iter_unpack(f"{block_bytes}s", token_bytes[:whole_bytes])
     digest = xxhash.xxh3_64_intdigest
-    path += [chain := digest(block, chain) for (block,) in blocks]
-    request.hash = chain
+    path += [path_hash := digest(block, path_hash) for (block,) in blocks]
+    request.path_hash = path_hash
 
 
 def _as_int64(tokens: Sequence[int]) -> array[int]:
@@ -217,10 +217,10 @@ def _is_handed_to_decode(req: Req) -> bool:
 
 
 def _stop_reason(req: Req, request: LiveRequest) -> str:
-    kind = type(req.finished_reason).__name__
-    if kind == "FINISH_LENGTH":
+    reason_class = type(req.finished_reason).__name__
+    if reason_class == "FINISH_LENGTH":
         return "length"
-    if kind == _ABORTED:
+    if reason_class == _ABORT_CLASS:
         return ABORT
     return "tool" if calls_tool(req, request.tool_parser) else "end"
 
@@ -270,7 +270,7 @@ class NodeLeaf(Leaf):
         self.policy, self.path = tail.policy, tail.path
         self.offset, self.length = tail.offset, tokens
 
-    def set_retention(self, request: LiveRequest) -> None:
+    def set_ttl(self, request: LiveRequest) -> None:
         """Set the TTL of the request. A node shared with other conversations keeps the longest TTL. A
         request without a TTL restores the group's."""
         ttl_s = request.ttl_s

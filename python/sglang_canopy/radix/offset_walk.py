@@ -31,7 +31,7 @@ TOKEN_BYTES = 8
 """Bytes of a token id in a key's array."""
 _COMPARED_IDS = 1 << 12
 """Token ids compared at once: enough to be fast, but few for keys that soon differ."""
-_VISITED_FIELD = existing_fields(MatchResult, "last_visited_node_id")
+_VISITED_FIELDS = existing_fields(MatchResult, "last_visited_node_id")
 
 
 class CappedKey(RadixKey):
@@ -57,8 +57,8 @@ class KeyCursor:
     __slots__ = (
         "_end",
         "_ids",
+        "_ids_end",
         "_key",
-        "_last_id",
         "_page_size",
         "_pair_tail",
         "is_whole",
@@ -71,7 +71,7 @@ class KeyCursor:
         self._page_size = page_size
         self._end = len(key) if length is None else length
         self._pair_tail = int(key.is_bigram)  # n pairs consist of n + 1 tokens
-        self._last_id = self._end + self._pair_tail if self._end else 0
+        self._ids_end = self._end + self._pair_tail if self._end else 0
         self.offset = 0
         """Tokens (pairs, in a key of pairs) before the cursor."""
         self.is_whole = True
@@ -85,8 +85,8 @@ class KeyCursor:
             return None
         children = node.children
         if len(children) == 1 and node.parent is not None:
-            for only in children.values():
-                return only
+            for only_child in children.values():
+                return only_child
         return children.get(self._key.child_key_at(self.offset, self._page_size))
 
     def advance_whole(self, node: UnifiedTreeNode) -> bool:
@@ -94,7 +94,7 @@ class KeyCursor:
         ids = _own_ids(node.key)
         length = len(ids)
         end = self.offset + length
-        if end > self._last_id:
+        if end > self._ids_end:
             return False
         if length <= _COMPARED_IDS:
             if self._ids[self.offset : end] != ids:
@@ -106,23 +106,22 @@ class KeyCursor:
 
     def advance(self, node: UnifiedTreeNode) -> int:
         """Move past the leading pages of ``node`` that continue the key. Returns their tokens."""
-        start = self.offset
+        start_offset = self.offset
         self.is_whole = self.advance_whole(node)
         if not self.is_whole:
-            common = self._count_common(_own_ids(node.key)) - self._pair_tail
-            self.offset += (
-                max(min(common, self._end - start), 0) // self._page_size * self._page_size
-            )
-        return self.offset - start
+            common_tokens = self._count_common(_own_ids(node.key)) - self._pair_tail
+            common_tokens = max(min(common_tokens, self._end - start_offset), 0)
+            self.offset += common_tokens // self._page_size * self._page_size
+        return self.offset - start_offset
 
     def _count_common(self, ids: array[int]) -> int:
         """Return the number of leading token ids that ``ids`` and the rest of the key share."""
-        count = min(len(ids), self._last_id - self.offset)
+        count = min(len(ids), self._ids_end - self.offset)
         for start in range(0, count, _COMPARED_IDS):
             stop = min(start + _COMPARED_IDS, count)
-            in_key, in_node = self._ids[self.offset + start : self.offset + stop], ids[start:stop]
-            if in_key != in_node:
-                differs = np.frombuffer(in_key, np.int64) != np.frombuffer(in_node, np.int64)
+            key_ids, node_ids = self._ids[self.offset + start : self.offset + stop], ids[start:stop]
+            if key_ids != node_ids:
+                differs = np.frombuffer(key_ids, np.int64) != np.frombuffer(node_ids, np.int64)
                 return start + int(differs.argmax())
         return count
 
@@ -155,20 +154,20 @@ class OffsetWalkCore(UnifiedTreeCore):
         action = None
         cursor = KeyCursor(key, self.page_size)
         while (child := cursor.next_child(node)) is not None:
-            data = child.component_data[BASE_COMPONENT_TYPE]
-            if data.value is None and data.host_value is None:
+            kv = child.component_data[BASE_COMPONENT_TYPE]
+            if kv.value is None and kv.host_value is None:
                 break
-            length = cursor.advance(child)
-            if not length:
+            node_tokens = cursor.advance(child)
+            if not node_tokens:
                 break
-            matched_tokens += length
+            matched_tokens += node_tokens
             if not cursor.is_whole:
-                child, action = self._split_node(child.key, child, length)
-                data = child.component_data[BASE_COMPONENT_TYPE]
+                child, action = self._split_node(child.key, child, node_tokens)
+                kv = child.component_data[BASE_COMPONENT_TYPE]
             node = child
-            if data.value is not None:
+            if kv.value is not None:
                 best_node = device_node = node
-                device_tokens += length
+                device_tokens += node_tokens
             elif self.enable_hicache:
                 best_node = node
             if not cursor.is_whole:
@@ -180,7 +179,7 @@ class OffsetWalkCore(UnifiedTreeCore):
             best_node if self.enable_hicache else device_node,
             best_node,
             full_kv_hit_length=matched_tokens,
-            **dict.fromkeys(_VISITED_FIELD, None if node is root else node.id),
+            **dict.fromkeys(_VISITED_FIELDS, None if node is root else node.id),
         )
         result = self.components[0].finalize_match_result_in_tree_core(result, params, [], 0)
         return result._replace(
@@ -215,8 +214,8 @@ class OffsetWalkCore(UnifiedTreeCore):
     def _insert_at_once(self, params: InsertParams, length: int) -> InsertStepResult:
         """Perform SGLang's insert of the key's first ``length`` tokens in one step."""
         assert self._ongoing_insert_walk_state is None, "an insert within an insert"
-        key, value, priority = params.key, params.value, params.priority or 0
-        new_from, inserted_tokens = params.prev_prefix_len, params.inserted_len
+        key, slots, priority = params.key, params.value, params.priority or 0
+        own_kv_start, inserted_tokens = params.prev_prefix_len, params.inserted_len
         actions = self._insert_actions
         result = InsertResult(0, adopted_ranges={} if params.track_adopted_ranges else None)
         node, walked_tokens = self.root_node, 0
@@ -237,15 +236,15 @@ class OffsetWalkCore(UnifiedTreeCore):
                 node.priority = priority
             if node.component_data[BASE_COMPONENT_TYPE].value is None:
                 self._unevict_node_on_insert(
-                    node, value[node_start:walked_tokens], session_id=params.session_id
+                    node, slots[node_start:walked_tokens], session_id=params.session_id
                 )
                 result.record_adopted_range(BASE_COMPONENT_TYPE, node_start, walked_tokens)
-            elif walked_tokens > new_from:  # the tree already has this KV
-                actions.append(FreeDeviceKV([value[max(node_start, new_from) : walked_tokens]]))
+            elif walked_tokens > own_kv_start:  # the tree already has this KV
+                actions.append(FreeDeviceKV([slots[max(node_start, own_kv_start) : walked_tokens]]))
             if walked_tokens > inserted_tokens and not self.is_write_back:
                 node.hit_count += 1
-        is_new = walked_tokens < length
-        if is_new:
+        is_new_leaf = walked_tokens < length
+        if is_new_leaf:
             # SGLang copies a key to round it down to pages, but keeps a key of single tokens as it
             # is.
             is_kept_as_is = self.page_size == 1 and walked_tokens == 0 and key.limit is None
@@ -253,14 +252,14 @@ class OffsetWalkCore(UnifiedTreeCore):
             node = self._add_new_node(
                 node,
                 key if is_kept_as_is else key[walked_tokens:length],
-                value[walked_tokens:length],
+                slots[walked_tokens:length],
                 priority=priority,
                 session_id=params.session_id,
             )
             if length > inserted_tokens and not self.is_write_back:
                 node.hit_count += 1
         result.prefix_len, result.last_device_node = walked_tokens, node.id
-        self.components[0].commit_insert_component_data(node, is_new, params, result, actions)
+        self.components[0].commit_insert_component_data(node, is_new_leaf, params, result, actions)
         return InsertStepResult(actions, result)
 
     def _insert_walk_step(self, state: Any) -> None:
@@ -271,7 +270,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         """Walk the nodes on the device that the key contains entirely. Returns whether an action must
         be performed before the walk continues."""
         params, key, priority = state.params, state.key, state.priority
-        new_from, inserted_tokens = params.prev_prefix_len, params.inserted_len
+        own_kv_start, inserted_tokens = params.prev_prefix_len, params.inserted_len
         actions, node = state.pending_actions, state.node
         start = walked_tokens = state.total_prefix_length
         needs_backup = False
@@ -286,8 +285,8 @@ class OffsetWalkCore(UnifiedTreeCore):
             if node.priority < priority:
                 node.priority = priority
             node_start, walked_tokens = walked_tokens, start + cursor.offset
-            if walked_tokens > new_from:  # the tree already has this KV
-                duplicate = slice(max(node_start, new_from) - start, walked_tokens - start)
+            if walked_tokens > own_kv_start:  # the tree already has this KV
+                duplicate = slice(max(node_start, own_kv_start) - start, walked_tokens - start)
                 actions.append(FreeDeviceKV([state.value[duplicate]]))
             if walked_tokens > inserted_tokens and self._inc_hit_count_and_check(node):
                 actions.append(self._build_backup_kv_action(node))

@@ -15,10 +15,10 @@ def check_overrides(*classes: type) -> None:
     """Raise ``CanopyError`` with the first method that does not accept SGLang's parameters."""
     for subclass in classes:
         for name, method in vars(subclass).items():
-            sglang_method = _overridden(subclass, name)
+            sglang_method = _overridden_method(subclass, name)
             if sglang_method is None or not inspect.isfunction(method):
                 continue
-            for positional, named in _calls(inspect.signature(sglang_method)):
+            for positional, named in _call_forms(inspect.signature(sglang_method)):
                 try:
                     inspect.signature(method).bind(*positional, **named)
                 except TypeError as error:
@@ -28,7 +28,7 @@ def check_overrides(*classes: type) -> None:
                     ) from None
 
 
-def _overridden(subclass: type, name: str) -> Any:
+def _overridden_method(subclass: type, name: str) -> Any:
     """Return SGLang's method of this name, or ``None``. Constructors are called by Canopy itself."""
     if name == "__init__":
         return None
@@ -39,10 +39,11 @@ def _overridden(subclass: type, name: str) -> Any:
     return None
 
 
-def _calls(signature: inspect.Signature) -> Iterator[tuple[list[None], dict[str, None]]]:
+def _call_forms(signature: inspect.Signature) -> Iterator[tuple[list[None], dict[str, None]]]:
     """Yield the two ways in which SGLang may pass all parameters: by position, and by name."""
-    parameters = [p for p in signature.parameters.values() if p.kind not in _VARIADIC]
-    named = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
-    positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    names = [name for name, kind in kinds.items() if kind not in _VARIADIC]
+    named = {name: None for name in names if kinds[name] is inspect.Parameter.KEYWORD_ONLY}
+    positional = [name for name in names if name not in named]
     yield [None] * len(positional), named
-    yield [None], {**{p.name: None for p in positional[1:]}, **named}
+    yield [None], {**dict.fromkeys(positional[1:]), **named}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sglang_canopy.bounded import BoundedByTenant
 from sglang_canopy.radix.live_request import LiveRequest
 
-MAX_GROUPS, TENANT_GROUPS = 1024, 128
+MAX_WARM_UPS, MAX_TENANT_WARM_UPS = 1024, 128
 """Warm-ups remembered, in all and per tenant. Samples of a forgotten warm-up count as requests."""
 
 
@@ -19,15 +19,15 @@ class ParallelSamples:
 
     def __init__(self) -> None:
         self._warm_ups: BoundedByTenant[tuple[float, int], LiveRequest] = BoundedByTenant(
-            MAX_GROUPS, TENANT_GROUPS
+            MAX_WARM_UPS, MAX_TENANT_WARM_UPS
         )
-        self._outstanding: dict[tuple[float, int], int] = {}
+        self._outstanding_samples: dict[tuple[float, int], int] = {}
         """Outstanding samples of each warm-up."""
 
     def __len__(self) -> int:
-        return len(self._outstanding)
+        return len(self._outstanding_samples)
 
-    def register_sample(self, request: LiveRequest) -> None:
+    def register(self, request: LiveRequest) -> None:
         """Remember a warm-up, or attach a sample to its warm-up. Call once per grouped request."""
         if request.sample_group is None:
             return
@@ -41,11 +41,11 @@ class ParallelSamples:
             # A sample counts as its warm-up: their nodes are used once, at one time.
             request.number, request.time = warm_up.number, warm_up.time
             # The warm-up of an equal prompt of the same batch announces samples of its own.
-            self._outstanding[request.sample_group] += announced_samples or -1
-            if not self._outstanding[request.sample_group]:
+            self._outstanding_samples[request.sample_group] += announced_samples or -1
+            if not self._outstanding_samples[request.sample_group]:
                 self._warm_ups.pop(request.tenant, request.sample_group)
-                del self._outstanding[request.sample_group]
+                del self._outstanding_samples[request.sample_group]
         elif request.pending_samples:
-            self._outstanding[request.sample_group] = request.pending_samples
+            self._outstanding_samples[request.sample_group] = request.pending_samples
             for dropped in self._warm_ups.put(request.tenant, request.sample_group, request):
-                del self._outstanding[dropped.key]
+                del self._outstanding_samples[dropped.key]

@@ -32,9 +32,9 @@ class ProtectedPaths:
         self.keeps = Keeps(device_tokens, settings.keep_tenant_share, settings.keep_total_share)
         self.awaited = AwaitedPaths(device_tokens)
 
-    def charge(self, tenant: str | None, source: str) -> Hashable:
+    def charged_tenant(self, tenant: str | None, source: str) -> Hashable:
         """Return the tenant to charge for a request or hint of ``source``."""
-        return self._charged_tenants.charge(tenant, source == GATEWAY, self._clock.now)
+        return self._charged_tenants.choose(tenant, source == GATEWAY, self._clock.now)
 
     def keep_path(self, node: UnifiedTreeNode, until: float, tenant: Hashable) -> None:
         """Keep the path to ``node`` until ``until``, within the budget of the charged ``tenant``."""
@@ -51,7 +51,7 @@ class ProtectedPaths:
         waiting request, which keeps its prefix recent under LRU. Here the deepest node is kept for a
         bounded time, until the request's own insert marks it, or the time expires."""
         leaf, now = node.canopy, self._clock.now
-        charged_to = self.charge(request.tenant, request.source)
+        charged_to = self.charged_tenant(request.tenant, request.source)
         if node.parent is None or leaf.request_number == request.number:
             return
         if leaf.last_access >= now or self.awaited.is_fresh(leaf, now):
@@ -68,7 +68,7 @@ class ProtectedPaths:
             self.awaited.end_protection(leaf)
         for node, request in queue:
             if node.parent is not None and node.canopy.awaited_until is None:
-                self._protect(node, self.charge(request.tenant, request.source))
+                self._protect(node, self.charged_tenant(request.tenant, request.source))
 
     def drop_leaf(self, leaf: NodeLeaf) -> None:
         """Handle the removal of ``leaf``'s node from the tree."""
@@ -85,10 +85,10 @@ class ProtectedPaths:
         now, device_node = self._clock.now, node
         while device_node.parent is not None and device_node.evicted:
             device_node = device_node.parent
-        is_other = device_node is not node and device_node.parent is not None
-        others = [device_node] if is_other else []
-        for end in (node, *others):
+        has_device_end = device_node is not node and device_node.parent is not None
+        device_ends = [device_node] if has_device_end else []
+        for end in (node, *device_ends):
             set_offsets(end)
             self._readmit(end)
             end.canopy.last_access = max(end.canopy.last_access, now)
-        self.awaited.protect(node.canopy, tenant, now, *(end.canopy for end in others))
+        self.awaited.protect(node.canopy, tenant, now, *(end.canopy for end in device_ends))

@@ -41,11 +41,11 @@ class TreeRequests:
         """Return the policies' record of ``req``; created on first use. Policies receive it on
         admission: a request that is refused, or aborted while it waits, and then sent again, does not
         count as a return. Health probes are ignored."""
-        state = state_of(req)
-        request: LiveRequest | None = state.request
+        request_state = state_of(req)
+        request: LiveRequest | None = request_state.request
         if request is None:
             request = make_live_request(req, self.tree.clock.now, self.live.settings.block_tokens)
-            state.request = request
+            request_state.request = request
             request.is_health_probe = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
             if not request.is_health_probe:
                 self._receive(request)
@@ -82,7 +82,7 @@ class TreeRequests:
         if request.warm_up is None:
             self.live.counters.refusal_counts[reason] += 1
 
-    def cut_off(self, request: LiveRequest) -> None:
+    def record_abort(self, request: LiveRequest) -> None:
         """Record that an admitted ``request`` was aborted between two chunks of its prompt, or while it
         waited again: SGLang inserts nothing more of it. Ignored in any other state."""
         if request.phase is not RequestPhase.ADMITTED:
@@ -107,10 +107,10 @@ class TreeRequests:
             if meter is not None:
                 meter.record_parallel_output(request)
             return
-        hits = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
+        hit_tokens = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
         label, tokens = request.label or request.category, request.prompt_tokens
-        self.live.counters.record_request(label, tokens, hits, request.tenant)
-        self.tree.missed.count_misses(request, sum(hits))
+        self.live.counters.record_request(label, tokens, hit_tokens, request.tenant)
+        self.tree.missed.count_misses(request, sum(hit_tokens))
         if meter is not None:
             meter.record_request(request, req.cached_tokens_device + req.cached_tokens_host)
 
@@ -127,7 +127,7 @@ class TreeRequests:
         # Requests of several HTTP processes, and long prompts, may arrive after younger ones.
         request.time = tree.clock.advance(request.time)
         if request.sample_group is not None:
-            self.samples.register_sample(request)
+            self.samples.register(request)
         if live.meter is not None:
             live.follow_floor(live.meter)
         tree.disk.record_arrival(request.epoch)
@@ -176,22 +176,22 @@ class TreeRequests:
         tree = self.tree
         if request is not None:
             self.conversations.set_end(request, node)
-            charged_to = tree.protected.charge(request.tenant, request.source)
+            charged_to = tree.protected.charged_tenant(request.tenant, request.source)
             if request.keep_until is not None:
                 tree.protected.keep_path(node, request.keep_until, charged_to)
             if request.misses is not None:
                 set_offsets(node)
                 tree.missed.record_written(request, node.canopy.offset + node.canopy.length)
         is_done = request is not None and tree.disk.active and request.phase is RequestPhase.DONE
-        device, host = tree.evictable_device_leaves, tree.evictable_host_leaves
+        device_leaves, host_leaves = tree.evictable_device_leaves, tree.evictable_host_leaves
         while node is not tree.root_node:
             leaf = node.canopy
             if leaf.awaited_until is not None:
                 tree.protected.awaited.end_protection(leaf)
-            if node in device:
-                device.readmit(node)
-            elif node in host:
-                host.readmit(node)
+            if node in device_leaves:
+                device_leaves.readmit(node)
+            elif node in host_leaves:
+                host_leaves.readmit(node)
             if request is None:
                 leaf.touch(tree.clock.now)
             else:
@@ -212,7 +212,7 @@ class TreeRequests:
             leaf.mark_used(request)
             leaf.request_number = request.number
         if leaf.ttl_s is not None or request.ttl_s is not None:
-            leaf.set_retention(request)
-        if groups.disk is not None or groups.host is not None:
+            leaf.set_ttl(request)
+        if groups.disk_table is not None or groups.host_table is not None:
             set_offsets(node)
             groups.assign(leaf, request)

@@ -28,13 +28,13 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.counters import DEVICE, TIERS
 from sglang_canopy.radix.live import LivePolicies
 
-PAGES = 96
+POOL_PAGES = 96
 """Size of each pool, in pages."""
-STEPS = 24
+STEP_COUNT = 24
 """Operations on each of the two caches."""
-PATHS = 12
+PATH_COUNT = 12
 """Paths from which the operations choose."""
-POLICY = "canopy-lru"
+CANOPY_POLICY = "canopy-lru"
 MakeCache = Callable[[CacheInitParams], UnifiedRadixCache]
 
 
@@ -43,7 +43,7 @@ def check_device_tier(make_cache: MakeCache, page_size: int) -> None:
     try:
         with silence_sglangs_log():
             reference = SmallTree(page_size, "lru", UnifiedRadixCache)
-            canopy_tree = SmallTree(page_size, POLICY, make_cache)
+            canopy_tree = SmallTree(page_size, CANOPY_POLICY, make_cache)
         steps = zip([*_operate(reference)], [*_operate(canopy_tree)])
         for number, ((name, *expected), (_, *actual)) in enumerate(steps, 1):
             for aspect, sglang, canopy in zip(("result", "sizes", "nodes"), expected, actual):
@@ -90,28 +90,28 @@ class SmallTree:
         head_dim: int = 1,
     ) -> None:
         """``device``: of the pool; ``head_dim``: values of a token's key, and of its value."""
-        size = PAGES * page_size
-        self.kv = MHATokenToKVPool(
-            size=size,
+        pool_tokens, dtype = POOL_PAGES * page_size, torch.float16
+        self.kv_pool = MHATokenToKVPool(
+            size=pool_tokens,
             page_size=page_size,
-            dtype=torch.float16,
+            dtype=dtype,
             head_num=1,
             head_dim=head_dim,
             layer_num=1,
             device=device,
             enable_memory_saver=False,
         )
-        options = {"dtype": torch.float16, "device": device, "kvcache": self.kv, "need_sort": False}
+        options = {"dtype": dtype, "device": device, "kvcache": self.kv_pool, "need_sort": False}
         self.allocator = (
-            TokenToKVPoolAllocator(size, **options)
+            TokenToKVPoolAllocator(pool_tokens, **options)
             if page_size == 1
-            else PagedTokenToKVPoolAllocator(size, page_size, **options)
+            else PagedTokenToKVPoolAllocator(pool_tokens, page_size, **options)
         )
         self.page_size = page_size
         self.params = CacheInitParams(
             disable=False,
             req_to_token_pool=ReqToTokenPool(
-                size=1, max_context_len=size, device=device, enable_memory_saver=False
+                size=1, max_context_len=pool_tokens, device=device, enable_memory_saver=False
             ),
             token_to_kv_pool_allocator=self.allocator,
             page_size=page_size,
@@ -124,7 +124,7 @@ class SmallTree:
         self.live: LivePolicies | None = getattr(self.core, "live", None)
         self._numbers: dict[int, int] = {self.core.root_node.id: 0}
 
-    def number(self, node_id: Any) -> Any:
+    def node_number(self, node_id: Any) -> Any:
         """Number a node by its first appearance, since node ids are not equal in two caches."""
         return None if node_id is None else self._numbers.setdefault(node_id, len(self._numbers))
 
@@ -134,47 +134,47 @@ class SmallTree:
     def insert(self, path: list[int]) -> int:
         """Insert a path as computed KV. Return the tokens that were cached before."""
         key = self._key(path)
-        hit = self.match(path)
-        lock = self.cache.lock(hit.last_device_node)
-        new_slots = self.allocator.alloc(len(key) - hit.device_prefix_len)
-        cached_slots = self.read_slots(hit)
-        self.compute(new_slots, path[hit.device_prefix_len : len(key)])
-        value = torch.cat([cached_slots, new_slots]) if len(new_slots) else cached_slots
+        match = self.match(path)
+        lock = self.cache.lock(match.last_device_node)
+        new_slots = self.allocator.alloc(len(key) - match.device_prefix_len)
+        cached_slots = self.device_slots(match)
+        self.compute(new_slots, path[match.device_prefix_len : len(key)])
+        slots = torch.cat([cached_slots, new_slots]) if len(new_slots) else cached_slots
         result = self.cache.insert(
-            InsertParams(key=key, value=value, prev_prefix_len=hit.device_prefix_len)
+            InsertParams(key=key, value=slots, prev_prefix_len=match.device_prefix_len)
         )
         self.cache.unlock(lock)
         return int(result.prefix_len)
 
-    def read_slots(self, match: Any) -> torch.Tensor:
-        """Return the slots on the device of a match."""
+    def device_slots(self, match: Any) -> torch.Tensor:
+        """Return the device slots of a match."""
         slots: torch.Tensor = self.core.collect_full_device_indices(
             match.last_device_node, self.core.root_node.id
         )
         return slots
 
     def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
-        """Write the tokens' KV; this cache has none that is read."""
+        """Write the tokens' KV. Without effect here, since nothing reads it."""
 
     def describe_nodes(self) -> list[tuple[Any, ...]]:
         """Return every node without its numbers of slots."""
-        rows = []
+        nodes = []
         for node in self.core._node_arena.values():
             if node is self.core.root_node:
                 continue
-            data = node.component_data[BASE_COMPONENT_TYPE]
-            rows.append(
+            kv = node.component_data[BASE_COMPONENT_TYPE]
+            nodes.append(
                 (
-                    self.number(node.id),
-                    self.number(node.parent.id),
+                    self.node_number(node.id),
+                    self.node_number(node.parent.id),
                     len(node.key),
                     node.hit_count,
-                    data.lock_ref,
-                    data.value is not None,
-                    data.host_value is not None,
+                    kv.lock_ref,
+                    kv.value is not None,
+                    kv.host_value is not None,
                 )
             )
-        return sorted(rows)
+        return sorted(nodes)
 
     def check(self) -> None:
         """Compare the evictable leaves with SGLang's rule, and count the slots."""
@@ -194,49 +194,52 @@ class SmallTree:
         """Compare the slots of a tier's nodes with its pool, and with what SGLang recorded."""
         nodes = [node for node in self.core._node_arena.values() if node is not self.core.root_node]
         slots = [getattr(node.component_data[BASE_COMPONENT_TYPE], field) for node in nodes]
-        in_tree = sum(len(node_slots) for node_slots in slots if node_slots is not None)
-        free = pool.available_size()
-        if in_tree + free != pool.size:
+        tree_slots = sum(len(node_slots) for node_slots in slots if node_slots is not None)
+        free_slots = pool.available_size()
+        if tree_slots + free_slots != pool.size:
             raise AssertionError(
-                f"{in_tree} slots of the {TIERS[tier]} in the tree and {free} free of {pool.size}"
+                f"{tree_slots} slots of the {TIERS[tier]} in the tree and {free_slots} free of {pool.size}"
             )
         if self.live is not None:
-            rows = [row.tiers[tier] for row in self.live.counters.rows()]
-            counted = sum(row.entered_tokens - sum(row.evicted_tokens) for row in rows)
-            if counted != in_tree:
+            tiers = [counts.tiers[tier] for counts in self.live.counters.all_counts()]
+            counted_tokens = sum(own.entered_tokens - sum(own.evicted_tokens) for own in tiers)
+            if counted_tokens != tree_slots:
                 raise AssertionError(
-                    f"SGLang recorded {counted} tokens of {in_tree} on the {TIERS[tier]}"
+                    f"SGLang recorded {counted_tokens} tokens of {tree_slots} on the {TIERS[tier]}"
                 )
 
     def _key(self, path: list[int]) -> RadixKey:
         return RadixKey(array("q", path), None).page_aligned(self.page_size)
 
 
-def draw_paths(draw: random.Random, page: int) -> list[list[int]]:
+def draw_paths(rng: random.Random, page_tokens: int) -> list[list[int]]:
     """Return paths that share prefixes, some with a part of a page at their end."""
-    common_prefix = [draw.randrange(1, 9) for _ in range(4 * page)]
+    common_prefix = [rng.randrange(1, 9) for _ in range(4 * page_tokens)]
     return [
-        common_prefix[: draw.randrange(5) * page]
-        + [100 * number + i for i in range(draw.randrange(1, 5) * page + draw.randrange(page))]
-        for number in range(1, PATHS + 1)
+        common_prefix[: rng.randrange(5) * page_tokens]
+        + [
+            100 * number + i
+            for i in range(rng.randrange(1, 5) * page_tokens + rng.randrange(page_tokens))
+        ]
+        for number in range(1, PATH_COUNT + 1)
     ]
 
 
 def _operate(tree: SmallTree) -> Iterator[tuple[Any, ...]]:
     """Yield name, result, sizes and nodes of each step; the same steps for every tree."""
-    draw = random.Random(1)
-    paths = draw_paths(draw, tree.page_size)
+    rng = random.Random(1)
+    paths = draw_paths(rng, tree.page_size)
     locks: list[Any] = []
-    for _ in range(STEPS):
-        name = draw.choice(("insert", "insert", "match", "lock", "unlock"))
-        path = draw.choice(paths)
+    for _ in range(STEP_COUNT):
+        name = rng.choice(("insert", "insert", "match", "lock", "unlock"))
+        path = rng.choice(paths)
         result: Any = None
         if name == "insert":
             result = tree.insert(path)
         elif name == "match":
             match = tree.match(path)._asdict()
             result = {
-                field: tree.number(value) if field.endswith(("_node", "_node_id")) else value
+                field: tree.node_number(value) if field.endswith(("_node", "_node_id")) else value
                 for field, value in match.items()
                 if isinstance(value, (int, type(None)))
             }
@@ -254,23 +257,23 @@ def _operate(tree: SmallTree) -> Iterator[tuple[Any, ...]]:
 
 def _evict(tree: SmallTree) -> None:
     """Evict less than a leaf, some leaves and everything."""
-    page = tree.page_size
-    for path in draw_paths(random.Random(2), page)[:8]:
+    page_tokens = tree.page_size
+    for path in draw_paths(random.Random(2), page_tokens)[:8]:
         tree.insert(path)
         tree.check()
     for pages in (1, 2, 5):
-        free_before = tree.allocator.available_size()
-        tree.cache.evict(EvictParams(num_tokens=pages * page))
+        free_before_tokens = tree.allocator.available_size()
+        tree.cache.evict(EvictParams(num_tokens=pages * page_tokens))
         tree.check()
-        freed = tree.allocator.available_size() - free_before
-        if freed < pages * page:
-            raise AssertionError(f"an eviction of {pages * page} tokens freed {freed}")
+        freed_tokens = tree.allocator.available_size() - free_before_tokens
+        if freed_tokens < pages * page_tokens:
+            raise AssertionError(f"{freed_tokens} tokens freed, not {pages * page_tokens}")
     for is_everything in (False, True):
-        wanted_tokens = tree.cache.evictable_size() if is_everything else page
-        expected_free = tree.allocator.available_size() + wanted_tokens
+        wanted_tokens = tree.cache.evictable_size() if is_everything else page_tokens
+        expected_free_tokens = tree.allocator.available_size() + wanted_tokens
         tree.cache.evict_for_alloc(EvictParams(num_tokens=wanted_tokens))
         tree.check()
-        if tree.allocator.available_size() < expected_free:
+        if tree.allocator.available_size() < expected_free_tokens:
             raise AssertionError(f"an allocation of {wanted_tokens} tokens found no room")
     if tree.cache.evictable_size() or tree.allocator.available_size() != tree.allocator.size:
         raise AssertionError("KV is left after an eviction of everything")

@@ -25,11 +25,9 @@ _POLL_S = 0.001
 
 
 class StorageHolds:
-    """End the reads and writes at or below the leaves that a walk has left over.
-
-    All ranks decide alike: reads and writes have the same order on each, and a timeout on one rank is a
-    timeout on all. With pipeline stages, which cannot agree, nothing is ended.
-    """
+    """Ends the reads and writes at or below the leaves that an eviction walk has left over. All
+    ranks decide alike: reads and writes have the same order on each, and a timeout on one rank is a
+    timeout on all. With pipeline stages, which cannot agree, nothing is ended."""
 
     def __init__(self, cache: UnifiedRadixCache) -> None:
         self.cache = cache
@@ -38,7 +36,7 @@ class StorageHolds:
         """Evictions that waited for writes."""
         self.wait_s = 0.0
         self.longest_wait_s = 0.0
-        self.timeouts = 0
+        self.timeout_count = 0
         """Waits that ended after ``MAX_WAIT_S``."""
         self._wait_until = math.inf
         """End of the waits of this eviction, in seconds of ``time.monotonic``."""
@@ -61,7 +59,7 @@ class StorageHolds:
         self._wait_until = math.inf
 
     def end_holds(self) -> bool:
-        """Cancel the reads, or without any wait for the writes. Return whether a walk can free more.
+        """Cancel the reads, or, if there are none, wait for the writes. Return whether a walk can free more.
         The requests of cancelled reads look up again or recompute, as SGLang does for a read that finds
         no room."""
         return self._cancel_reads() or self._finish_writes()
@@ -73,30 +71,31 @@ class StorageHolds:
             "write_waits": self.wait_count,
             "write_wait_s": self.wait_s,
             "longest_write_wait_s": self.longest_wait_s,
-            "write_timeouts": self.timeouts,
+            "write_timeouts": self.timeout_count,
         }
 
     def _cancel_reads(self) -> bool:
         cache = self.cache
-        reads = [
-            request
-            for request, read in cache.ongoing_prefetch.items()
+        request_ids = [
+            request_id
+            for request_id, read in cache.ongoing_prefetch.items()
             if read.anchor_lock_params is not None and self._holds_leaf(read.anchor_node_id)
         ]
-        for request in reads:
-            cache.release_aborted_request(request)
-        self.reads_cancelled += len(reads)
-        return bool(reads)
+        for request_id in request_ids:
+            cache.release_aborted_request(request_id)
+        self.reads_cancelled += len(request_ids)
+        return bool(request_ids)
 
     def _finish_writes(self) -> bool:
         cache = self.cache
-        writes = {key for key, (node, _) in cache.ongoing_backup.items() if self._holds_leaf(node)}
-        if not writes or not self._timed_out_writes.isdisjoint(cache.ongoing_backup):
+        ongoing = cache.ongoing_backup.items()
+        write_ids = {write_id for write_id, (node_id, _) in ongoing if self._holds_leaf(node_id)}
+        if not write_ids or not self._timed_out_writes.isdisjoint(cache.ongoing_backup):
             return False
         began_at = time.monotonic()
         self._wait_until = min(self._wait_until, began_at + MAX_WAIT_S)
         queue = cache.cache_controller.ack_backup_queue
-        while not writes.isdisjoint(cache.ongoing_backup):
+        while not write_ids.isdisjoint(cache.ongoing_backup):
             while not queue.qsize() and time.monotonic() < self._wait_until:
                 time.sleep(_POLL_S)
             if not all_over_ranks(cache, queue.qsize() > 0):
@@ -107,17 +106,17 @@ class StorageHolds:
         self.wait_count += 1
         self.wait_s += waited_s
         self.longest_wait_s = max(self.longest_wait_s, waited_s)
-        if writes.isdisjoint(cache.ongoing_backup):
+        if write_ids.isdisjoint(cache.ongoing_backup):
             return True
-        self.timeouts += 1
-        self._timed_out_writes = writes
+        self.timeout_count += 1
+        self._timed_out_writes = write_ids
         return self._suspend_tier()
 
     def _suspend_tier(self) -> bool:
         """Stop using a storage that does not respond. Return whether its writes lock no KV now."""
         cache = self.cache
-        for request in list(cache.ongoing_prefetch):
-            cache.release_aborted_request(request)
+        for request_id in list(cache.ongoing_prefetch):
+            cache.release_aborted_request(request_id)
         reason = f"a write has not ended after {MAX_WAIT_S:g} s"
         if not all_over_ranks(cache, cache.tree_core.disk.suspend(reason)):
             logger.warning("Canopy: %s; the KV above it stays on the device", reason)
@@ -125,14 +124,15 @@ class StorageHolds:
         logger.warning("Canopy disk tier: %s", reason)
         # A suspended tier keeps no page of these writes, so their host memory may be used again.
         # Until their ends they lock the root, which is never evicted.
-        root = cache.tree_core.root_node.id
-        for write, (node, lock) in cache.ongoing_backup.items():
-            cache.dec_host_lock_ref(node, lock)
-            cache.ongoing_backup[write] = (root, cache.inc_host_lock_ref(root).to_dec_params())
+        root_id = cache.tree_core.root_node.id
+        for write_id, (node_id, lock) in cache.ongoing_backup.items():
+            cache.dec_host_lock_ref(node_id, lock)
+            root_lock = cache.inc_host_lock_ref(root_id).to_dec_params()
+            cache.ongoing_backup[write_id] = root_id, root_lock
         return True
 
     def _holds_leaf(self, node_id: int) -> bool:
-        """Return whether a node is, or is below, a device leaf that a walk has left over."""
+        """Return whether a node is, or is below, a device leaf that an eviction walk has left over."""
         core = self.cache.tree_core
         node = core.node_by_id(node_id)
         while node is not core.root_node and node not in core.evictable_device_leaves:

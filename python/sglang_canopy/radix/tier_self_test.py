@@ -1,5 +1,5 @@
-"""Test the tiers below the device when a scheduler has built its cache: a small cache with a host pool
-evicts, copies and loads back, and a page of the server's host pool goes to a disk store and back."""
+"""Test the host tier when a scheduler has built its cache: a small cache with a host pool evicts, copies
+and loads back. ``storage/page_self_test.py`` tests the disk tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_memory
 from sglang_canopy import releases
 from sglang_canopy.radix.counters import HOST
 from sglang_canopy.radix.self_test import (
-    POLICY,
+    CANOPY_POLICY,
     MakeCache,
     SmallTree,
     difference_error,
@@ -29,9 +29,9 @@ HEAD_DIM = 64
 
 def check_host_tier(make_cache: MakeCache, page_size: int, server_args: Any, device: str) -> None:
     """Test a small host tier like this server's. Raises ``CanopyError`` with the failed step."""
-    memory = {"hicache_size": 0, "hicache_ratio": 2.0, "hicache_storage_backend": None}
-    with silence_sglangs_log(), get_memory().override(**memory):
-        tree = _HostTree(page_size, POLICY, make_cache, device, HEAD_DIM)
+    memory_settings = {"hicache_size": 0, "hicache_ratio": 2.0, "hicache_storage_backend": None}
+    with silence_sglangs_log(), get_memory().override(**memory_settings):
+        tree = _HostTree(page_size, CANOPY_POLICY, make_cache, device, HEAD_DIM)
         try:
             tree.cache.init_hicache(server_args, tree.params)
         except Exception as error:  # a layout that SGLang has for this server's model only
@@ -56,13 +56,13 @@ class _Request(SimpleNamespace):
 
 class _HostTree(SmallTree):
     def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
-        for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
+        for buffer in (*self.kv_pool.k_buffer, *self.kv_pool.v_buffer):
             buffer[slots] = torch.tensor(tokens, dtype=buffer.dtype, device=buffer.device)[
                 :, None, None
             ]
 
     def finish_copies(self) -> None:
-        """Let every copy finish, and check both tiers."""
+        """Finish every copy, and check both tiers."""
         self.cache.writing_check(write_back=True)
         self.cache.loading_check()
         self.check()
@@ -92,8 +92,8 @@ class _HostTree(SmallTree):
         )
         self.cache.cache_controller.start_loading()
         self.finish_copies()
-        slots = self.read_slots(self.match(path))
-        for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
+        slots = self.device_slots(self.match(path))
+        for buffer in (*self.kv_pool.k_buffer, *self.kv_pool.v_buffer):
             kv = buffer[slots][:, 0, :].cpu()
             expected = torch.tensor(path[: len(slots)], dtype=kv.dtype)[:, None].expand_as(kv)
             if not torch.equal(kv, expected):
@@ -102,7 +102,7 @@ class _HostTree(SmallTree):
 
 
 def _fill_and_read(tree: _HostTree) -> None:
-    """Insert more than the device holds, load what the host has, then do so with a full host."""
+    """Insert and load more than the device holds, then more than the host holds."""
     reused, loaded_tokens = draw_paths(random.Random(3), tree.page_size)[:4], 0
     fillers = [[1000 + 10 * i] * (24 * tree.page_size) for i in range(12)]
     for path in (*reused, *fillers[:4], *reused, *fillers[4:], fillers[7]):

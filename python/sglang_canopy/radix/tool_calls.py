@@ -12,7 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 def calls_tool(req: Any, parser: str | None) -> bool:
-    """Return whether the answer of SGLang's ``req`` calls a tool. ``parser``: field of the stamp."""
+    """Return whether the answer of SGLang's ``req`` calls a tool. ``parser``: name of
+    SGLang's parser, or ``FORCED_CALL``, from the stamp; ``None`` without tools."""
     if parser is None or parser == FORCED_CALL:
         return parser is not None
     tokenizer = getattr(req, "tokenizer", None)

@@ -50,27 +50,27 @@ class EvictionLog(deque[TierEviction]):
     def __init__(self) -> None:
         super().__init__(maxlen=MAX_EVICTIONS)
 
-    def latest_of(
-        self, tenant: str | None, conversation: Hashable, limit: int = 16
+    def latest_evictions(
+        self, tenant: str | None, conversation: Hashable, max_evictions: int = 16
     ) -> list[TierEviction]:
         """Return the latest evictions of a tenant's conversation, newest first."""
-        matches = []
+        evictions = []
         for eviction in reversed(self):
             if eviction.conversation == conversation and eviction.tenant == tenant:
-                matches.append(eviction)
-                if len(matches) >= limit:
+                evictions.append(eviction)
+                if len(evictions) >= max_evictions:
                     break
-        return matches
+        return evictions
 
     def tokens_per_s(self, tier: int, now: float) -> float:
         """Return the tokens per second evicted from ``tier``; 0 without recent evictions."""
-        tokens, oldest = 0, now
+        tokens, oldest_s = 0, now
         for eviction in reversed(self):
             if eviction.time < now - RATE_WINDOW_S:
                 break
-            oldest = eviction.time
+            oldest_s = eviction.time
             tokens += eviction.tokens if eviction.tier == tier else 0
-        return tokens / max(now - oldest, 1.0)
+        return tokens / max(now - oldest_s, 1.0)
 
 
 class TierTraffic:
@@ -84,12 +84,13 @@ class TierTraffic:
         """Count ``tokens`` added to the device by ``request``, which is being inserted."""
         label = "default" if request is None else request.label or request.category
         tenant = None if request is None else request.tenant
-        self.live.counters.row(label, tenant).tiers[DEVICE].entered_tokens += tokens
+        self.live.counters.category_counts(label, tenant).tiers[DEVICE].entered_tokens += tokens
 
     def record_copy(self, tier: int, node: UnifiedTreeNode, tokens: int) -> None:
         """Count ``tokens`` of ``node`` copied to ``tier``."""
         leaf = node.canopy
-        self.live.counters.row(leaf.category, leaf.tenant).tiers[tier].entered_tokens += tokens
+        counts = self.live.counters.category_counts(leaf.category, leaf.tenant)
+        counts.tiers[tier].entered_tokens += tokens
 
     def record_eviction(self, tier: int, node: UnifiedTreeNode, is_demoted: bool = False) -> None:
         """Count tokens of ``node`` removed from ``tier``; ``is_demoted``: the tier below has them."""

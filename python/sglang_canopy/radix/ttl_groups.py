@@ -21,42 +21,44 @@ if TYPE_CHECKING:
 
 
 class _PathGroups(NamedTuple):
-    """Groups along a request's path of ``blocks``: by block, in the tables of disk and host."""
+    """Groups along a request's path of ``block_count`` blocks: by block, in each tier's table."""
 
     request: Request | None
-    blocks: int
-    disk: list[int]
-    host: list[int]
+    block_count: int
+    disk_groups: list[int]
+    host_groups: list[int]
 
 
 class LiveGroups:
     """The TTL tables of disk and host, and the assignment of nodes to groups."""
 
     def __init__(self, tiers: TierOptions) -> None:
-        self.disk: TTLTable | None = tiers.ttl
-        self.host: TTLTable | None = tiers.host_ttl
+        self.disk_table: TTLTable | None = tiers.ttl
+        self.host_table: TTLTable | None = tiers.host_ttl
         self._last_path = _PathGroups(None, 0, [], [])
 
     def assign(self, leaf: NodeLeaf, request: Request) -> None:
         """Write the groups of ``request``'s path into a node on it."""
-        path = self._last_path
-        if path.request is not request or path.blocks != len(request.path):
-            disk = _groups_along(self.disk, request)
-            host = disk if self.host is self.disk else _groups_along(self.host, request)
-            path = self._last_path = _PathGroups(request, len(request.path), disk, host)
-        block = (leaf.offset + leaf.length) // request.block_tokens - 1
-        if path.disk:
-            leaf.group = path.disk[min(block, len(path.disk) - 1)] if block >= 0 else RESIDUAL
-        if path.host:
-            leaf.host_group = path.host[min(block, len(path.host) - 1)] if block >= 0 else RESIDUAL
+        groups = self._last_path
+        if groups.request is not request or groups.block_count != len(request.path):
+            disk_groups = host_groups = _groups_along(self.disk_table, request)
+            if self.host_table is not self.disk_table:
+                host_groups = _groups_along(self.host_table, request)
+            groups = _PathGroups(request, len(request.path), disk_groups, host_groups)
+            self._last_path = groups
+        block_index = (leaf.offset + leaf.length) // request.block_tokens - 1
+        if groups.disk_groups:
+            leaf.group = _group_at(groups.disk_groups, block_index)
+        if groups.host_groups:
+            leaf.host_group = _group_at(groups.host_groups, block_index)
 
 
 class _Expiry(NamedTuple):
-    """A host copy and when its TTL expires; equal times by number, then by push."""
+    """A host copy and when its TTL expires; equal times by number, then by order of pushes."""
 
     expires_at: float
     number: int
-    push: int
+    push_number: int
     leaf: NodeLeaf
 
 
@@ -66,7 +68,7 @@ class HostExpiry:
     def __init__(self, table: TTLTable) -> None:
         self.table = table
         self._heap: list[_Expiry] = []
-        self._pushes = 0
+        self._push_count = 0
 
     def expires_at(self, leaf: NodeLeaf) -> float:
         """Return when ``leaf``'s TTL expires, in seconds on the requests' clock."""
@@ -77,8 +79,8 @@ class HostExpiry:
         expires_at = self.expires_at(leaf)
         if math.isinf(expires_at):
             return
-        self._pushes += 1
-        heapq.heappush(self._heap, _Expiry(expires_at, leaf.number, self._pushes, leaf))
+        self._push_count += 1
+        heapq.heappush(self._heap, _Expiry(expires_at, leaf.number, self._push_count, leaf))
         if len(self._heap) > 4 * len(leaves) + 64:
             latest = {entry.number: entry for entry in self._heap if entry.leaf.node in leaves}
             self._heap = sorted(latest.values())
@@ -91,11 +93,16 @@ class HostExpiry:
                 expires_at = self.expires_at(leaf)
                 if expires_at <= now:
                     return leaf
-                self._pushes += 1
-                heapq.heapreplace(self._heap, _Expiry(expires_at, leaf.number, self._pushes, leaf))
+                self._push_count += 1
+                expiry = _Expiry(expires_at, leaf.number, self._push_count, leaf)
+                heapq.heapreplace(self._heap, expiry)
             else:
                 heapq.heappop(self._heap)
         return None
+
+
+def _group_at(groups: list[int], block_index: int) -> int:
+    return groups[min(block_index, len(groups) - 1)] if block_index >= 0 else RESIDUAL
 
 
 def _groups_along(table: TTLTable | None, request: Request) -> list[int]:

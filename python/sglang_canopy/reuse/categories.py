@@ -18,7 +18,7 @@ from sglang_canopy.reuse.category import Category
 ROOT = "*"
 OVERFLOW = "overflow"
 SHARED = "shared prefix"
-NAME_CHARS = 64
+MAX_NAME_CHARS = 64
 """Maximum length of a feature's name; longer names are cut."""
 
 
@@ -38,7 +38,7 @@ def _count_bucket_names(feature: str, edges: tuple[int, ...]) -> tuple[str, ...]
 _STOPS = ("tool", "end", "length")
 _TURN_EDGES = (1, 2, 4)
 _TURN_NAMES = _count_bucket_names("turn", _TURN_EDGES)
-_PAPERS_TURNS = 16
+_MAX_PAPER_TURN = 16
 """From this turn on, all turns share one category (Section 4.2: tens of categories)."""
 _USE_EDGES = (2, 4, 8, 16)
 _USE_NAMES = _count_bucket_names("uses", _USE_EDGES)
@@ -50,7 +50,7 @@ _OWN_GAP_EDGES_S = (2, 8, 30, 120)
 _OWN_GAP_NAMES = _bucket_names("gap", _OWN_GAP_EDGES_S, "s")
 _SHARED_GAP_EDGES_S = (1, 4, 16, 64, 256)
 _SHARED_GAP_NAMES = _bucket_names("every", _SHARED_GAP_EDGES_S, "s")
-_SHARED_LABELS = 1 + (len(_SHARED_GAP_EDGES_S) + 1) * (2 + len(_USE_EDGES))
+_SHARED_LABEL_COUNT = 1 + (len(_SHARED_GAP_EDGES_S) + 1) * (2 + len(_USE_EDGES))
 """Labels that ``shared_features`` can make: the name, gaps, and uses per gap."""
 
 
@@ -65,58 +65,59 @@ def label_features(
     """Return the features of a request's label, coarsest first. After a tool call nearly every
     conversation continues, at its own pace, so its average gap refines the label. Otherwise the turn
     predicts whether it continues. ``added_tokens``: prompt tokens that this turn added."""
-    name = category.replace("|", "/")[:NAME_CHARS]
-    output = _OUTPUT_NAMES[bisect_right(_OUTPUT_EDGES, output_tokens)]
+    name = category.replace("|", "/")[:MAX_NAME_CHARS]
+    output_bucket = _OUTPUT_NAMES[bisect_right(_OUTPUT_EDGES, output_tokens)]
     if stop == "tool":
-        names: tuple[str, ...] = (name, stop, output)
+        features: tuple[str, ...] = (name, stop, output_bucket)
         if own_gap_s is not None:
-            names = (*names, _OWN_GAP_NAMES[bisect_right(_OWN_GAP_EDGES_S, own_gap_s)])
-        return names
+            features = (*features, _OWN_GAP_NAMES[bisect_right(_OWN_GAP_EDGES_S, own_gap_s)])
+        return features
     stop_name = stop if stop in _STOPS else "-"
-    names = name, stop_name, _TURN_NAMES[bisect_left(_TURN_EDGES, turn)], output
+    features = name, stop_name, _TURN_NAMES[bisect_left(_TURN_EDGES, turn)], output_bucket
     if added_tokens is None:
-        return names
-    return (*names, _ADDED_NAMES[bisect_right(_ADDED_EDGES, added_tokens)])
+        return features
+    return (*features, _ADDED_NAMES[bisect_right(_ADDED_EDGES, added_tokens)])
 
 
 def type_turn_features(category: str, turn: int) -> tuple[str, ...]:
     """Return the ATC 2025 paper's category: request type and turn number (Section 3.3)."""
-    name = category.replace("|", "/")[:NAME_CHARS]
-    return name, f"turn{turn}" if turn < _PAPERS_TURNS else f"turn{_PAPERS_TURNS}+"
+    name = category.replace("|", "/")[:MAX_NAME_CHARS]
+    return name, f"turn{turn}" if turn < _MAX_PAPER_TURN else f"turn{_MAX_PAPER_TURN}+"
 
 
 def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
     """Return the features of a prefix that several conversations share."""
-    gap = _SHARED_GAP_NAMES[bisect_right(_SHARED_GAP_EDGES_S, average_gap_s)]
-    return SHARED, gap, _USE_NAMES[bisect_left(_USE_EDGES, uses)]
+    gap_bucket = _SHARED_GAP_NAMES[bisect_right(_SHARED_GAP_EDGES_S, average_gap_s)]
+    return SHARED, gap_bucket, _USE_NAMES[bisect_left(_USE_EDGES, uses)]
 
 
 class RequestedNames:
-    """Requests for category names that are not in the table, for at most ``limit`` names: beyond that,
+    """Requests for category names that are not in the table, for at most ``max_names`` names: beyond that,
     all counts are halved."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count_and_time: dict[str, tuple[int, float]] = {}
+    def __init__(self, max_names: int) -> None:
+        self._max_names = max_names
+        self._count_and_last_time: dict[str, tuple[int, float]] = {}
         """Number of requests, and the time of the last request."""
 
     def __len__(self) -> int:
-        return len(self._count_and_time)
+        return len(self._count_and_last_time)
 
     def count_request(self, name: str, now: float) -> int:
         """Count a request for ``name``, at most one per time ``now``. Return the count."""
-        count, last_time = self._count_and_time.get(name, (0, None))
+        count, last_time = self._count_and_last_time.get(name, (0, None))
         if last_time is None or last_time < now:
             count += 1
-        self._count_and_time[name] = (count, now)
-        if len(self._count_and_time) > self._limit:
-            entries = self._count_and_time.items()
-            self._count_and_time = {n: (c // 2, t) for n, (c, t) in entries if c > 1}
+        self._count_and_last_time[name] = (count, now)
+        if len(self._count_and_last_time) > self._max_names:
+            entries = self._count_and_last_time.items()
+            halves = {key: (total // 2, last) for key, (total, last) in entries if total > 1}
+            self._count_and_last_time = halves
         return count
 
     def forget(self, name: str) -> int:
         """Drop ``name``, which is in the table now. Return its earlier requests."""
-        count, _ = self._count_and_time.pop(name, (0, 0.0))
+        count, _ = self._count_and_last_time.pop(name, (0, 0.0))
         return max(0, count - 1)
 
 
@@ -140,9 +141,9 @@ class Categories:
         self.root = Category(ROOT, None)
         self.overflow = Category(OVERFLOW, self.root)
         self._table: dict[str, Category] = {ROOT: self.root, OVERFLOW: self.overflow}
-        self._chains: dict[tuple[str, ...], Category] = {}
-        self._max_shared_labels = min(_SHARED_LABELS, max_labels // 4)
-        self._shared_labels = 0
+        self._category_by_features: dict[tuple[str, ...], Category] = {}
+        self._max_shared_labels = min(_SHARED_LABEL_COUNT, max_labels // 4)
+        self._shared_label_count = 0
         self._labels_by_tenant: Counter[str | None] = Counter()
         self._names_by_tenant: Counter[str | None] = Counter()
         self._requested_names = RequestedNames(max_labels)
@@ -164,38 +165,38 @@ class Categories:
         return self.overflow if category is None else category
 
     def refine(
-        self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
+        self, features: tuple[str, ...], tenant: str | None = None, now: float | None = None
     ) -> Category:
         """Return the finest category that has room, and mark it as used by ``tenant`` at ``now``.
-        ``names``: features, coarse first. Without room, return the finest parent in the table, or the
+        ``features``: coarse first. Without room, return the finest parent in the table, or the
         overflow if the first feature is not in the table."""
-        known_category = self._chains.get(names)
+        known_category = self._category_by_features.get(features)
         if known_category is not None:
             _mark_used(known_category, now)
             return known_category
         category = self.root
         label = ""
-        for name in names:
+        for name in features:
             label = f"{label}|{name}" if label else name
             finer = self._table.get(label)
             if finer is None:
                 is_name = category is self.root
                 # Touch the parent first: making room for the refinement must not evict the parent.
                 _mark_used(category, now)
-                if not self._make_room(names[0] == SHARED, is_name, tenant) and not (
+                if not self._make_room(features[0] == SHARED, is_name, tenant) and not (
                     is_name and self._displace(name, tenant, now)
                 ):
                     return self.overflow if is_name else category
                 finer = self._add(label, category, tenant)
             category = finer
-        self._chains[names] = category
+        self._category_by_features[features] = category
         _mark_used(category, now)
         return category
 
     def forget_unused(self, horizon: float, now: float) -> None:
         """Drop the labels that no request used since ``horizon``."""
         for category in reversed(list(self._table.values())):
-            if self._is_fixed(category) or category.children:
+            if self._is_fixed(category) or category.child_count:
                 continue
             if category.used_at is None:
                 category.used_at = now
@@ -204,13 +205,13 @@ class Categories:
 
     def forget(self, category: Category) -> None:
         """Drop a label without refinements; its samples move to the parent."""
-        assert not category.children, f"{category.label} has refinements"
+        assert not category.child_count, f"{category.label} has refinements"
         assert self._table.get(category.label) is category, f"{category.label} is not in the table"
         parent = category.parent
         assert parent is not None, "the global category stays"
         del self._table[category.label]
-        self._chains.clear()
-        parent.children -= 1
+        self._category_by_features.clear()
+        parent.child_count -= 1
         _decrement(self._labels_by_tenant, category.tenant)
         if parent is self.root:
             _decrement(self._names_by_tenant, category.tenant)
@@ -222,7 +223,7 @@ class Categories:
             for i, count in enumerate(counts):
                 totals[i] += count
         parent.gap_sum_s += category.gap_sum_s
-        parent.growth_sum += category.growth_sum
+        parent.growth_sum_tokens += category.growth_sum_tokens
         category.merged_into = parent
 
     def _add(self, label: str, parent: Category, tenant: str | None) -> Category:
@@ -231,11 +232,11 @@ class Categories:
         category = self._table[label] = Category(
             label, parent, curve=parent.curve, exponential=parent.exponential, tenant=tenant
         )
-        parent.children += 1
+        parent.child_count += 1
         if parent is self.root:
-            category.uses = self._requested_names.forget(label)
+            category.use_count = self._requested_names.forget(label)
         if self._is_fixed(category):
-            self._shared_labels += 1
+            self._shared_label_count += 1
         else:
             self._labels_by_tenant[tenant] += 1
             self._names_by_tenant[tenant] += parent is self.root
@@ -244,7 +245,7 @@ class Categories:
     def _make_room(self, is_shared: bool, is_name: bool, tenant: str | None) -> bool:
         """Return whether one more label fits, evicting another label if necessary."""
         if is_shared:
-            return self._shared_labels < self._max_shared_labels
+            return self._shared_label_count < self._max_shared_labels
         is_full = is_name and self._names_by_tenant.total() >= max(1, self.max_labels // 4)
         if is_full and not self._reclaim(
             self._names_by_tenant, self.max_labels // 32, tenant, self._forget_name
@@ -274,7 +275,7 @@ class Categories:
         """Count a request for ``name``; return whether it displaced another tenant's name."""
         if now is None or self._names_by_tenant[tenant] >= max(1, self.max_labels // 32):
             return False
-        requests = self._requested_names.count_request(name, now)
+        request_count = self._requested_names.count_request(name, now)
         candidates = [
             category
             for category in self._table.values()
@@ -282,8 +283,8 @@ class Categories:
             and category.tenant != tenant
             and not self._is_fixed(category)
         ]
-        least_used = min(candidates, key=lambda c: (c.uses, _last_use(c)), default=None)
-        if least_used is None or requests <= least_used.uses:
+        least_used = min(candidates, key=lambda one: (one.use_count, _last_use(one)), default=None)
+        if least_used is None or request_count <= least_used.use_count:
             return False
         self._forget_tree(least_used)
         return True
@@ -292,7 +293,7 @@ class Categories:
         candidates = [
             category
             for category in self._table.values()
-            if category.tenant == tenant and not category.children and not self._is_fixed(category)
+            if category.tenant == tenant and not (category.child_count or self._is_fixed(category))
         ]
         if not candidates:
             return False
@@ -300,7 +301,7 @@ class Categories:
         return True
 
     def _forget_name(self, tenant: str | None) -> bool:
-        name = min(
+        oldest_name = min(
             (
                 category
                 for category in self._table.values()
@@ -310,13 +311,13 @@ class Categories:
             ),
             key=_last_use,
         )
-        self._forget_tree(name)
+        self._forget_tree(oldest_name)
         return True
 
-    def _forget_tree(self, name: Category) -> None:
+    def _forget_tree(self, name_category: Category) -> None:
         """Drop a name and all its refinements."""
         for category in reversed(list(self._table.values())):
-            if category is name or category.label.startswith(f"{name.label}|"):
+            if category is name_category or category.label.startswith(f"{name_category.label}|"):
                 self.forget(category)
 
     @staticmethod
@@ -330,7 +331,7 @@ def _mark_used(category: Category | None, now: float | None) -> None:
         return
     while category is not None and (category.used_at is None or category.used_at < now):
         category.used_at = now
-        category.uses += 1
+        category.use_count += 1
         category = category.parent
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 class Exponential:
     """One category's fitted exponential. Before a fit every probability is 0, which is LRU."""
 
-    height: float = 0.0
+    reused_share: float = 0.0
     """F_w at infinity: P_w."""
     mean_gap_s: float = 0.0
     """Mean gap of reused samples, in seconds; 0 before a fit."""
@@ -30,21 +30,22 @@ class Exponential:
 
     def rank(self, age_s: float) -> float:
         """Return a block's ReuseProb_w(t, life), ``age_s`` after its last use."""
-        if self.mean_gap_s <= 0.0 or self.height <= 0.0:
+        if self.mean_gap_s <= 0.0 or self.reused_share <= 0.0:
             return 0.0
-        rate = 1.0 / self.mean_gap_s
-        later = -math.expm1(-rate * self.life_s)
-        return self.height * math.exp(-rate * max(0.0, age_s)) * later
+        rate_per_s = 1.0 / self.mean_gap_s
+        further_use = -math.expm1(-rate_per_s * self.life_s)
+        return self.reused_share * math.exp(-rate_per_s * max(0.0, age_s)) * further_use
 
 
 def fit_exponential(
-    reused: float, samples: float, gap_sum_s: float, life_sum_s: float, lives: float
+    reused_count: float, sample_count: float, gap_sum_s: float, life_sum_s: float, life_count: float
 ) -> Exponential | None:
-    """Fit one category. Return ``None`` without a reused sample, since no gap is known. ``reused`` of
-    ``samples`` were used again; their gaps sum to ``gap_sum_s`` seconds. ``lives`` samples, including
+    """Fit one category. Return ``None`` without a reused sample, since no gap is known. ``reused_count`` of
+    ``sample_count`` were used again; their gaps sum to ``gap_sum_s`` seconds. ``life_count`` samples, including
     samples never reused, have lifespans that sum to ``life_sum_s`` seconds. Without known lifespans the
     lifespan is that of one further use."""
-    if reused <= 0.0 or gap_sum_s <= 0.0:
+    if reused_count <= 0.0 or gap_sum_s <= 0.0:
         return None
-    share, mean_gap_s = reused / samples, gap_sum_s / reused
-    return Exponential(share, mean_gap_s, life_sum_s / lives if lives else share * mean_gap_s)
+    reused_share, mean_gap_s = reused_count / sample_count, gap_sum_s / reused_count
+    life_s = life_sum_s / life_count if life_count else reused_share * mean_gap_s
+    return Exponential(reused_share, mean_gap_s, life_s)

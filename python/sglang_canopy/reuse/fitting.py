@@ -8,7 +8,7 @@ from sglang_canopy.reuse.categories import Categories
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.exponential import fit_exponential
 from sglang_canopy.reuse.shadow import ShadowIndex
-from sglang_canopy.reuse.survival import BINS, EDGES, SHRINK, survival_curve
+from sglang_canopy.reuse.survival import AGE_BINS, AGE_EDGES_S, PRIOR_WEIGHT_TIPS, survival_curve
 
 
 def fit(
@@ -16,46 +16,46 @@ def fit(
     shadow: ShadowIndex,
     now: float,
     min_samples: int,
-    exponential: bool,
+    fits_exponential: bool,
     profile_share: float,
 ) -> None:
     """Refit all categories. ``profile_share`` (0 to 1) scales the counts of a restored profile."""
     _count_waiting(categories, shadow, now)
-    if exponential:
+    if fits_exponential:
         _sum_lives(categories, shadow)
-    table = list(categories)
-    for category in table:
+    all_categories = list(categories)
+    for category in all_categories:
         _gather_own(category, profile_share)
-    for category in reversed(table):
+    for category in reversed(all_categories):
         parent = category.parent
         if parent is not None:
             _add_scaled(parent.all_events, category.all_events)
             _add_scaled(parent.all_waiting, category.all_waiting)
             _add_scaled(parent.all_growth, category.all_growth)
             parent.all_gap_sum_s += category.all_gap_sum_s
-            parent.all_growth_sum += category.all_growth_sum
+            parent.all_growth_sum_tokens += category.all_growth_sum_tokens
             parent.all_life_sum_s += category.all_life_sum_s
-            parent.all_lives += category.all_lives
-    for category in table:
-        _fit_category(category, min_samples, exponential)
+            parent.all_life_count += category.all_life_count
+    for category in all_categories:
+        _fit_category(category, min_samples, fits_exponential)
 
 
 def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> None:
     for category in categories:
-        category.waiting = [0.0] * BINS
-    age = BINS - 1
+        category.waiting = [0.0] * AGE_BINS
+    youngest_bin = AGE_BINS - 1
     for tip in shadow:  # oldest first, so the age bin only decreases
-        while age > 0 and now - tip.created_at < EDGES[age]:
-            age -= 1
+        while youngest_bin > 0 and now - tip.created_at < AGE_EDGES_S[youngest_bin]:
+            youngest_bin -= 1
         if tip.category.merged_into is not None:
             tip.category = tip.category.current
         if tip.is_open and not tip.is_void:
-            tip.category.waiting[age] += 1.0
+            tip.category.waiting[youngest_bin] += 1.0
 
 
 def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
     for category in categories:
-        category.life_sum_s = category.lives = 0.0
+        category.life_sum_s = category.life_count = 0.0
     for tip in shadow:
         if tip.is_void:
             continue
@@ -63,7 +63,7 @@ def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
         tip.category.life_sum_s += (
             max(0.0, tip.last_use[0] - tip.created_at) if not tip.is_open else 0.0
         )
-        tip.category.lives += 1.0
+        tip.category.life_count += 1.0
 
 
 def _gather_own(category: Category, profile_share: float) -> None:
@@ -71,24 +71,24 @@ def _gather_own(category: Category, profile_share: float) -> None:
     category.all_waiting = category.waiting[:]
     category.all_growth = category.growth[:]
     category.all_gap_sum_s = category.gap_sum_s
-    category.all_growth_sum = category.growth_sum
-    category.all_life_sum_s, category.all_lives = category.life_sum_s, category.lives
-    saved = category.saved
-    if saved is not None and profile_share > 0.0:
-        _add_scaled(category.all_events, saved["events"], profile_share)
-        _add_scaled(category.all_waiting, saved["waiting"], profile_share)
-        _add_scaled(category.all_growth, saved["growth"], profile_share)
-        category.all_gap_sum_s += profile_share * saved["sums"][0]
-        category.all_growth_sum += profile_share * saved["sums"][1]
-        category.all_life_sum_s += profile_share * saved["lives"][0]
-        category.all_lives += profile_share * saved["lives"][1]
+    category.all_growth_sum_tokens = category.growth_sum_tokens
+    category.all_life_sum_s, category.all_life_count = category.life_sum_s, category.life_count
+    saved_counts = category.saved_counts
+    if saved_counts is not None and profile_share > 0.0:
+        _add_scaled(category.all_events, saved_counts["events"], profile_share)
+        _add_scaled(category.all_waiting, saved_counts["waiting"], profile_share)
+        _add_scaled(category.all_growth, saved_counts["growth"], profile_share)
+        category.all_gap_sum_s += profile_share * saved_counts["sums"][0]
+        category.all_growth_sum_tokens += profile_share * saved_counts["sums"][1]
+        category.all_life_sum_s += profile_share * saved_counts["lives"][0]
+        category.all_life_count += profile_share * saved_counts["lives"][1]
 
 
-def _fit_category(category: Category, min_samples: int, exponential: bool) -> None:
+def _fit_category(category: Category, min_samples: int, fits_exponential: bool) -> None:
     parent = category.parent
-    continued = sum(category.all_events)
-    samples = continued + sum(category.all_waiting)
-    if samples < min_samples:
+    continued_count = sum(category.all_events)
+    sample_count = continued_count + sum(category.all_waiting)
+    if sample_count < min_samples:
         category.set_curve(None)
         if parent is not None:
             category.exponential = parent.exponential
@@ -98,19 +98,18 @@ def _fit_category(category: Category, min_samples: int, exponential: bool) -> No
             category.all_events,
             category.all_waiting,
             parent.curve if parent is not None else None,
-            SHRINK if parent is not None else 1.0,
+            PRIOR_WEIGHT_TIPS if parent is not None else 1.0,
         )
     )
-    if not exponential:
+    if not fits_exponential:
         return
-    fitted = fit_exponential(
-        continued, samples, category.all_gap_sum_s, category.all_life_sum_s, category.all_lives
-    )
+    lives = category.all_life_sum_s, category.all_life_count
+    fitted = fit_exponential(continued_count, sample_count, category.all_gap_sum_s, *lives)
     if fitted is not None:
         category.exponential = fitted
     elif parent is not None:
         # Without a reused tip, use the parent's gaps; the returning share is 0.
-        category.exponential = replace(parent.exponential, height=0.0)
+        category.exponential = replace(parent.exponential, reused_share=0.0)
 
 
 def _add_scaled(totals: list[float], values: list[float], factor: float = 1.0) -> None:

@@ -42,9 +42,9 @@ class ReuseModel:
     ``window_s``: seconds that samples are kept; ``max_samples``: their maximum number;
     ``max_blocks``: block hashes kept; ``min_samples``: a category with fewer uses its parent's
     curve, and the global curve is then all one (LRU); ``max_categories``: maximum number of
-    labels; ``own_gaps``: refine labels by a conversation's past gaps; ``uses_added_tokens``: refine labels by a
+    labels; ``uses_own_gaps``: refine labels by a conversation's past gaps; ``uses_added_tokens``: refine labels by a
     turn's new prompt tokens, which helps to rank leaves but not to predict the next turn's new
-    tokens; ``exponential``: fit the paper's exponential instead of a survival curve; ``type_turn``:
+    tokens; ``fits_exponential``: fit the paper's exponential instead of a survival curve; ``uses_type_turn``:
     use the paper's categories, type and turn; a shared prefix then has the category of the last
     request that used it.
     """
@@ -57,35 +57,33 @@ class ReuseModel:
         max_blocks: int = 1_000_000,
         min_samples: int = 20,
         max_categories: int = 256,
-        own_gaps: bool = True,
+        uses_own_gaps: bool = True,
         uses_added_tokens: bool = False,
-        exponential: bool = False,
-        type_turn: bool = False,
+        fits_exponential: bool = False,
+        uses_type_turn: bool = False,
     ) -> None:
         self.min_samples = min_samples
-        self.own_gaps = own_gaps
+        self.uses_own_gaps = uses_own_gaps
         self.uses_added_tokens = uses_added_tokens
-        self.exponential = exponential
-        self.type_turn = type_turn
+        self.fits_exponential = fits_exponential
+        self.uses_type_turn = uses_type_turn
         self.categories = Categories(max_categories)
         self.shadow = ShadowIndex(window_s, max_samples, max_blocks)
         self.hints = HintRecords()
-        self._last_tips: BoundedByTenant[Hashable, Tip] = BoundedByTenant(MAX_CONVERSATIONS)
+        self._last_tip_by_name: BoundedByTenant[Hashable, Tip] = BoundedByTenant(MAX_CONVERSATIONS)
         """Last tip of each named conversation, for hints between its requests."""
         self.version = 0
         """Incremented by every fit, which makes earlier ranks stale."""
-        self.samples = 0
+        self.reuse_count = 0
         """Number of observed reuses."""
-        self._saved_samples = 0.0
+        self._saved_sample_count = 0.0
         self._requests_since_fit = 0
         self._requests_per_fit = min_samples
 
     def arrive(self, request: Request) -> str:
         """Sample the tip that the request continues and its shared prefixes, open its own tip,
-        return its label.
-
-        Writes ``request.turn`` if the path shows more turns than the request's field.
-        """
+        return its label. Writes ``request.turn`` if the path shows more turns than the request's
+        field."""
         shadow, path, now = self.shadow, request.path, request.time
         matched_blocks = shadow.matched_blocks(path)
         previous = shadow.pop_open_tip(path, matched_blocks)
@@ -94,11 +92,11 @@ class ReuseModel:
         else:
             self._check_hints_of_the_name(request)
         self.hints.count_overdue(now)
-        if matched_blocks and not self.type_turn:
+        if matched_blocks and not self.uses_type_turn:
             self._sample_junctions(request, matched_blocks, is_new_branch=previous is None)
         block_count = full_blocks(path, request.prompt_tokens, request.block_tokens)
         tip = self._make_tip(request, previous, matched_blocks, block_count)
-        shadow.learn(now, request.tenant, path[matched_blocks:])
+        shadow.add_blocks(now, request.tenant, path[matched_blocks:])
         if block_count > matched_blocks or (previous is not None and block_count > 0):
             # A prompt that ends inside another request's prefix has no tip of its own.
             shadow.open_tip(tip, path[block_count - 1])
@@ -112,12 +110,12 @@ class ReuseModel:
 
     def category_of_first_turn(self, request: Request) -> Category:
         """Return the category of a conversation's first request. The request is not a sample."""
-        if self.type_turn:
-            names = type_turn_features(request.category, 1)
+        if self.uses_type_turn:
+            features = type_turn_features(request.category, 1)
         else:
             added_tokens = request.prompt_tokens if self.uses_added_tokens else None
-            names = label_features(request.category, None, 1, 0, None, added_tokens)
-        return self.categories.get("|".join(names))
+            features = label_features(request.category, None, 1, 0, None, added_tokens)
+        return self.categories.get("|".join(features))
 
     def finish(self, request: Request) -> str:
         """Learn the stop reason, output and hints of a finished request. Return its label."""
@@ -128,38 +126,37 @@ class ReuseModel:
         if request.stop == ABORT:
             tip.is_void = True
             return tip.category.label
-        tip.history = request.prompt_tokens + request.output_tokens
+        tip.history_tokens = request.prompt_tokens + request.output_tokens
         if len(request.path) > tip.path_blocks:
             # The path was extended over the output, which may or may not be in the next prompt.
-            block_count = full_blocks(request.path, tip.history, request.block_tokens)
-            if block_count and request.path[block_count - 1] not in tip.keys:
+            block_count = full_blocks(request.path, tip.history_tokens, request.block_tokens)
+            if block_count and request.path[block_count - 1] not in tip.indexed_at:
                 matched_blocks = self.shadow.matched_blocks(request.path)
-                self.shadow.learn(request.time, request.tenant, request.path[matched_blocks:])
+                self.shadow.add_blocks(request.time, request.tenant, request.path[matched_blocks:])
                 self.shadow.open_tip(tip, request.path[block_count - 1])
         tip.sender = sender_of(request.tenant, request.source)
         if request.conversation is not None:
-            self._last_tips.put(request.tenant, request.conversation, tip)
+            self._last_tip_by_name.put(request.tenant, request.conversation, tip)
         self.hints.count_tip(tip, request.over)
         if not request.over and request.return_in_s is not None:
-            self.hints.count_return(tip, request.return_in_s)
+            self.hints.add_return_hint(tip, request.return_in_s)
         return tip.category.label
 
     def record_hint(self, hint: LateHint) -> None:
         """Apply a hint that arrived without a request."""
-        tip = self._last_tips.get(hint.tenant, hint.conversation)
+        tip = self._last_tip_by_name.get(hint.tenant, hint.conversation)
         if tip is None or not tip.is_open:
             return
         tip.sender = sender_of(hint.tenant, hint.source)
         if hint.over:
             self.hints.count_tip(tip, True)
         elif hint.return_in_s is not None:
-            self.hints.count_return(tip, hint.time - tip.created_at + hint.return_in_s)
+            self.hints.add_return_hint(tip, hint.time - tip.created_at + hint.return_in_s)
 
     def begin_gap(self, request: Request, now: float) -> None:
-        """Start the gap after ``request`` at ``now``, when it was answered, instead of at its arrival.
-
-        The gaps are then the clients' think times, independent of response times. Call after ``finish``.
-        """
+        """Start the gap after ``request`` at ``now``, when it was answered, instead of at its
+        arrival. The gaps are then the clients' think times, independent of response times. Call
+        after ``finish``."""
         tip = self.shadow.tip_created_by(request)
         if tip is not None and now > tip.created_at:
             tip.created_at = now
@@ -184,10 +181,11 @@ class ReuseModel:
         """Return the category of a prefix that ``uses`` requests of several conversations used."""
         return self.categories.refine(shared_features(uses, average_gap_s))
 
-    def early_growth(self) -> float:
+    def early_growth_tokens(self) -> float:
         """Return the mean new tokens per prompt over all categories, for use before a fit."""
-        count = sum(sum(category.growth) for category in self.categories)
-        return sum(category.growth_sum for category in self.categories) / count if count else 0.0
+        sample_count = sum(sum(category.growth) for category in self.categories)
+        total_tokens = sum(category.growth_sum_tokens for category in self.categories)
+        return total_tokens / sample_count if sample_count else 0.0
 
     def fit(self, now: float) -> None:
         """Refit every category from the window."""
@@ -196,7 +194,7 @@ class ReuseModel:
             self.min_samples, 64, len(self.shadow) // 16, len(self.categories) // 2
         )
         share = self._profile_share()
-        fit(self.categories, self.shadow, now, self.min_samples, self.exponential, share)
+        fit(self.categories, self.shadow, now, self.min_samples, self.fits_exponential, share)
         self.version += 1
 
     def _make_tip(
@@ -205,15 +203,17 @@ class ReuseModel:
         """Return the tip at the end of ``request``'s path. ``block_count``: blocks that its
         prompt fills; ``matched_blocks``: blocks seen before."""
         tip = Tip(request.time, self.categories.root, request.tenant)
-        tip.history = request.prompt_tokens
+        tip.history_tokens = request.prompt_tokens
         tip.path_blocks = len(request.path)
         turn = request.turn if request.turn > 1 else 1
-        old_tokens = matched_blocks * request.block_tokens if previous is None else previous.history
-        added_tokens = request.prompt_tokens - old_tokens
+        known_tokens = (
+            matched_blocks * request.block_tokens if previous is None else previous.history_tokens
+        )
+        added_tokens = request.prompt_tokens - known_tokens
         tip.added_tokens = added_tokens if added_tokens > 0 else 0
         if previous is not None:
             # The same prompt after an answer that was cut off is the same turn.
-            is_repeat = previous.is_void and request.prompt_tokens <= previous.history
+            is_repeat = previous.is_void and request.prompt_tokens <= previous.history_tokens
             seen_turns = previous.turn + (not is_repeat)
             turn = turn if turn > seen_turns else seen_turns
             tip.own_gap_s = previous.own_gap_s
@@ -231,15 +231,15 @@ class ReuseModel:
         return tip
 
     def _categorise(self, tip: Tip, request: Request) -> Category:
-        if self.type_turn:
-            names = type_turn_features(request.category, tip.turn)
+        if self.uses_type_turn:
+            features = type_turn_features(request.category, tip.turn)
         else:
-            gap = tip.own_gap_s if self.own_gaps else None
+            gap_s = tip.own_gap_s if self.uses_own_gaps else None
             added_tokens = tip.added_tokens if self.uses_added_tokens else None
-            names = label_features(
-                request.category, request.stop, tip.turn, request.output_tokens, gap, added_tokens
+            features = label_features(
+                request.category, request.stop, tip.turn, request.output_tokens, gap_s, added_tokens
             )
-        return self.categories.refine(names, request.tenant, request.time)
+        return self.categories.refine(features, request.tenant, request.time)
 
     def _check_hints_of_the_name(self, request: Request) -> None:
         """Check the hints of a named conversation that continues with another history. Agents rewrite
@@ -247,7 +247,7 @@ class ReuseModel:
         and stays a censored sample. The request starts a new path."""
         if request.conversation is None:
             return
-        tip = self._last_tips.get(request.tenant, request.conversation)
+        tip = self._last_tip_by_name.get(request.tenant, request.conversation)
         if tip is not None and tip.is_open:
             self.hints.judge_hints(tip, request.time)
             tip.tenant_record = tip.over_record = None
@@ -257,7 +257,7 @@ class ReuseModel:
         At most ``MAX_JUNCTIONS`` of a path are sampled. Deeper junctions are closed without a sample,
         since an open sample would wrongly count as not continued."""
         shadow, path, now = self.shadow, request.path, request.time
-        end = path[matched_blocks - 1]
+        end_block = path[matched_blocks - 1]
         junctions = shadow.find_junctions(path[:matched_blocks])
         has_surplus = len(junctions) >= MAX_JUNCTIONS
         if has_surplus:
@@ -268,15 +268,17 @@ class ReuseModel:
                     shadow.close(surplus)
             del junctions[MAX_JUNCTIONS:]
         for block in junctions:
-            old = shadow.junction(block)
-            if old is None:  # dropped from the window while shallower junctions were sampled
+            junction = shadow.junction(block)
+            if junction is None:  # dropped from the window by a shallower junction's sample
                 continue
-            self._close(old, now)
-            old.last_use[0] = now
-            self._open_junction(request, block, old.turn + 1, old.first_seen_at, old.last_use)
-            is_new_branch = is_new_branch and block != end
+            self._close(junction, now)
+            junction.last_use[0] = now
+            uses, first_seen_at = junction.turn + 1, junction.first_seen_at
+            self._open_junction(request, block, uses, first_seen_at, junction.last_use)
+            is_new_branch = is_new_branch and block != end_block
         if is_new_branch and not has_surplus:
-            self._open_junction(request, end, 2, shadow.birth_time(end, now), [now])
+            first_seen_at = shadow.birth_time(end_block, now)
+            self._open_junction(request, end_block, 2, first_seen_at, [now])
 
     def _open_junction(
         self, request: Request, block: int, uses: int, first_seen_at: float, last_use: list[float]
@@ -289,8 +291,8 @@ class ReuseModel:
         self._add_sample(tip, now)
 
     def _add_sample(self, tip: Tip, now: float) -> None:
-        for old in self.shadow.sample(tip, now):
-            self._remove_sample(old)
+        for expelled in self.shadow.add_sample(tip, now):
+            self._remove_sample(expelled)
 
     def _close(self, tip: Tip, now: float) -> None:
         tip.is_open = False
@@ -303,19 +305,19 @@ class ReuseModel:
             category = category.current
         category.events[age_bin(gap_s)] += 1.0
         category.gap_sum_s += gap_s
-        self.samples += 1
+        self.reuse_count += 1
 
     def _continue(self, tip: Tip, request: Request) -> None:
         self._close(tip, request.time)
         if tip.is_void:
             return
-        growth = request.prompt_tokens - tip.history
-        growth = tip.growth_tokens = growth if growth > 0 else 0
+        growth_tokens = request.prompt_tokens - tip.history_tokens
+        growth_tokens = tip.growth_tokens = growth_tokens if growth_tokens > 0 else 0
         category = tip.category
         if category.merged_into is not None:
             category = category.current
-        category.growth[token_bin(growth)] += 1.0
-        category.growth_sum += growth
+        category.growth[token_bin(growth_tokens)] += 1.0
+        category.growth_sum_tokens += growth_tokens
         self.hints.judge_hints(tip, request.time)
 
     @staticmethod
@@ -328,31 +330,31 @@ class ReuseModel:
         category.gap_sum_s = max(0.0, category.gap_sum_s - tip.gap_s)
         if tip.growth_tokens >= 0:
             category.growth[token_bin(tip.growth_tokens)] -= 1.0
-            category.growth_sum = max(0.0, category.growth_sum - tip.growth_tokens)
+            category.growth_sum_tokens = max(0.0, category.growth_sum_tokens - tip.growth_tokens)
 
     def state(self) -> Mapping[str, Any]:
         return saved_curves.save(self.categories, self._label_kind(), self._profile_share())
 
     def _label_kind(self) -> str:
-        return "type-turn" if self.type_turn else "refined"
+        return "type-turn" if self.uses_type_turn else "refined"
 
     def _profile_share(self) -> float:
         """Return the weight of a loaded profile's counts against the counts of this run."""
-        return self._saved_samples / (self._saved_samples + self.samples + 1.0)
+        return self._saved_sample_count / (self._saved_sample_count + self.reuse_count + 1.0)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load the counts of an earlier run; their weight falls as new samples arrive."""
-        self._saved_samples = saved_curves.load(state, self.categories, self._label_kind())
+        self._saved_sample_count = saved_curves.load(state, self.categories, self._label_kind())
         self.fit(max((tip.created_at for tip in self.shadow), default=0.0))
 
 
-def mean_growth(category: Category) -> float:
+def mean_growth_tokens(category: Category) -> float:
     """Return mean new tokens of the next prompt, of the nearest category with samples."""
     nearest: Category | None = category
     while nearest is not None:
-        count = sum(nearest.all_growth) if nearest.all_growth else 0.0
-        if count >= 1.0:
-            return nearest.all_growth_sum / count
+        sample_count = sum(nearest.all_growth) if nearest.all_growth else 0.0
+        if sample_count >= 1.0:
+            return nearest.all_growth_sum_tokens / sample_count
         nearest = nearest.parent
     return 0.0
 

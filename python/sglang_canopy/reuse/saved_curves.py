@@ -10,45 +10,48 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import read_regular
 from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories
 from sglang_canopy.reuse.category import Category
-from sglang_canopy.reuse.survival import BINS, TOKEN_BINS
+from sglang_canopy.reuse.survival import AGE_BINS, TOKEN_BINS
 
 PROFILE_VERSION = 3
-MAX_BYTES = 64 << 20
-_SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2, "lives": 2}
-_MAX_VALUE = 1e15
+MAX_PROFILE_BYTES = 64 << 20
+_LENGTHS = {"events": AGE_BINS, "waiting": AGE_BINS, "growth": TOKEN_BINS, "sums": 2, "lives": 2}
+_MAX_COUNT = 1e15
 
 
 class DamagedProfile(CanopyError):
     """A file that is not a profile, or has another version."""
 
 
-def save(categories: Categories, label_kind: str, share: float = 0.0) -> dict[str, Any]:
+def save(categories: Categories, label_kind: str, profile_share: float = 0.0) -> dict[str, Any]:
     """Return the counts behind every category's curve, without its refinements' counts. ``label_kind``:
-    ``refined`` or ``type-turn``. ``share``: remaining weight of a loaded profile's counts. Without
+    ``refined`` or ``type-turn``. ``profile_share``: remaining weight of a loaded profile's counts. Without
     them, a server that restarts often would lose its first profile."""
     return {
         "version": PROFILE_VERSION,
         "labels": label_kind,
         "categories": {
-            c.label: _counts(c, share)
-            for c in categories
-            if any(c.events) or any(c.waiting) or c.saved is not None
+            category.label: _counts(category, profile_share)
+            for category in categories
+            if any(category.events) or any(category.waiting) or category.saved_counts is not None
         },
     }
 
 
-def _counts(category: Category, share: float) -> dict[str, list[float]]:
+def _counts(category: Category, profile_share: float) -> dict[str, list[float]]:
     counts = {
         "events": category.events,
         "waiting": category.waiting,
         "growth": category.growth,
-        "sums": [category.gap_sum_s, category.growth_sum],
-        "lives": [category.life_sum_s, category.lives],
+        "sums": [category.gap_sum_s, category.growth_sum_tokens],
+        "lives": [category.life_sum_s, category.life_count],
     }
-    saved = category.saved
+    saved = category.saved_counts
     if saved is None:
         return {key: values[:] for key, values in counts.items()}
-    return {k: [v + share * s for v, s in zip(counts[k], saved[k])] for k in counts}
+    return {
+        key: [own + profile_share * loaded for own, loaded in zip(values, saved[key])]
+        for key, values in counts.items()
+    }
 
 
 def load(state: Mapping[str, Any], categories: Categories, label_kind: str) -> float:
@@ -61,17 +64,17 @@ def load(state: Mapping[str, Any], categories: Categories, label_kind: str) -> f
             f"the profile has the categories {state['labels'][:20]!r}, the policy has {label_kind!r}: "
             "give the policy another profile, or the categories that it was saved with"
         )
-    saved, samples = state["categories"], 0.0
-    for label, counts in saved.items():
-        names = () if label == ROOT else tuple(label.split("|"))
-        category = categories.get(label) if label == OVERFLOW else categories.refine(names)
-        if category.saved is None:
-            category.saved = {key: [0.0] * size for key, size in _SIZES.items()}
-        for key, totals in category.saved.items():
+    saved_categories, sample_count = state["categories"], 0.0
+    for label, counts in saved_categories.items():
+        features = () if label == ROOT else tuple(label.split("|"))
+        category = categories.get(label) if label == OVERFLOW else categories.refine(features)
+        if category.saved_counts is None:
+            category.saved_counts = {key: [0.0] * size for key, size in _LENGTHS.items()}
+        for key, totals in category.saved_counts.items():
             for i, value in enumerate(counts[key]):
                 totals[i] += value
-        samples += sum(counts["events"]) + sum(counts["waiting"])
-    return samples
+        sample_count += sum(counts["events"]) + sum(counts["waiting"])
+    return sample_count
 
 
 def check_state(state: Any) -> None:
@@ -81,12 +84,12 @@ def check_state(state: Any) -> None:
             f"a profile must be a JSON object with version {PROFILE_VERSION}, "
             "as a run with this version of Canopy saves it; delete it or save a new one"
         )
-    saved = state.get("categories")
-    if not isinstance(saved, Mapping) or not isinstance(state.get("labels"), str):
+    saved_categories = state.get("categories")
+    if not isinstance(saved_categories, Mapping) or not isinstance(state.get("labels"), str):
         raise DamagedProfile(
             "a profile must have an object 'categories' and their 'labels'; save a new one"
         )
-    for label, counts in saved.items():
+    for label, counts in saved_categories.items():
         _check_counts(label, counts)
 
 
@@ -96,12 +99,12 @@ def _check_counts(label: Any, counts: Any) -> None:
         raise DamagedProfile(f"a profile's category must be a short name, got {str(label)[:80]!a}")
     if not isinstance(counts, Mapping):
         raise DamagedProfile(f"profile category {label!r}: must be an object of counts")
-    for key, length in _SIZES.items():
+    for key, length in _LENGTHS.items():
         values = counts.get(key)
         if (
             not isinstance(values, list)
             or len(values) != length
-            or not all(isinstance(v, (int, float)) and 0 <= v <= _MAX_VALUE for v in values)
+            or not all(isinstance(n, (int, float)) and 0 <= n <= _MAX_COUNT for n in values)
         ):
             raise DamagedProfile(
                 f"profile category {label!r}: {key!r} must be {length} numbers of 0 or more; "
@@ -114,13 +117,13 @@ def read_profile(path: str) -> Any:
     ``CanopyError`` if the file cannot be read."""
     expected = "a profile must be a JSON file saved by an earlier run"
     try:
-        text = read_regular(path, MAX_BYTES)
+        content = read_regular(path, MAX_PROFILE_BYTES)
     except OSError as error:
         raise CanopyError(f"{expected}: {path!r}: {error}") from None
-    if len(text) > MAX_BYTES:
-        raise DamagedProfile(f"{expected}: {path!r} has more than {MAX_BYTES} bytes")
+    if len(content) > MAX_PROFILE_BYTES:
+        raise DamagedProfile(f"{expected}: {path!r} has more than {MAX_PROFILE_BYTES} bytes")
     try:
-        return json.loads(text.decode())
+        return json.loads(content.decode())
     except RecursionError:
         raise DamagedProfile(f"{expected}: {path!r} is nested too deeply") from None
     except ValueError as error:

@@ -36,11 +36,12 @@ class Tip:
     """Moving average of this conversation's own gaps."""
     added_tokens: int = 0
     """Prompt tokens that were new to its path."""
-    history: int = 0
+    history_tokens: int = 0
     """Prompt and output tokens."""
     path_blocks: int = 0
     """Blocks of the path on arrival."""
-    keys: tuple[int, ...] = ()
+    indexed_at: tuple[int, ...] = ()
+    """Blocks at which it is indexed."""
     is_open: bool = True
     """Whether no request has continued it yet."""
     is_void: bool = False
@@ -62,11 +63,8 @@ class Tip:
     over_record: HintRecord | None = None
 
     def __post_init__(self) -> None:
-        self.last_use, self.first_seen_at, self.sender = (
-            [self.created_at],
-            self.created_at,
-            self.tenant,
-        )
+        self.last_use, self.first_seen_at = [self.created_at], self.created_at
+        self.sender = self.tenant
 
 
 @dataclass(slots=True, eq=False)
@@ -87,25 +85,23 @@ def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:
 
 class ShadowIndex:
     """Tips and junctions by chained block hash, in a window bounded in time and in number.
-
     ``max_samples``: of the window; all of them were observed for the same chance to return, so
-    censoring is unbiased. ``max_blocks``: block hashes held. When a bound is reached, the tenant with
-    the most entries loses its oldest (``tenant_window.py``).
-    """
+    censoring is unbiased. ``max_blocks``: block hashes held. When a bound is reached, the tenant
+    with the most entries loses its oldest (``tenant_window.py``)."""
 
     def __init__(self, window_s: float, max_samples: int, max_blocks: int) -> None:
         self.samples: TenantWindow[Tip] = TenantWindow(window_s, max_samples)
         self._tips: dict[int, Tip] = {}
         self._junctions: dict[int, Tip] = {}
-        self._owner_of: dict[int, NewBlocks] = {}
+        self._owner_by_block: dict[int, NewBlocks] = {}
         self._new_blocks: TenantWindow[NewBlocks] = TenantWindow(window_s, max_blocks)
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @property
-    def blocks(self) -> int:
-        return len(self._owner_of)
+    def block_count(self) -> int:
+        return len(self._owner_by_block)
 
     def __iter__(self) -> Iterator[Tip]:
         """Iterate over all samples of the window, oldest first."""
@@ -113,9 +109,9 @@ class ShadowIndex:
 
     def matched_blocks(self, path: Sequence[int]) -> int:
         """Return the number of leading blocks of ``path`` up to the deepest known block."""
-        owner_of = self._owner_of
+        owner_by_block = self._owner_by_block
         for depth in range(len(path), 0, -1):
-            if path[depth - 1] in owner_of:
+            if path[depth - 1] in owner_by_block:
                 return depth
         return 0
 
@@ -139,42 +135,43 @@ class ShadowIndex:
 
     def birth_time(self, block: int, default: float) -> float:
         """Return the time at which ``block`` was first seen, or ``default``."""
-        owner = self._owner_of.get(block)
+        owner = self._owner_by_block.get(block)
         return default if owner is None else owner.created_at
 
-    def learn(self, time: float, tenant: str | None, blocks: Sequence[int]) -> None:
+    def add_blocks(self, time: float, tenant: str | None, blocks: Sequence[int]) -> None:
         """Add new blocks, first seen at ``time`` in a request of ``tenant``."""
         if not blocks:
             return
-        owner_of, new_blocks = self._owner_of, NewBlocks(time, tenant, blocks, len(blocks))
-        owner_of.update(dict.fromkeys(blocks, new_blocks))
-        for old in self._new_blocks.add(new_blocks, time):
-            for block in old.blocks:
-                if owner_of.get(block) is old:
-                    del owner_of[block]
-            old.blocks = ()
+        owner_by_block = self._owner_by_block
+        new_blocks = NewBlocks(time, tenant, blocks, len(blocks))
+        owner_by_block.update(dict.fromkeys(blocks, new_blocks))
+        for expelled in self._new_blocks.add(new_blocks, time):
+            for block in expelled.blocks:
+                if owner_by_block.get(block) is expelled:
+                    del owner_by_block[block]
+            expelled.blocks = ()
 
-    def open_tip(self, tip: Tip, key: int) -> None:
-        """Index ``tip`` at block ``key``, so that a request through the block continues it."""
-        other = self._tips.get(key)
-        if other is not None and other is not tip:
-            self.close(other)
-        self._tips[key] = tip
-        tip.keys = (*tip.keys, key)
+    def open_tip(self, tip: Tip, block: int) -> None:
+        """Index ``tip`` at ``block``, so that a request through the block continues it."""
+        earlier_tip = self._tips.get(block)
+        if earlier_tip is not None and earlier_tip is not tip:
+            self.close(earlier_tip)
+        self._tips[block] = tip
+        tip.indexed_at = (*tip.indexed_at, block)
 
     def open_junction(self, tip: Tip, block: int) -> None:
         """Set ``tip`` as the open sample of the junction at ``block``."""
-        old = self._junctions.get(block)
-        if old is not None:
-            old.keys = ()
+        earlier_tip = self._junctions.get(block)
+        if earlier_tip is not None:
+            earlier_tip.indexed_at = ()
         self._junctions[block] = tip
-        tip.keys = (block,)
+        tip.indexed_at = (block,)
 
-    def sample(self, tip: Tip, now: float) -> Sequence[Tip]:
+    def add_sample(self, tip: Tip, now: float) -> Sequence[Tip]:
         """Add a sample to the window. Return the samples that left it."""
         expelled = self.samples.add(tip, now)
-        for old in expelled:
-            self.close(old)
+        for expelled_tip in expelled:
+            self.close(expelled_tip)
         return expelled
 
     def tip_created_by(self, request: Request) -> Tip | None:
@@ -186,9 +183,9 @@ class ShadowIndex:
     def close(self, tip: Tip) -> None:
         """Remove a tip or junction from the index; its sample stays in the window."""
         tips, junctions = self._tips, self._junctions
-        for key in tip.keys:
-            if tips.get(key) is tip:
-                del tips[key]
-            if junctions and junctions.get(key) is tip:
-                del junctions[key]
-        tip.keys = ()
+        for block in tip.indexed_at:
+            if tips.get(block) is tip:
+                del tips[block]
+            if junctions and junctions.get(block) is tip:
+                del junctions[block]
+        tip.indexed_at = ()

@@ -30,9 +30,9 @@ def _make_edges() -> tuple[float, ...]:
         step += 1
 
 
-EDGES: tuple[float, ...] = _make_edges()
-"""Bin ``i`` holds ages in ``[EDGES[i], EDGES[i + 1])`` seconds; the last is unbounded."""
-BINS = len(EDGES)
+AGE_EDGES_S: tuple[float, ...] = _make_edges()
+"""Bin ``i`` holds ages in ``[AGE_EDGES_S[i], AGE_EDGES_S[i + 1])`` seconds; the last is unbounded."""
+AGE_BINS = len(AGE_EDGES_S)
 
 TOKEN_EDGES: tuple[float, ...] = (
     0.0,
@@ -40,13 +40,13 @@ TOKEN_EDGES: tuple[float, ...] = (
 )
 """Bin edges of prompt growth, in tokens: 0, then 16 to a million."""
 TOKEN_BINS = len(TOKEN_EDGES)
-SHRINK = 10.0
+PRIOR_WEIGHT_TIPS = 10.0
 """Weight of the coarser category's curve in a finer one, in tips at risk."""
 
 
 def age_bin(age_s: float) -> int:
     """Return the bin of an age in seconds; a negative age counts as 0."""
-    return bisect_right(EDGES, age_s) - 1 if age_s > 0 else 0
+    return bisect_right(AGE_EDGES_S, age_s) - 1 if age_s > 0 else 0
 
 
 def token_bin(tokens: float) -> int:
@@ -54,7 +54,7 @@ def token_bin(tokens: float) -> int:
     return bisect_right(TOKEN_EDGES, tokens) - 1 if tokens > 0 else 0
 
 
-_WIDTHS = [high - low for low, high in pairwise(EDGES)]
+_BIN_WIDTHS_S = [high - low for low, high in pairwise(AGE_EDGES_S)]
 
 
 def survival_curve(
@@ -67,7 +67,7 @@ def survival_curve(
     tips are at risk).
 
     ``events[i]`` tips were continued at an age in bin ``i``, ``censored[i]`` were last seen waiting
-    at such an age. Returns S at each of the ``BINS`` edges, from S(0) = 1 downwards.
+    at such an age. Returns S at each of the ``AGE_BINS`` edges, from S(0) = 1 downwards.
 
     ``prior`` is the curve of a coarser category: each bin's hazard is shrunk towards its hazard as
     if ``prior_weight`` more tips at risk had followed it. Without ``prior``, these tips are never
@@ -75,27 +75,27 @@ def survival_curve(
     """
     at_risk = float(sum(events) + sum(censored))
     curve = [1.0]
-    alive = 1.0
-    for i in range(BINS - 1):
-        reused, waited = events[i], censored[i]
-        exposed = at_risk - 0.5 * waited + prior_weight
-        at_risk -= reused + waited
+    survival_here = 1.0
+    for i in range(AGE_BINS - 1):
+        continued, waited = events[i], censored[i]
+        exposed_tips = at_risk - 0.5 * waited + prior_weight
+        at_risk -= continued + waited
         if prior is not None and prior[i] > 0.0:
-            reused += prior_weight * (1.0 - prior[i + 1] / prior[i])
-        if exposed > 0.0:
-            stays = 1.0 - reused / exposed
-            alive = alive * stays if stays > 0.0 else 0.0
-        curve.append(alive)
+            continued += prior_weight * (1.0 - prior[i + 1] / prior[i])
+        if exposed_tips > 0.0:
+            stay_probability = 1.0 - continued / exposed_tips
+            survival_here = survival_here * stay_probability if stay_probability > 0.0 else 0.0
+        curve.append(survival_here)
     return curve
 
 
 def survival(curve: Sequence[float], age_s: float) -> float:
     """Return S at an age in seconds, linear between two bin edges."""
     i = age_bin(age_s)
-    if i >= BINS - 1:
-        return curve[BINS - 1]
-    part = (age_s - EDGES[i]) / (EDGES[i + 1] - EDGES[i])
-    return curve[i] + part * (curve[i + 1] - curve[i])
+    if i >= AGE_BINS - 1:
+        return curve[AGE_BINS - 1]
+    bin_share = (age_s - AGE_EDGES_S[i]) / (AGE_EDGES_S[i + 1] - AGE_EDGES_S[i])
+    return curve[i] + bin_share * (curve[i + 1] - curve[i])
 
 
 def continuation_probability(curve: Sequence[float], age_s: float) -> float:
@@ -114,46 +114,46 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
 
     evaluated at the bins' lower edges. With the points (integral of S up to an edge, 1 - S there)
     this is the steepest slope from a point to a later one, so one walk from the right over the
-    upper hull gives every bin in O(``BINS``). The unbounded last bin has rank 0.
+    upper hull gives every bin in O(``AGE_BINS``). The unbounded last bin has rank 0.
     """
-    rank = [0.0] * BINS
+    ranks = [0.0] * AGE_BINS
     # The unused part of the curve is flat: its first point is the steepest to reach.
-    last_bin, last_survival = BINS - 1, curve[BINS - 1]
+    last_bin, last_survival = AGE_BINS - 1, curve[AGE_BINS - 1]
     while last_bin and curve[last_bin - 1] == last_survival:
         last_bin -= 1
     space = 0.0
     space_at_edge = [space]
-    for width, survival_before, survival_after in zip(_WIDTHS[:last_bin], curve, curve[1:]):
+    for width, survival_before, survival_after in zip(_BIN_WIDTHS_S[:last_bin], curve, curve[1:]):
         space += 0.5 * (survival_before + survival_after) * width
         space_at_edge.append(space)
     hull: list[tuple[float, float]] = [(space, last_survival)]
     # Calls are inlined: a fit ranks many categories, and delays the eviction that triggered it.
     for i in range(last_bin - 1, -1, -1):
-        start, survival_here = space_at_edge[i], curve[i]
-        end, survival_there = hull[-1]
+        space_here, survival_here = space_at_edge[i], curve[i]
+        space_there, survival_there = hull[-1]
         # At S = 0 no tip is left and no space is held: the slope is 0.
-        slope = (survival_here - survival_there) / (end - start) if end > start else 0.0
+        held = space_there - space_here
+        slope = (survival_here - survival_there) / held if held > 0.0 else 0.0
         while len(hull) > 1:
-            end, survival_there = hull[-2]
-            next_slope = (survival_here - survival_there) / (end - start) if end > start else 0.0
+            space_there, survival_there = hull[-2]
+            held = space_there - space_here
+            next_slope = (survival_here - survival_there) / held if held > 0.0 else 0.0
             if next_slope < slope:
                 break
             slope = next_slope
             hull.pop()
         if slope > 0.0:
-            rank[i] = slope
-        hull.append((start, survival_here))
-    return rank
+            ranks[i] = slope
+        hull.append((space_here, survival_here))
+    return ranks
 
 
 def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
     """Return P(Q >= ``TOKEN_EDGES[i]``) of a prompt's growth Q in tokens, from counts by bin, and
-    ``SHRINK`` samples of ``prior``."""
-    weight = SHRINK if prior is not None else 0.0
-    above = list(accumulate(reversed(counts)))[::-1]
-    total = above[0] + weight
+    ``PRIOR_WEIGHT_TIPS`` samples of ``prior``."""
+    prior, weight = ([0.0] * TOKEN_BINS, 0.0) if prior is None else (prior, PRIOR_WEIGHT_TIPS)
+    at_least = list(accumulate(reversed(counts)))[::-1]
+    total = at_least[0] + weight
     if total <= 0.0:
         return [1.0] * TOKEN_BINS
-    return [
-        (n + (weight * prior[i] if prior is not None else 0.0)) / total for i, n in enumerate(above)
-    ]
+    return [(count + weight * chance) / total for count, chance in zip(at_least, prior)]

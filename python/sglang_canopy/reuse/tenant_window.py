@@ -30,6 +30,8 @@ Item = TypeVar("Item", bound=_Item)
 
 
 class _TenantItems(Generic[Item]):
+    """One tenant's items, oldest first, and their total size."""
+
     __slots__ = ("items", "name", "size")
 
     def __init__(self, name: Hashable) -> None:
@@ -50,9 +52,9 @@ class TenantWindow(Generic[Item]):
         self._total_size = 0
         self._items: deque[Item] = deque()
         """Every item, including items dropped from its middle."""
-        self._by_tenant: dict[Hashable, _TenantItems[Item]] = {}
+        self._items_by_tenant: dict[Hashable, _TenantItems[Item]] = {}
         """Items of each tenant that has any."""
-        self._dropped: set[Item] = set()
+        self._dropped_items: set[Item] = set()
         self._largest: _TenantItems[Item] = _TenantItems(None)
         self._second_size = 0
         """Upper bound of the sizes of all except ``_largest``."""
@@ -63,7 +65,7 @@ class TenantWindow(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         """Iterate over all items, oldest first."""
-        dropped = self._dropped
+        dropped = self._dropped_items
         return (
             (item for item in self._items if item not in dropped) if dropped else iter(self._items)
         )
@@ -79,7 +81,7 @@ class TenantWindow(Generic[Item]):
 
     def add(self, item: Item, now: float) -> Sequence[Item]:
         """Add an item. Return the items that left the window."""
-        tenant_items = self._by_tenant.get(item.tenant)
+        tenant_items = self._items_by_tenant.get(item.tenant)
         if tenant_items is None:
             tenant_items = self._make_items_of(item.tenant)
         tenant_items.items.append(item)
@@ -88,13 +90,13 @@ class TenantWindow(Generic[Item]):
         self._total_size += size
         if tenant_size > self._second_size and tenant_items is not self._largest:
             self._second_size = tenant_size
-        window, dropped, horizon = self._items, self._dropped, now - self.window_s
-        window.append(item)
-        if not dropped and self._total_size <= self.max_size and window[0].created_at >= horizon:
+        items, dropped, horizon = self._items, self._dropped_items, now - self.window_s
+        items.append(item)
+        if not dropped and self._total_size <= self.max_size and items[0].created_at >= horizon:
             return ()
         expelled: list[Item] = []
-        while (oldest := window[0]).created_at < horizon or (dropped and oldest in dropped):
-            window.popleft()
+        while (oldest := items[0]).created_at < horizon or (dropped and oldest in dropped):
+            items.popleft()
             if oldest in dropped:
                 dropped.discard(oldest)
             else:
@@ -102,43 +104,40 @@ class TenantWindow(Generic[Item]):
                 expelled.append(oldest)
         while self._total_size > self.max_size:
             expelled.append(self._drop_oldest_of_largest())
-        if dropped and 2 * len(dropped) > len(window):
+        if dropped and 2 * len(dropped) > len(items):
             self._items = deque(self)
             dropped.clear()
         return expelled
 
     def _make_items_of(self, tenant: str | None) -> _TenantItems[Item]:
-        name = tenant if len(self._by_tenant) < MAX_TENANTS else _OTHER_TENANTS
-        return self._by_tenant.setdefault(name, _TenantItems(name))
+        name = tenant if len(self._items_by_tenant) < MAX_TENANTS else _OTHER_TENANTS
+        return self._items_by_tenant.setdefault(name, _TenantItems(name))
 
     def _find_items_of(self, item: Item) -> _TenantItems[Item]:
         """Return the items of the tenant of ``item``, the oldest of the window."""
-        tenant_items = self._by_tenant.get(item.tenant)
+        tenant_items = self._items_by_tenant.get(item.tenant)
         return (
             tenant_items
             if tenant_items is not None and tenant_items.items[0] is item
-            else self._by_tenant[_OTHER_TENANTS]
+            else self._items_by_tenant[_OTHER_TENANTS]
         )
 
     def _drop_oldest_of_largest(self) -> Item:
         """Drop the oldest item of the tenant with the most."""
         largest = self._largest
         if not largest.size or largest.size + self.max_size // _TIE_DIVISOR < self._second_size:
-            largest = self._largest = max(self._by_tenant.values(), key=_get_size)
-            others = (
-                tenant_items.size
-                for tenant_items in self._by_tenant.values()
-                if tenant_items is not largest
-            )
+            largest = self._largest = max(self._items_by_tenant.values(), key=_get_size)
+            tenants = self._items_by_tenant.values()
+            others = (tenant.size for tenant in tenants if tenant is not largest)
             self._second_size = max(others, default=0)
-        old = self._remove_oldest(largest)
-        self._dropped.add(old)
-        return old
+        oldest = self._remove_oldest(largest)
+        self._dropped_items.add(oldest)
+        return oldest
 
     def _remove_oldest(self, tenant_items: _TenantItems[Item]) -> Item:
-        old = tenant_items.items.popleft()
-        tenant_items.size -= old.size
-        self._total_size -= old.size
+        oldest = tenant_items.items.popleft()
+        tenant_items.size -= oldest.size
+        self._total_size -= oldest.size
         if not tenant_items.items:
-            del self._by_tenant[tenant_items.name]
-        return old
+            del self._items_by_tenant[tenant_items.name]
+        return oldest

@@ -22,9 +22,10 @@ class TtftFit:
 
     def __init__(self) -> None:
         self.count = 0
-        # Decayed sums of 1, tokens (x), seconds (y), x * x and x * y.
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._scale_s = 0.0
+        # Decayed sums over requests.
+        self._weight = self._tokens = self._seconds = 0.0
+        self._squared_tokens = self._tokens_times_s = 0.0
+        self._mean_residual_s = 0.0
 
     def add(self, uncached_tokens: float, ttft_s: float) -> None:
         """Add a served request. Values that are not finite or negative are ignored."""
@@ -37,37 +38,37 @@ class TtftFit:
             alpha, beta = fitted
             expected_s = alpha * uncached_tokens + beta
             residual_s = ttft_s - expected_s
-            max_residual_s = _MAX_RESIDUALS * self._scale_s
+            max_residual_s = _MAX_RESIDUALS * self._mean_residual_s
             # The scale slowly follows even clipped residuals, or a real change would never be
             # learnt.
-            self._scale_s += 0.02 * (abs(residual_s) - self._scale_s)
+            self._mean_residual_s += 0.02 * (abs(residual_s) - self._mean_residual_s)
             if max_residual_s > 0.0:
                 ttft_s = expected_s + max(-max_residual_s, min(max_residual_s, residual_s))
         self.count += 1
         self._weight = _DECAY * self._weight + 1.0
-        self._x = _DECAY * self._x + uncached_tokens
-        self._y = _DECAY * self._y + ttft_s
-        self._xx = _DECAY * self._xx + uncached_tokens * uncached_tokens
-        self._xy = _DECAY * self._xy + uncached_tokens * ttft_s
+        self._tokens = _DECAY * self._tokens + uncached_tokens
+        self._seconds = _DECAY * self._seconds + ttft_s
+        self._squared_tokens = _DECAY * self._squared_tokens + uncached_tokens * uncached_tokens
+        self._tokens_times_s = _DECAY * self._tokens_times_s + uncached_tokens * ttft_s
         if fitted is None and self.count == _MIN_OBSERVATIONS:
             # One tenth of the mean until residuals have been seen.
             is_fitted = self.coefficients() is not None
-            self._scale_s = 0.1 * self._y / self._weight if is_fitted else 0.0
+            self._mean_residual_s = 0.1 * self._seconds / self._weight if is_fitted else 0.0
 
     def coefficients(self) -> tuple[float, float] | None:
         """Return ``(alpha s/token, beta s)``, both 0 or more; ``None`` without enough data."""
         if self.count < _MIN_OBSERVATIONS:
             return None
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean_x * mean_x
-        if variance <= 1e-9 * max(1.0, mean_x * mean_x):
+        mean_tokens, mean_s = self._tokens / self._weight, self._seconds / self._weight
+        variance = self._squared_tokens / self._weight - mean_tokens * mean_tokens
+        if variance <= 1e-9 * max(1.0, mean_tokens * mean_tokens):
             return None
-        alpha = (self._xy / self._weight - mean_x * mean_y) / variance
+        alpha = (self._tokens_times_s / self._weight - mean_tokens * mean_s) / variance
         if alpha <= 0.0:
             return None
-        beta = mean_y - alpha * mean_x
+        beta = mean_s - alpha * mean_tokens
         if beta < 0.0:  # through the origin instead
-            return self._xy / self._xx, 0.0
+            return self._tokens_times_s / self._squared_tokens, 0.0
         return alpha, beta
 
     def stats(self) -> dict[str, Any]:
@@ -77,11 +78,11 @@ class TtftFit:
             "requests": self.count,
             "alpha_ms_per_1k_tokens": None if fitted is None else round(1e6 * fitted[0], 3),
             "beta_ms": None if fitted is None else round(1e3 * fitted[1], 3),
-            "mean_residual_ms": round(1e3 * self._scale_s, 3),
+            "mean_residual_ms": round(1e3 * self._mean_residual_s, 3),
         }
 
 
-def threshold_tokens(ttft_ms: float, ttft_model: tuple[float, float]) -> float:
+def tokens_within_ttft(ttft_ms: float, ttft_model: tuple[float, float]) -> float:
     """Return the tokens that may be prefilled within ``ttft_ms``; 0 if beta alone exceeds it."""
     alpha, beta = ttft_model
     return max(0.0, (ttft_ms / 1e3 - beta) / alpha) if alpha > 0.0 else math.inf

@@ -11,7 +11,7 @@ import torch
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.saved_profile import Profile, read_or_set_aside
-from sglang_canopy.ranks import all_over_groups, broadcast_from_first, groups_of
+from sglang_canopy.ranks import all_over_groups, broadcast_from_first, reduction_groups
 from sglang_canopy.storage.disk_link import DiskLink
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def restore_learnt(cache: CanopyRadixCache, groups: Sequence[Any]) -> None:
         return
     if not all_over_groups(groups, store.unavailable is None):
         if cache.pp_size == 1:
-            disk.on_next_round = lambda: restore_learnt(cache, groups_of(cache))
+            disk.on_next_round = lambda: restore_learnt(cache, reduction_groups(cache))
         return
     is_first_rank = all(torch.distributed.get_rank(group=group) == 0 for group in groups)
     path = str(store.path / LEARNT_FILE) if is_first_rank else None

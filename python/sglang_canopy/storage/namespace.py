@@ -60,7 +60,7 @@ def rank_namespace(config: HiCacheStorageConfig, pool: Any) -> str:
         "pp": [config.pp_rank, config.pp_size],
         "cp": [config.attn_cp_rank, config.attn_cp_size],
         "dp": [_replica_number(), config.dp_rank],
-        "dcp": [*releases.decode_context(config)],
+        "dcp": [*releases.decode_context_position(config)],
     }
     return RANK_SEPARATOR.join(
         "|".join(f"{name}={value}" for name, value in part.items()) for part in (fields, rank)

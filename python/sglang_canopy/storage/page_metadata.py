@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.disk.page import FIELDS, PageMeta, path_fields
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
-from sglang_canopy.ranks import all_over_ranks, broadcast_from_first, groups_of
+from sglang_canopy.ranks import all_over_ranks, broadcast_from_first, reduction_groups
 from sglang_canopy.records import Request, copy_record
 
 MAX_RUNS = 64
@@ -89,7 +89,7 @@ def take_first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], b
     """Return the first rank's records for the pages of ``metas``, and whether the ranks agreed.
     Collective: every rank calls it for the same pages."""
     own_runs = runs_of(metas)
-    runs = broadcast_from_first(groups_of(cache), own_runs)
+    runs = broadcast_from_first(reduction_groups(cache), own_runs)
     do_agree = all_over_ranks(cache, _without_clock(runs) == _without_clock(own_runs))
     return [meta for pages, meta in runs for _ in range(pages)], do_agree
 

@@ -61,15 +61,16 @@ def _advise_memory(status: Mapping[str, Any], evicted_tokens: int) -> str:
     memory_bytes = sum(
         tiers[name]["capacity_bytes"] for name in ("device", "host") if name in tiers
     )
+    wanted_tokens = _SUFFICIENT_SHARE * evicted_tokens
     sufficient = [
-        (scale, hit) for scale, hit in scales if hit >= _SUFFICIENT_SHARE * evicted_tokens
+        (scale, hit_tokens) for scale, hit_tokens in scales if hit_tokens >= wanted_tokens
     ]
-    scale, hit = sufficient[0] if sufficient else list(scales)[-1]
+    scale, hit_tokens = sufficient[0] if sufficient else list(scales)[-1]
     more_gb = (float(scale.lstrip("x")) - 1.0) * memory_bytes / 1e9
     flags = "" if "host" in tiers else " (--enable-hierarchical-cache --hicache-size)"
     return (
         f"{100 * evicted_tokens / status['prompt_tokens']:.0f} % of the prompt tokens recompute evicted KV:"
-        f" {more_gb:.3g} GB more host memory{flags} would hit {100 * hit / evicted_tokens:.0f} % of them"
+        f" {more_gb:.3g} GB more host memory{flags} would hit {100 * hit_tokens / evicted_tokens:.0f} % of them"
     )
 
 
@@ -86,10 +87,10 @@ def _describe_agents(agents: Mapping[str, Any], tool_parser: str | None) -> Iter
 def _describe_gate(gate: Mapping[str, Any] | None) -> Iterator[str]:
     if gate is None:
         return
-    loss = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
+    thrash = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
     waiting, paused = gate["waiting_sessions"], gate["paused_sessions"]
     sessions = f"; {waiting} sessions waiting, {paused} paused" if gate["active"] else ""
-    yield f"gate {'on' if gate['active'] else 'off'}: {loss}{sessions}"
+    yield f"gate {'on' if gate['active'] else 'off'}: {thrash}{sessions}"
 
 
 class AutoLine:

@@ -16,7 +16,7 @@ def hint_rows(model: Any) -> list[dict[str, Any]]:
     if model is None:
         return []
     counts = model.hints.applied_hints()
-    rows = product(("over", "return"), (CLIENT, GATEWAY), (True, False))
+    combinations = product(("over", "return"), (CLIENT, GATEWAY), (True, False))
     return [
         {
             "hint": hint,
@@ -24,7 +24,7 @@ def hint_rows(model: Any) -> list[dict[str, Any]]:
             "applied": applied,
             "tenants": counts[hint, source, applied],
         }
-        for hint, source, applied in rows
+        for hint, source, applied in combinations
     ]
 
 
@@ -34,7 +34,7 @@ def count_at_limits(
     """Return the tenants at each limit, and the refusals. The arguments are parts of a status."""
     limit_tokens = keep["tenant_limit_tokens"]
     keeping_tenants = sum(
-        row["tokens"] >= AT_LIMIT_SHARE * limit_tokens > 0 for row in keep["tenants"]
+        tenant["tokens"] >= AT_LIMIT_SHARE * limit_tokens > 0 for tenant in keep["tenants"]
     )
     at_limits = {"keep": {"tenants": keeping_tenants, "refused": keep["refused"]}}
     if disk is not None:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.radix.counters import REASONS, TIERS, Counters, Row
+from sglang_canopy.radix.counters import REASONS, TIERS, CategoryCounts, Counters
 from sglang_canopy.telemetry.series import CACHE_METRICS, PREFIX, RANK_LABEL, Metric
 
 if TYPE_CHECKING:
@@ -32,11 +32,9 @@ COUNTERS_FROM_ZERO = {
 
 
 class Metrics:
-    """Prometheus series of one rank. ``operator_labels``: labels that the operator adds to every series.
-
-    Create it after ``PROMETHEUS_MULTIPROC_DIR`` is set, once per process (or per ``registry``) for
-    the same ``metrics``.
-    """
+    """Prometheus series of one rank. ``operator_labels``: labels that the operator adds to every
+    series. Create it after ``PROMETHEUS_MULTIPROC_DIR`` is set, once per process (or per
+    ``registry``) for the same ``metrics``."""
 
     def __init__(
         self,
@@ -50,25 +48,26 @@ class Metrics:
         self._metrics = tuple(metrics)
         for metric in self._metrics:
             self._families |= _make_family(metric, tuple(self._fixed_labels), registry)
-        self._exported: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._exported_values: dict[tuple[str, tuple[str, ...]], float] = {}
         """Value exported so far, by metric and labels."""
         self._series: dict[tuple[str, tuple[str, ...]], Any] = {}
-        self._row_labels: dict[str, set[tuple[str, ...]]] = {}
-        """Labels of the rows that ``_set_rows`` set last, by metric."""
+        self._labels_of_gauge: dict[str, set[tuple[str, ...]]] = {}
+        """Labels of the series that ``_set_gauges`` set last, by metric."""
 
     def update(self, counters: Counters, status: Mapping[str, Any]) -> None:
-        """Update every series from ``counters`` and ``Status.collect``."""
-        for row in counters.rows():
-            self._update_row(row, status["tiers"])
+        """Update every series from ``counters`` and ``StatusCollector.collect``."""
+        for category_counts in counters.all_counts():
+            self._update_category(category_counts, status["tiers"])
         self.export_status(status)
-        for row in status["categories"]:
-            for tier, tokens in row["held_tokens"].items():
+        for category in status["categories"]:
+            for tier, tokens in category["held_tokens"].items():
                 if tier in status["tiers"]:
-                    self.set_gauge("held_tokens", tokens, tier, row["category"])
-        groups = ((row["tier"], row["group"], row["ttl_s"]) for row in status["groups"])
-        self._set_rows(
-            "group_ttl_seconds", {(t, g): math.inf if s is None else s for t, g, s in groups}
-        )
+                    self.set_gauge("held_tokens", tokens, tier, category["category"])
+        groups = ((group["tier"], group["group"], group["ttl_s"]) for group in status["groups"])
+        ttls_s: dict[tuple[str, ...], float] = {
+            (tier, group): math.inf if ttl_s is None else ttl_s for tier, group, ttl_s in groups
+        }
+        self._set_gauges("group_ttl_seconds", ttls_s)
         self._update_disk(status.get("disk"), status["page_tokens"])
 
     def export_status(self, status: Mapping[str, Any]) -> None:
@@ -79,29 +78,29 @@ class Metrics:
                 update(metric.name, value, *labels)
         self._update_whatif(status.get("whatif"))
 
-    def _update_row(self, row: Row, tiers: Iterable[str]) -> None:
-        category = row.category
-        self.raise_counter("requests_total", row.requests, category)
-        self.raise_counter("prompt_tokens_total", row.prompt_tokens, category)
-        self.raise_counter("miss_tokens_total", row.missed_tokens, category)
-        for tier, tier_row in zip(TIERS, row.tiers):
+    def _update_category(self, counts: CategoryCounts, tiers: Iterable[str]) -> None:
+        category = counts.category
+        self.raise_counter("requests_total", counts.requests, category)
+        self.raise_counter("prompt_tokens_total", counts.prompt_tokens, category)
+        self.raise_counter("miss_tokens_total", counts.missed_tokens, category)
+        for tier, tier_counts in zip(TIERS, counts.tiers):
             if tier not in tiers:
                 continue
             labels = (tier, category)
-            self.raise_counter("hit_tokens_total", tier_row.hit_tokens, *labels)
-            self.raise_counter("entered_tokens_total", tier_row.entered_tokens, *labels)
-            self.raise_counter("demoted_tokens_total", tier_row.demoted_tokens, *labels)
-            for reason, tokens in zip(REASONS, tier_row.evicted_tokens):
+            self.raise_counter("hit_tokens_total", tier_counts.hit_tokens, *labels)
+            self.raise_counter("entered_tokens_total", tier_counts.entered_tokens, *labels)
+            self.raise_counter("demoted_tokens_total", tier_counts.demoted_tokens, *labels)
+            for reason, tokens in zip(REASONS, tier_counts.evicted_tokens):
                 self.raise_counter("evicted_tokens_total", tokens, *labels, reason)
 
-    def _set_rows(self, name: str, rows: Mapping[tuple[str, ...], float]) -> None:
-        """Set a gauge for each of ``rows``, labels -> value; NaN for those that are no longer there,
-        whose series stay in this process's file."""
-        for labels in self._row_labels.get(name, set()) - rows.keys():
+    def _set_gauges(self, name: str, values: Mapping[tuple[str, ...], float]) -> None:
+        """Set a gauge to ``values``, by labels. A series of other labels, which stays in this process's
+        file, becomes NaN."""
+        for labels in self._labels_of_gauge.get(name, set()) - values.keys():
             self.set_gauge(name, math.nan, *labels)
-        for labels, value in rows.items():
+        for labels, value in values.items():
             self.set_gauge(name, value, *labels)
-        self._row_labels[name] = {*rows}
+        self._labels_of_gauge[name] = {*values}
 
     def _update_disk(self, disk: Mapping[str, Any] | None, page_tokens: int) -> None:
         if disk is None:
@@ -118,10 +117,10 @@ class Metrics:
         arms: dict[tuple[str, ...], float] = {
             (arm["policy"], arm["capacity"]): arm["hit_ratio"] for arm in meter["arms"]
         }
-        self._set_rows("whatif_hit_ratio", arms)
+        self._set_gauges("whatif_hit_ratio", arms)
         self.set_gauge("whatif_decided", float(meter["undecided"] is None))
 
-    def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
+    def _find_series(self, name: str, labels: tuple[str, ...]) -> Any:
         series = self._series.get((name, labels))
         if series is None:
             series = self._families[name].labels(*self._fixed_labels.values(), *labels)
@@ -129,18 +128,18 @@ class Metrics:
         return series
 
     def set_gauge(self, name: str, value: float, *labels: str) -> None:
-        if self._exported.get((name, labels)) != value:
-            self._series_of(name, labels).set(value)
-            self._exported[name, labels] = value
+        if self._exported_values.get((name, labels)) != value:
+            self._find_series(name, labels).set(value)
+            self._exported_values[name, labels] = value
 
     def raise_counter(self, name: str, total: float, *labels: str) -> None:
         """Raise a counter to ``total``. A series is exported from its first count on; series of
         ``COUNTERS_FROM_ZERO`` at once."""
-        previous = self._exported.get((name, labels))
+        previous = self._exported_values.get((name, labels))
         increase = total - (previous or 0)
         if increase > 0 or (previous is None and name in COUNTERS_FROM_ZERO):
-            self._series_of(name, labels).inc(increase)
-            self._exported[name, labels] = total
+            self._find_series(name, labels).inc(increase)
+            self._exported_values[name, labels] = total
 
 
 def _make_family(

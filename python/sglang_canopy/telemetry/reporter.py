@@ -60,11 +60,9 @@ class PeriodicReporter:
 
 
 class Reporter(PeriodicReporter):
-    """Reports on one cache until the process ends (or ``stop``).
-
-    ``peer``: set on tensor- and pipeline-parallel ranks other than the first, whose trees have the same
-    nodes and would repeat its counts. They report only the values that must be equal on all ranks.
-    """
+    """Reports on one cache until the process ends (or ``stop``). ``peer``: set on tensor- and
+    pipeline-parallel ranks other than the first, whose trees have the same nodes and would repeat
+    its counts. They report only the values that must be equal on all ranks."""
 
     def __init__(
         self,
@@ -124,8 +122,8 @@ class ObserverReporter(PeriodicReporter):
 def start_observer_reporter(
     meter: Meter, refusal_counts: Sequence[int], enable_metrics: bool
 ) -> None:
-    """Report on SGLang's own cache, on the first tensor-parallel rank only. ``refused``: current
-    counts, in the order of ``REFUSALS``."""
+    """Report on SGLang's own cache, on the first tensor-parallel rank only. ``refusal_counts``:
+    current counts, in the order of ``REFUSALS``."""
     rank, peer = rank_and_peer()
     if not peer:
         ObserverReporter(meter, refusal_counts, rank, _make_metrics(rank, enable_metrics)).start()
@@ -151,11 +149,11 @@ def _make_metrics(rank: int, is_enabled: bool) -> Metrics | None:
     return Metrics(rank, get_observability().extra_metric_labels) if is_enabled else None
 
 
-def write_answer(name: str, value: Any) -> None:
+def write_answer(name: str, answer: Any) -> None:
     """Write an answer for the HTTP process, on the first tensor-parallel rank only."""
     rank, peer = rank_and_peer()
     if not peer:
-        status_file.write_status(rank, value, kind=status_file.ANSWER + name)
+        status_file.write_status(rank, answer, kind=status_file.ANSWER + name)
 
 
 def rank_and_peer() -> tuple[int, str]:

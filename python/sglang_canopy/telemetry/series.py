@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,14 @@ class Metric:
     name: str
     """Name without the prefix ``canopy:``; a counter's ends in ``_total``."""
     kind: str
+    """``counter`` or ``gauge``."""
     labels: tuple[str, ...]
     """Labels in addition to ``RANK_LABEL`` and the operator's (``--extra-metric-labels``)."""
     meaning: str
     path: str = ""
-    """Path of its values in a status; empty if code computes them.
-
-    Keys joined by dots. ``{label}`` stands for every key, which becomes the label; ``rows[a,b]`` for
-    every row of a list, whose fields ``a`` and ``b`` become labels.
-    """
+    """Path of its values in a status; empty if code computes them. Keys joined by dots. ``{label}``
+    stands for every key, which becomes the label; ``rows[a,b]`` for every row of a list, whose
+    fields ``a`` and ``b`` become labels."""
 
     def values(self, status: Mapping[str, Any]) -> Iterator[tuple[float, tuple[str, ...]]]:
         """Yield each value in ``status`` with its labels; none for a part that is missing or null."""
@@ -39,26 +38,26 @@ def status_metric(name: str, path: str, meaning: str) -> Metric:
 
 
 def _walk_path(
-    status: Any, path: Any, labels: dict[str, str]
+    status: Any, steps: Sequence[str], labels: dict[str, str]
 ) -> Iterator[tuple[float, dict[str, str]]]:
-    if status is None or (not path and isinstance(status, (Mapping, list))):
+    if status is None or (not steps and isinstance(status, (Mapping, list))):
         return
-    if not path:
+    if not steps:
         yield status, labels
         return
-    step, *further_path = path
+    step, *further_steps = steps
     if step.startswith("{"):
         for key, value in status.items():
-            yield from _walk_path(value, further_path, {**labels, step[1:-1]: str(key)})
+            yield from _walk_path(value, further_steps, {**labels, step[1:-1]: str(key)})
         return
     name, _, fields = step.rstrip("]").partition("[")
     value = status.get(name)
     if not fields:
-        yield from _walk_path(value, further_path, labels)
+        yield from _walk_path(value, further_steps, labels)
         return
     for row in value or ():
         row_labels = {field: _label_text(row[field]) for field in fields.split(",")}
-        yield from _walk_path(row, further_path, {**labels, **row_labels})
+        yield from _walk_path(row, further_steps, {**labels, **row_labels})
 
 
 def _label_text(value: Any) -> str:

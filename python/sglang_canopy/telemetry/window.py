@@ -16,7 +16,7 @@ MAX_POINTS = 60
 _BIN_RATIO = 1.1
 """Ratio of adjacent bins of times; the error is at most 5 %."""
 _MIN_TTFT_S = 1e-4
-_LAST_BIN = 200
+_MAX_BIN = 200
 _QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 
 Sums = Mapping[str, Any]
@@ -64,15 +64,15 @@ class Window:
         return _point(older[-1] if older else self._readings[0], self._latest)
 
 
-def _point(old: _Reading, new: _Reading) -> dict[str, Any]:
-    return {"time_unix_s": round(new.unix_s, 1), **_subtract(new.sums, old.sums)}
+def _point(earlier: _Reading, later: _Reading) -> dict[str, Any]:
+    return {"time_unix_s": round(later.unix_s, 1), **_subtract(later.sums, earlier.sums)}
 
 
-def _subtract(new: Any, old: Any) -> Any:
-    if not isinstance(new, Mapping):
-        return new - old
-    old = old or {}
-    return {key: _subtract(new[key], old.get(key, 0)) for key in new}
+def _subtract(later: Any, earlier: Any) -> Any:
+    if not isinstance(later, Mapping):
+        return later - earlier
+    earlier = earlier or {}
+    return {key: _subtract(later[key], earlier.get(key, 0)) for key in later}
 
 
 class TtftHour:
@@ -83,41 +83,41 @@ class TtftHour:
         self._clock = clock
         self._points: deque[dict[str, Any]] = deque(maxlen=MAX_POINTS)
         self._counts: Counter[int] = Counter()
-        self._minute = -math.inf
+        self._minute_unix_s = -math.inf
         self._lock = Lock()
 
-    def add(self, seconds: float) -> None:
+    def add(self, ttft_s: float) -> None:
         """Add one request's time. Values that are negative or not finite are ignored."""
-        if not math.isfinite(seconds) or seconds < 0:
+        if not math.isfinite(ttft_s) or ttft_s < 0:
             return
-        bin_number = int(math.log(max(seconds, _MIN_TTFT_S) / _MIN_TTFT_S, _BIN_RATIO))
+        bin_number = int(math.log(max(ttft_s, _MIN_TTFT_S) / _MIN_TTFT_S, _BIN_RATIO))
         with self._lock:
             self._begin_minute()
-            self._counts[min(bin_number, _LAST_BIN)] += 1
+            self._counts[min(bin_number, _MAX_BIN)] += 1
 
     def points(self) -> list[dict[str, Any]]:
         """Return the points, oldest first, without empty minutes. The last may be incomplete."""
         with self._lock:
             self._begin_minute()
-            oldest = self._minute - (MAX_POINTS - 1) * MINUTE_S
+            oldest_unix_s = self._minute_unix_s - (MAX_POINTS - 1) * MINUTE_S
             points = [*self._points, self._point()] if self._counts else list(self._points)
-        return [point for point in points if point["time_unix_s"] >= oldest]
+        return [point for point in points if point["time_unix_s"] >= oldest_unix_s]
 
     def _begin_minute(self) -> None:
         minute = self._clock() // MINUTE_S * MINUTE_S
-        if minute != self._minute:
+        if minute != self._minute_unix_s:
             if self._counts:
                 self._points.append(self._point())
-            self._minute, self._counts = minute, Counter()
+            self._minute_unix_s, self._counts = minute, Counter()
 
     def _point(self) -> dict[str, Any]:
-        requests = self._counts.total()
-        point: dict[str, Any] = {"time_unix_s": self._minute, "requests": requests}
+        request_count = self._counts.total()
+        point: dict[str, Any] = {"time_unix_s": self._minute_unix_s, "requests": request_count}
         for name, share in _QUANTILES.items():
-            rank, count = math.ceil(share * requests), 0
+            rank, counted = math.ceil(share * request_count), 0
             for bin_number in sorted(self._counts):
-                count += self._counts[bin_number]
-                if count >= rank:
+                counted += self._counts[bin_number]
+                if counted >= rank:
                     point[name] = round(_MIN_TTFT_S * _BIN_RATIO ** (bin_number + 0.5), 6)
                     break
         return point

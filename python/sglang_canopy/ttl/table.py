@@ -33,7 +33,7 @@ MAX_GROUPS = 4096
 MAX_CATEGORIES = 1024
 MAX_NAME_CHARS = 128
 
-_KEYS = ("groups", "residual_ttl_s", "block_tokens", "hash", "categories")
+_TABLE_KEYS = ("groups", "residual_ttl_s", "block_tokens", "hash", "categories")
 _GROUP_KEYS = ("root", "ttl_s", "name")
 
 
@@ -64,7 +64,7 @@ class TTLTable:
     """Origin of the block ids; servers refuse ``trace``."""
     categories: Mapping[str, float] = field(default_factory=dict)
     """Category -> TTL in seconds, for paths without a listed root."""
-    _index: dict[int, int] = field(init=False, repr=False, compare=False)
+    _group_by_root: dict[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.hash in HASHES, "hash", self.hash, f"one of {', '.join(HASHES)}")
@@ -77,24 +77,24 @@ class TTLTable:
         for name, ttl_s in self.categories.items():
             _check_name("category", name, can_be_empty=False)
             _check_ttl(f"category {name!r}", ttl_s)
-        index: dict[int, int] = {}
+        group_by_root: dict[int, int] = {}
         for i, group in enumerate(self.groups):
             is_whole = type(group.root) is int and 0 <= group.root < 1 << 64
             _check(is_whole, f"group {i}: root", group.root, "a whole number of 64 bits")
             _check_ttl(f"group {i}: ttl_s", group.ttl_s)
             _check_name(f"group {i}: name", group.name, can_be_empty=True)
-            if group.root in index:
+            if group.root in group_by_root:
                 raise CanopyError(
-                    f"TTL table: groups {index[group.root]} and {i} have the same root "
+                    f"TTL table: groups {group_by_root[group.root]} and {i} have the same root "
                     f"{group.root:#x}; list it once"
                 )
-            index[group.root] = i
-        object.__setattr__(self, "_index", index)
+            group_by_root[group.root] = i
+        object.__setattr__(self, "_group_by_root", group_by_root)
 
     def group_of(self, path: Sequence[int]) -> int:
         """Return the index of the deepest listed root on ``path`` (ids, shallowest first)."""
-        get = self._index.get
-        if self._index:
+        get = self._group_by_root.get
+        if self._group_by_root:
             for block in reversed(path):
                 group = get(block)
                 if group is not None:
@@ -103,7 +103,7 @@ class TTLTable:
 
     def groups_along(self, path: Sequence[int]) -> list[int]:
         """Return the group of each block of ``path``."""
-        get, group, groups = self._index.get, RESIDUAL, []
+        get, group, groups = self._group_by_root.get, RESIDUAL, []
         for block in path:
             group = get(block, group)
             groups.append(group)
@@ -133,8 +133,8 @@ class TTLTable:
         """Return a JSON object; ``null`` is "no expiry", roots are hexadecimal (64 bits)."""
         return {
             "groups": [
-                {"root": f"{g.root:#x}", "ttl_s": _finite_or_none(g.ttl_s), "name": g.name}
-                for g in self.groups
+                {"root": hex(group.root), "ttl_s": _finite_or_none(group.ttl_s), "name": group.name}
+                for group in self.groups
             ],
             "residual_ttl_s": _finite_or_none(self.residual_ttl_s),
             "block_tokens": self.block_tokens,
@@ -143,56 +143,56 @@ class TTLTable:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> TTLTable:
-        """Parse a table. Raises ``CanopyError``."""
-        _check_keys("TTL table", data, _KEYS)
-        groups = data.get("groups", [])
+    def from_json(cls, table: Any) -> TTLTable:
+        """Parse the JSON object of ``to_json``. Raises ``CanopyError``."""
+        _check_keys("TTL table", table, _TABLE_KEYS)
+        groups = table.get("groups", [])
         _check(isinstance(groups, list), "groups", groups, "a list")
         _check_count("groups", groups, MAX_GROUPS)
-        categories = data.get("categories", {})
+        categories = table.get("categories", {})
         is_object = isinstance(categories, Mapping)
         _check(is_object, "categories", categories, 'an object like {"api": 3600}')
         return cls(
-            groups=tuple(_parse_group(i, g) for i, g in enumerate(groups)),
-            residual_ttl_s=_parse_ttl("residual_ttl_s", data.get("residual_ttl_s")),
-            block_tokens=data.get("block_tokens", 64),
-            hash=data.get("hash", SERVER_HASH),
+            groups=tuple(_parse_group(i, group) for i, group in enumerate(groups)),
+            residual_ttl_s=_parse_ttl("residual_ttl_s", table.get("residual_ttl_s")),
+            block_tokens=table.get("block_tokens", 64),
+            hash=table.get("hash", SERVER_HASH),
             categories={
                 name: _parse_ttl(f"category {name!r}", ttl_s) for name, ttl_s in categories.items()
             },
         )
 
 
-def _parse_group(i: int, data: Any) -> Group:
-    _check_keys(f"TTL table: group {i}", data, _GROUP_KEYS)
+def _parse_group(number: int, group: Any) -> Group:
+    _check_keys(f"TTL table: group {number}", group, _GROUP_KEYS)
     for key in ("root", "ttl_s"):
-        if key not in data:
-            raise CanopyError(f"TTL table: group {i} has no {key!r}; it needs root and ttl_s")
-    root = data["root"]
+        if key not in group:
+            raise CanopyError(f"TTL table: group {number} has no {key!r}; it needs root and ttl_s")
+    root = group["root"]
     if isinstance(root, str):
         try:
             root = int(root, 16)
         except ValueError:
             raise CanopyError(
-                f"TTL table: group {i}: root must be hexadecimal like '0x1f', got {root!r:.60}"
+                f"TTL table: group {number}: root must be hexadecimal like '0x1f', got {root!r:.60}"
             ) from None
-    return Group(root, _parse_ttl(f"group {i}: ttl_s", data["ttl_s"]), data.get("name", ""))
+    return Group(root, _parse_ttl(f"group {number}: ttl_s", group["ttl_s"]), group.get("name", ""))
 
 
-def _check_keys(place: str, data: Any, allowed: tuple[str, ...]) -> None:
-    if not isinstance(data, Mapping):
-        raise CanopyError(f"{place} must be a JSON object, got {data!r:.60}")
-    for key in data:
+def _check_keys(subject: str, entry: Any, allowed: tuple[str, ...]) -> None:
+    if not isinstance(entry, Mapping):
+        raise CanopyError(f"{subject} must be a JSON object, got {entry!r:.60}")
+    for key in entry:
         if key not in allowed:
             raise CanopyError(
-                f"{place}: unknown key {key!r:.60}; allowed keys: {', '.join(allowed)}"
+                f"{subject}: unknown key {key!r:.60}; allowed keys: {', '.join(allowed)}"
             )
 
 
-def _parse_ttl(place: str, value: Any) -> float:
+def _parse_ttl(key: str, value: Any) -> float:
     if value is None:
         return math.inf
-    _check_ttl(place, value)
+    _check_ttl(key, value)
     return float(value)
 
 
@@ -201,8 +201,8 @@ def _check(is_valid: bool, key: str, value: Any, allowed: str) -> None:
         raise CanopyError(f"TTL table: {key} must be {allowed}, got {value!r:.60}")
 
 
-def _check_count(key: str, entries: Sized, limit: int) -> None:
-    _check(len(entries) <= limit, f"number of {key}", len(entries), f"at most {limit}")
+def _check_count(key: str, entries: Sized, max_count: int) -> None:
+    _check(len(entries) <= max_count, f"number of {key}", len(entries), f"at most {max_count}")
 
 
 def _check_ttl(key: str, value: Any) -> None:

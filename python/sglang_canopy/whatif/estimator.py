@@ -14,9 +14,9 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from sglang_canopy.whatif.sampled_caches import MULTIPLIER, ShadowResult
+from sglang_canopy.whatif.sampled_caches import HASH_MULTIPLIER, ShadowResult
 
-GROUPS = 32  # the upper five bits of ``block_number``, inlined for prompts of many blocks
+GROUP_COUNT = 32  # the upper five bits of ``block_number``, inlined for prompts of many blocks
 _MISSED = object()
 DESIGN_EFFECT = 2.5
 """Inflation of the groups' variance: sampled blocks evict each other, so one surplus block takes
@@ -37,9 +37,10 @@ class HitRatioEstimator:
         self._prompt_tokens = self._hit_tokens = self._served_missed_tokens = 0.0
         self._sampled_tokens = self._missed_tokens = self._control_tokens = 0.0
         self._unsampled_share = 0.0
+        # Keys: names of shadow caches; in ``_group_leads`` also ``_MISSED``.
         self._saved_tokens: dict[Hashable, float] = defaultdict(float)
         self._squared_leads: dict[Hashable, float] = defaultdict(float)
-        self._groups: dict[Hashable, list[float]] = defaultdict(lambda: [0.0] * GROUPS)
+        self._group_leads: dict[Hashable, list[float]] = defaultdict(lambda: [0.0] * GROUP_COUNT)
 
     def record_served(
         self, now: float, prompt_tokens: int, hit_tokens: int, missed_tokens: int
@@ -74,9 +75,9 @@ class HitRatioEstimator:
             hit_blocks = sample.hit_blocks[name]
             if hit_blocks != control_blocks and sample_stride > 1:
                 is_ahead = hit_blocks > control_blocks
-                tokens = weight * (sampled_block_tokens if is_ahead else -sampled_block_tokens)
-                first, last = sorted((hit_blocks, control_blocks))
-                self._add_to_groups(name, blocks[first:last], tokens)
+                lead_tokens = weight * (sampled_block_tokens if is_ahead else -sampled_block_tokens)
+                differing = slice(*sorted((hit_blocks, control_blocks)))
+                self._add_to_groups(name, blocks[differing], lead_tokens)
         if missed_tokens and sample_stride > 1:
             prompt_blocks = -(-prompt_tokens // sampled_block_tokens)
             missed_blocks = blocks[served_blocks:prompt_blocks]
@@ -94,32 +95,33 @@ class HitRatioEstimator:
         """Return the hit ratio of a shadow cache minus the control's."""
         return (self._saved_tokens[name] - self._control_tokens) * self._ratio_per_token()
 
-    def error(self, name: Hashable) -> float:
+    def standard_error(self, name: Hashable) -> float:
         """Return the standard error of ``lead``: the requests are a sample of the traffic."""
-        traffic = math.sqrt(self._squared_leads.get(name, 0.0)) * self._ratio_per_token()
-        return math.hypot(traffic, self.sampling_error(name))
+        traffic_error = math.sqrt(self._squared_leads.get(name, 0.0)) * self._ratio_per_token()
+        return math.hypot(traffic_error, self.sampling_error(name))
 
     def sampling_error(self, name: Hashable) -> float:
         """Return the standard error of ``lead`` due to block sampling alone."""
-        groups = self._groups.get(name)
+        groups = self._group_leads.get(name)
         if groups is None:
             return 0.0
-        ratio = sum(groups) / (sum(self._groups[_MISSED]) or 1.0)
-        residuals = [lead - ratio * missed for lead, missed in zip(groups, self._groups[_MISSED])]
+        ratio = sum(groups) / (sum(self._group_leads[_MISSED]) or 1.0)
+        pairs = zip(groups, self._group_leads[_MISSED])
+        residuals = [lead - ratio * missed for lead, missed in pairs]
         squares = sum(residual * residual for residual in residuals)
-        variance = DESIGN_EFFECT * squares * GROUPS / (GROUPS - 1)
+        variance = DESIGN_EFFECT * squares * GROUP_COUNT / (GROUP_COUNT - 1)
         return math.sqrt(variance * self._unsampled_share) * self._ratio_per_token()
 
     def _ratio_per_token(self) -> float:
         """Return the change of the overall ratio per sampled token."""
-        share = self._served_missed_tokens / self._missed_tokens if self._missed_tokens else 1.0
-        return share / (self._prompt_tokens or 1.0)
+        scale = self._served_missed_tokens / self._missed_tokens if self._missed_tokens else 1.0
+        return scale / (self._prompt_tokens or 1.0)
 
     def _add_to_groups(self, name: Hashable, blocks: Sequence[int], tokens: float) -> None:
-        groups = self._groups[name]
+        groups = self._group_leads[name]
         # Bits that do not select the sample.
-        for group in [block * MULTIPLIER >> 59 & 31 for block in blocks]:
-            groups[group] += tokens
+        for number in [block * HASH_MULTIPLIER >> 59 & 31 for block in blocks]:
+            groups[number] += tokens
 
     def _current_weight(self, now: float) -> float:
         """Return the weight of new tokens, which grows with time so that old sums need no decay."""
@@ -143,5 +145,5 @@ class HitRatioEstimator:
             self._saved_tokens[name] *= factor
         for name in self._squared_leads:
             self._squared_leads[name] *= factor * factor
-        for name, groups in self._groups.items():
-            self._groups[name] = [group * factor for group in groups]
+        for name, groups in self._group_leads.items():
+            self._group_leads[name] = [tokens * factor for tokens in groups]

@@ -30,17 +30,18 @@ class Floor:
         self.is_behind = False
         """True while LRU ranks instead of the policy."""
         self.falls = 0
+        """Number of times that the policy fell behind."""
         self._slack_tokens = SLACK_SHARE * capacity_tokens
         self._max_credit_tokens = MAX_CREDIT * capacity_tokens
         self._balance_tokens = 0.0
 
     def compare(
-        self, policy_tokens: int, lru_tokens: int, prompt_tokens: int, tolerance: float = 0.0
+        self, policy_tokens: int, lru_tokens: int, prompt_tokens: int, error_share: float = 0.0
     ) -> None:
         """Add one request: its prompt tokens, and the leading tokens that each policy hit.
-        ``tolerance``: for sampling error, as a share of the prompt."""
+        ``error_share``: further tolerance for sampling error, as a share of the prompt."""
         balance_tokens = self._balance_tokens + policy_tokens - lru_tokens
-        tolerated_tokens = (TOLERATED_SHARE + tolerance) * prompt_tokens
+        tolerated_tokens = (TOLERATED_SHARE + error_share) * prompt_tokens
         if self.is_behind:
             if balance_tokens > -self._slack_tokens:
                 balance_tokens = max(balance_tokens - tolerated_tokens, -self._slack_tokens)

@@ -20,7 +20,7 @@ from sglang_canopy.whatif.estimator import HitRatioEstimator
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.sampled_caches import (
     MIN_BLOCKS,
-    CacheSpec,
+    ModelledCache,
     Origins,
     SampledCaches,
     ShadowResult,
@@ -28,7 +28,7 @@ from sglang_canopy.whatif.sampled_caches import (
     covered_tokens,
 )
 
-NOW = "now"
+NOW_LABEL = "now"
 """Label of the server's actual capacity."""
 LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
@@ -48,7 +48,7 @@ class ShadowArm(NamedTuple):
     capacity: str
 
 
-_LRU_NOW = ShadowArm(LRU, NOW)
+_LRU_ARM = ShadowArm(LRU, NOW_LABEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TierTokens:
 
     device_tokens: int
     host_tokens: int = 0
-    exclusive: bool = False
+    is_exclusive: bool = False
     """True if the host holds only tokens that the device does not (``write_back``)."""
 
     def total(self, factor: float = 1.0) -> int:
@@ -66,12 +66,12 @@ class TierTokens:
         if not host:
             return int(device * factor)
         host = int(host * factor)
-        return device + host if self.exclusive else max(device, host)
+        return device + host if self.is_exclusive else max(device, host)
 
     def label(self, factor: float) -> str:
         """Return the metric label of a capacity."""
         if factor == 1.0:
-            return NOW
+            return NOW_LABEL
         return f"{'host' if self.host_tokens else 'device'} x{factor:g}"
 
 
@@ -82,6 +82,7 @@ class MeterSetup:
     policies: Sequence[str] = (LRU, "wa")
     """Names as in ``--radix-eviction``."""
     factors: Sequence[float] = (1.0, 2.0)
+    """Multiples of the lowest tier's capacity."""
     sample_stride: int | None = None
     """Sample one block in this many; ``None``: fixed by the size of the caches."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -93,14 +94,14 @@ class MeterSetup:
 
 
 class Meter:
-    """Meter of one cache. Only ``arm_rows`` and ``stats`` may be called outside the scheduler's thread.
+    """Meter of one cache. Only ``describe_arms`` and ``stats`` may be called outside the scheduler's thread.
     ``running``: name of the policy that ranks the device; SGLang's own names are allowed."""
 
     def __init__(self, setup: MeterSetup, memory: TierTokens, running: str) -> None:
         self.setup = setup
         self.memory = memory
         self.spent_s = 0.0
-        """CPU seconds spent in the scheduler's thread, extrapolated from timed requests."""
+        """CPU seconds of the scheduler's thread, extrapolated from timed requests."""
         self.prompt_tokens = 0
         """Prompt tokens of all recorded requests, across changes of policy."""
         self.uncounted_requests = dict.fromkeys(UNCOUNTED, 0)
@@ -112,14 +113,14 @@ class Meter:
         self.caches = SampledCaches(setup.sample_stride)
         self.running = self._configured_policy = running
         self._floor = Floor(memory.total()) if setup.floor else None
-        self._sampled_since_exchange = 0
+        self._sampled_since_restart = 0
         self._add_arms()
 
     def restart(self, running: str) -> None:
         """Restart the estimates: ``running``, the policy or LRU, ranks from now on."""
         self._estimator.reset()
         self.running = running
-        self._sampled_since_exchange = 0
+        self._sampled_since_restart = 0
 
     @property
     def is_behind(self) -> bool:
@@ -129,25 +130,25 @@ class Meter:
     @property
     def undecided_reason(self) -> str | None:
         """Reason why the estimates are not usable yet, or ``None``."""
-        if any(arm.capacity == NOW for arm in self._undersized_arms()):
+        if any(arm.capacity == NOW_LABEL for arm in self._undersized_arms()):
             return (
                 f"too small a sample: one block in {self.caches.sample_stride} leaves a shadow cache fewer "
                 f"than {MIN_BLOCKS}"
             )
-        if self._sampled_since_exchange < MIN_REQUESTS:
+        if self._sampled_since_restart < MIN_REQUESTS:
             return self._describe_missing()
-        if not any(self.caches.has_evicted(arm) for arm in self._arms if arm.capacity == NOW):
+        if not any(self.caches.has_evicted(arm) for arm in self._arms if arm.capacity == NOW_LABEL):
             return "the cache has not filled: nothing to win"
         return None
 
     def _describe_missing(self) -> str:
         """Return the counted and the uncounted requests as text."""
-        earlier_requests = self.caches.sampled_requests - self._sampled_since_exchange
+        earlier_requests = self.caches.sampled_requests - self._sampled_since_restart
         uncounted = self.uncounted_requests.items()
         notes = [f"{count} {reason} do not count" for reason, count in uncounted if count]
         if earlier_requests:
             notes.insert(0, f"{earlier_requests} counted before the order changed")
-        text = f"too few requests: {self._sampled_since_exchange} of {MIN_REQUESTS}"
+        text = f"too few requests: {self._sampled_since_restart} of {MIN_REQUESTS}"
         return f"{text} ({', '.join(notes)})" if notes else text
 
     def record_request(self, request: Request, hit_tokens: int) -> None:
@@ -176,10 +177,10 @@ class Meter:
         if sample is None:
             self.uncounted_requests[UNSAMPLED if request.path else TOO_SHORT] += 1
             return
-        self._sampled_since_exchange += 1
+        self._sampled_since_restart += 1
         served_blocks = len(caches.sampled_blocks(request.path[: hit_tokens // block_tokens]))
-        running = ShadowArm(self.running, NOW)
-        control_blocks = sample.hit_blocks.get(running, served_blocks)
+        control_arm = ShadowArm(self.running, NOW_LABEL)
+        control_blocks = sample.hit_blocks.get(control_arm, served_blocks)
         estimator.record_sample(
             sample, control_blocks, served_blocks, block_tokens, caches.sample_stride
         )
@@ -188,21 +189,19 @@ class Meter:
     def _update_floor(self, sample: ShadowResult) -> None:
         if self._floor is None:
             return
-        saved, arm = sample.saved_tokens, ShadowArm(self._configured_policy, NOW)
-        if _LRU_NOW in saved and arm in saved and not self.caches.is_too_small(arm):
-            idle_arm = arm if self._floor.is_behind else _LRU_NOW
-            error = (
-                2.0 * self._estimator.sampling_error(idle_arm)
-                if self.caches.sample_stride > 1
-                else 0.0
-            )
-            self._floor.compare(saved[arm], saved[_LRU_NOW], sample.prompt_tokens, error)
+        saved_tokens, arm = sample.saved_tokens, ShadowArm(self._configured_policy, NOW_LABEL)
+        if _LRU_ARM in saved_tokens and arm in saved_tokens and not self.caches.is_too_small(arm):
+            idle_arm = arm if self._floor.is_behind else _LRU_ARM
+            is_sampled = self.caches.sample_stride > 1
+            error_share = 2.0 * self._estimator.sampling_error(idle_arm) if is_sampled else 0.0
+            hits = saved_tokens[arm], saved_tokens[_LRU_ARM]
+            self._floor.compare(*hits, sample.prompt_tokens, error_share)
 
     def _undersized_arms(self) -> list[ShadowArm]:
         """Return the arms with too few sampled blocks, which are excluded from decisions."""
         return [arm for arm in self._arms if self.caches.is_too_small(arm)]
 
-    def arm_rows(self) -> list[dict[str, Any]]:
+    def describe_arms(self) -> list[dict[str, Any]]:
         """Return the hit ratio of each arm: measured for the running policy, else estimated."""
         estimator, undersized = self._estimator, self._undersized_arms()
         return [
@@ -212,19 +211,19 @@ class Meter:
                 "tokens": self._capacities[arm.capacity],
                 "hit_ratio": round(_clamp(estimator.served_ratio() + estimator.lead(arm)), 5),
                 "sampled_hit_ratio": round(estimator.sampled_ratio(arm), 5),
-                "standard_error": round(estimator.error(arm), 5),
+                "standard_error": round(estimator.standard_error(arm), 5),
                 "sampling_error": round(estimator.sampling_error(arm), 5),
-                "running": arm == (self.running, NOW),
+                "running": arm == (self.running, NOW_LABEL),
             }
             for arm in self._arms
-            if arm.capacity == NOW or arm not in undersized
+            if arm.capacity == NOW_LABEL or arm not in undersized
         ]
 
     def stats(self) -> dict[str, Any]:
         return {
             "running": self.running,
             "hit_ratio": round(self._estimator.served_ratio(), 5),
-            "arms": self.arm_rows(),
+            "arms": self.describe_arms(),
             "one_block_in": self.caches.sample_stride,
             "too_small": [" ".join(arm) for arm in self._undersized_arms()],
             "sampled_requests": self.caches.sampled_requests,
@@ -242,8 +241,9 @@ class Meter:
     # ---- arms ----
 
     def _add_arms(self) -> None:
-        self._capacities = {self.memory.label(f): self.memory.total(f) for f in self.setup.factors}
-        self._capacities = {NOW: self.memory.total(), **self._capacities}
+        memory, factors = self.memory, self.setup.factors
+        self._capacities = {NOW_LABEL: memory.total()}
+        self._capacities |= {memory.label(factor): memory.total(factor) for factor in factors}
         self._arms: list[ShadowArm] = []
         names = dict.fromkeys((self._configured_policy, *self.setup.policies))
         for name in names:
@@ -254,7 +254,7 @@ class Meter:
             for capacity, tokens in self._capacities.items():
                 arm = ShadowArm(name, capacity)
                 self._arms.append(arm)
-                self.caches.add(arm, CacheSpec(learner.twin, tokens, whole_nodes))
+                self.caches.add(arm, ModelledCache(learner.twin, tokens, whole_nodes))
 
     def _get_learner(self, name: str) -> Policy:
         learner = self._learners.get(name)

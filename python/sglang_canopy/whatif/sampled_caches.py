@@ -28,14 +28,14 @@ MAX_BLOCKS = 32_768
 MIN_BLOCKS = 64
 """Capacity, in sampled blocks, below which the hits of a shadow cache are mostly chance."""
 
-_MASK = (1 << 64) - 1
-MULTIPLIER = 0x9E3779B97F4A7C15
+_MASK_64 = (1 << 64) - 1
+HASH_MULTIPLIER = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, odd: Fibonacci hashing (Knuth, vol. 3, section 6.4)."""
 
 
 @dataclass(frozen=True, slots=True)
-class CacheSpec:
-    """A shadow cache: policy factory and capacity of the cache that it models."""
+class ModelledCache:
+    """The cache that a shadow cache models: policy factory and capacity."""
 
     make_policy: Callable[[], Policy]
     capacity_tokens: int
@@ -63,7 +63,7 @@ class ShadowResult(NamedTuple):
 
 def block_number(block: int) -> int:
     """Hash a block id to 32 bits, scattering neighbouring ids."""
-    return (block * MULTIPLIER & _MASK) >> 32
+    return (block * HASH_MULTIPLIER & _MASK_64) >> 32
 
 
 def covered_tokens(request: Request) -> int:
@@ -79,21 +79,22 @@ class SampledCaches:
         self.sample_stride = sample_stride or 1
         self.sampled_requests = 0
         """Requests with a sampled block."""
-        self._specs: dict[Hashable, CacheSpec] = {}
+        self._modelled: dict[Hashable, ModelledCache] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
-        self._is_fixed = sample_stride is not None
+        self._is_stride_fixed = sample_stride is not None
 
-    def add(self, name: Hashable, spec: CacheSpec) -> None:
+    def add(self, name: Hashable, modelled: ModelledCache) -> None:
         """Add an empty cache. Call it before the first request."""
-        self._specs[name] = spec
+        self._modelled[name] = modelled
 
     def sample_path(self, request: Request) -> SampledPath | None:
         """Return the sampled part of a finished request; ``None`` if no block is sampled. The path may
         include the output."""
-        if not self._specs or not request.path:
+        if not self._modelled or not request.path:
             return None
-        if not self._is_fixed:
-            self.sample_stride, self._is_fixed = self._choose_stride(request.block_tokens), True
+        if not self._is_stride_fixed:
+            self.sample_stride = self._choose_stride(request.block_tokens)
+            self._is_stride_fixed = True
         path, block_tokens = request.path, request.block_tokens
         prompt_blocks = -(-request.prompt_tokens // block_tokens)
         if self.sample_stride == 1:
@@ -113,10 +114,10 @@ class SampledCaches:
         copy.path = sampled_path.blocks
         copy.block_tokens *= self.sample_stride
         represented_tokens = sampled_path.prompt_tokens
-        hit_blocks = {name: self._get_cache(name, copy).access(copy) for name in self._specs}
+        hit_blocks = {name: self._get_cache(name, copy).access(copy) for name in self._modelled}
         saved_tokens = {
-            name: min(hit * copy.block_tokens, represented_tokens)
-            for name, hit in hit_blocks.items()
+            name: min(blocks * copy.block_tokens, represented_tokens)
+            for name, blocks in hit_blocks.items()
         }
         self.sampled_requests += 1
         return ShadowResult(sampled_path.blocks, represented_tokens, hit_blocks, saved_tokens)
@@ -135,35 +136,35 @@ class SampledCaches:
         return {name: len(cache) for name, cache in self._caches.items()}
 
     def sampled_blocks(self, path: Sequence[int]) -> list[int]:
-        stride = (
-            self.sample_stride
-        )  # block_number inlined: this runs for every block of every request
+        # ``block_number`` is inlined: this runs for every block of every request.
+        stride = self.sample_stride
         if stride & (stride - 1) == 0:
             bits = stride - 1 << 32
-            return [b for b in path if not b * MULTIPLIER & bits]
-        return [b for b in path if ((b * MULTIPLIER & _MASK) >> 32) % stride == 0]
+            return [block for block in path if not block * HASH_MULTIPLIER & bits]
+        return [id_ for id_ in path if ((id_ * HASH_MULTIPLIER & _MASK_64) >> 32) % stride == 0]
 
     def _get_cache(self, name: Hashable, request: Request) -> ShadowCache:
         cache = self._caches.get(name)
         if cache is None:
-            spec = self._specs[name]
+            modelled = self._modelled[name]
             block_tokens = request.block_tokens // self.sample_stride
             cache = self._caches[name] = ShadowCache(
-                spec.make_policy(),
-                spec.capacity_tokens,
+                modelled.make_policy(),
+                modelled.capacity_tokens,
                 block_tokens,
                 self.sample_stride,
-                spec.whole_nodes,
+                modelled.whole_nodes,
             )
         return cache
 
     def _choose_stride(self, block_tokens: int) -> int:
         """Return the power of two that fixes the sample for caches of blocks of ``block_tokens``."""
-        sizes = [spec.capacity_tokens // block_tokens for spec in self._specs.values()]
+        caches = self._modelled.values()
+        capacities_blocks = [cache.capacity_tokens // block_tokens for cache in caches]
         sample_stride = 1
         while (
-            min(sizes) >= 2 * sample_stride * SAMPLED_BLOCKS
-            or max(sizes) > sample_stride * MAX_BLOCKS
+            min(capacities_blocks) >= 2 * sample_stride * SAMPLED_BLOCKS
+            or max(capacities_blocks) > sample_stride * MAX_BLOCKS
         ):
             sample_stride *= 2
         return sample_stride
@@ -192,7 +193,7 @@ class ShadowCache:
 
     @property
     def has_evicted(self) -> bool:
-        return self.tree.evictions > 0
+        return self.tree.eviction_count > 0
 
     @property
     def capacity_blocks(self) -> int:
@@ -218,19 +219,17 @@ def copy_for_shadow(request: Request, conversation: Hashable) -> Request:
 
 
 MAX_ORIGINS = 200_000
-"""Limit of remembered conversations; the least recently used are dropped."""
+"""Maximum number of remembered conversations; the least recently used are dropped."""
 
 
 class Origins:
-    """Conversation numbers by the last block of each conversation's latest prompt.
+    """Conversation numbers by the last block of each conversation's latest prompt. A path that
+    contains this block continues the conversation. Conversation names from clients are ignored
+    because few clients send one."""
 
-    A path that contains this block continues the conversation. Conversation names from clients are
-    ignored because few clients send one.
-    """
-
-    def __init__(self, limit: int = MAX_ORIGINS) -> None:
+    def __init__(self, max_origins: int = MAX_ORIGINS) -> None:
         self._number_by_end: dict[int, int] = {}
-        self._limit = limit
+        self._max_origins = max_origins
 
     def number_of(self, path: Sequence[int], prompt_tokens: int, block_tokens: int) -> int:
         """Return the number of the conversation that a request continues or begins. ``path``: chained
@@ -238,18 +237,17 @@ class Origins:
         block_count = full_blocks(path, prompt_tokens, block_tokens)
         if not block_count:
             return path[0] if path else 0
-        end = path[block_count - 1]
-        ends = self._number_by_end
-        origin = end
+        end_block, numbers = path[block_count - 1], self._number_by_end
+        number = end_block
         for depth in range(block_count - 1, -1, -1):
-            continued_origin = ends.pop(path[depth], None)
-            if continued_origin is not None:
-                origin = continued_origin
+            continued_number = numbers.pop(path[depth], None)
+            if continued_number is not None:
+                number = continued_number
                 break
-        ends[end] = origin
-        if len(ends) > self._limit:
-            del ends[next(iter(ends))]
-        return origin
+        numbers[end_block] = number
+        if len(numbers) > self._max_origins:
+            del numbers[next(iter(numbers))]
+        return number
 
     def __len__(self) -> int:
         return len(self._number_by_end)

@@ -26,14 +26,14 @@ def combine_meters(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
             sum(value * weight for value, weight in zip(values, weights)) / total_requests, 5
         )
 
-    first = meters[0]
+    first_meter = meters[0]
     arms = []
-    for arm in first["arms"]:
+    for arm in first_meter["arms"]:
         same_arms = [_find_arm(meter, arm) for meter in meters]
         shares = {key: mean([same_arm[key] for same_arm in same_arms]) for key in _MEAN_KEYS}
         arms.append({**arm, **shares, "tokens": sum(same_arm["tokens"] for same_arm in same_arms)})
     return {
-        "running": first["running"],
+        "running": first_meter["running"],
         "hit_ratio": mean([meter["hit_ratio"] for meter in meters]),
         "arms": arms,
         "one_block_in": max(meter["one_block_in"] for meter in meters),
@@ -48,8 +48,9 @@ def combine_meters(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
 
 def _find_arm(meter: Mapping[str, Any], arm: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arm of ``meter`` like ``arm``, or ``arm`` itself."""
-    same = (a for a in meter["arms"] if all(a[key] == arm[key] for key in ("policy", "capacity")))
-    return next(same, arm)
+    name = arm["policy"], arm["capacity"]
+    arms = (other for other in meter["arms"] if (other["policy"], other["capacity"]) == name)
+    return next(arms, arm)
 
 
 def describe_total(meter: Mapping[str, Any]) -> str:
@@ -74,10 +75,10 @@ def next_step(
     policy: str | None,
     *,
     is_canopy: bool,
-    auto: Collection[str] | None = None,
+    auto_policies: Collection[str] | None = None,
 ) -> str:
     """Return the recommendation. ``meter``: combined statistics (``total.combine_meters``); ``policy``:
-    the running policy, if one runs; ``is_canopy``: True for a Canopy policy; ``auto``: under
+    the running policy, if one runs; ``is_canopy``: True for a Canopy policy; ``auto_policies``: under
     ``--radix-eviction auto``, the policies between which it switches itself."""
     if policy is None:
         return "No eviction policy runs: the prefix cache is off, or the server has just started."
@@ -88,23 +89,21 @@ def next_step(
         )
     if meter["undecided"]:
         return f"Nothing to decide yet: {meter['undecided']}."
-    policy_name, points, error = _best_policy(meter)
-    if policy_name is not None and points >= MIN_GAIN_POINTS and points > error:
-        gain = (
-            f"{policy_name} would save {points:.1f} ± {error:.1f} points more of your prompt tokens"
-        )
-        if auto is not None and policy_name in auto:
+    policy_name, gain_points, error_points = _best_policy(meter)
+    if policy_name is not None and gain_points >= MIN_GAIN_POINTS and gain_points > error_points:
+        gain = f"{policy_name} would save {gain_points:.1f} ± {error_points:.1f} points more of your prompt tokens"
+        if auto_policies is not None and policy_name in auto_policies:
             return f"Nothing to do: {gain}, and auto lets it rank once that has lasted."
         return f"{gain} than {policy}: restart with --radix-eviction {policy_name}"
-    return f"Keep {policy if auto is None else 'auto'}: no policy tried would save more.{_memory_gain(meter)}"
+    return f"Keep {policy if auto_policies is None else 'auto'}: no policy tried would save more.{_memory_gain(meter)}"
 
 
 def _best_policy(meter: Mapping[str, Any]) -> tuple[str | None, float, float]:
     """Return the best policy at this capacity: name, points gained, two standard errors."""
-    arms_now = [a for a in meter["arms"] if a["capacity"] == "now" and not a["running"]]
+    arms_now = [arm for arm in meter["arms"] if arm["capacity"] == "now" and not arm["running"]]
     if not arms_now:
         return None, 0.0, 0.0
-    arm = max(arms_now, key=lambda a: a["hit_ratio"])
+    arm = max(arms_now, key=lambda arm: arm["hit_ratio"])
     return arm["policy"], *_gain_points(meter, arm)
 
 
@@ -114,11 +113,12 @@ def _gain_points(meter: Mapping[str, Any], arm: Mapping[str, Any]) -> tuple[floa
 
 def _memory_gain(meter: Mapping[str, Any]) -> str:
     """Describe the gain of the best larger tier under the same policy, if worthwhile."""
-    same_arms = [a for a in meter["arms"] if a["policy"] == meter["running"] and not a["running"]]
+    policy = meter["running"]
+    same_arms = [arm for arm in meter["arms"] if arm["policy"] == policy and not arm["running"]]
     if not same_arms:
         return ""
-    arm = max(same_arms, key=lambda a: a["hit_ratio"])
-    points, error = _gain_points(meter, arm)
-    if points < MIN_MEMORY_GAIN_POINTS or points <= error:
+    arm = max(same_arms, key=lambda arm: arm["hit_ratio"])
+    gain_points, error_points = _gain_points(meter, arm)
+    if gain_points < MIN_MEMORY_GAIN_POINTS or gain_points <= error_points:
         return ""
-    return f" More memory would: {arm['capacity']} saves {points:.1f} ± {error:.1f} points more."
+    return f" More memory would: {arm['capacity']} saves {gain_points:.1f} ± {error_points:.1f} points more."

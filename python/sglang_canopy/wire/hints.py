@@ -58,7 +58,7 @@ class WaitingHints:
                 "through a gateway that sends its secret"
             )
         previous = self._hints.get(tenant, name)
-        if previous is None and self._hints.size_of(tenant) >= MAX_WAITING_OF_TENANT:
+        if previous is None and self._hints.tenant_size(tenant) >= MAX_WAITING_OF_TENANT:
             raise TooManyHints(
                 f"{MAX_WAITING_OF_TENANT} hints of this tenant are already waiting, the maximum; try "
                 "again when they have been sent"
@@ -67,7 +67,8 @@ class WaitingHints:
 
     def take(self) -> list[Hint]:
         """Remove and return up to ``MAX_HINTS_PER_MESSAGE`` hints: tenants in turn, the oldest hint of each first."""
-        entries = (self._hints.pop_next() for _ in range(min(MAX_HINTS_PER_MESSAGE, len(self))))
+        count = min(MAX_HINTS_PER_MESSAGE, len(self))
+        entries = (self._hints.pop_round_robin() for _ in range(count))
         return [entry.value for entry in entries if entry is not None]
 
     def give_back(self, hints: Sequence[Hint]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from canopy_documents.calibration.saved import Calibration, Calibrations, Setting, calibrated_ratios
 from canopy_documents.calibration.search import CostProfile, golden_section
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.private_file import SET_ASIDE
+from sglang_canopy.private_file import SET_ASIDE_COUNTS
 
 
 def test_the_prior_balances_compute_and_transfer_and_is_clipped():
@@ -139,10 +139,10 @@ def test_a_file_with_an_impossible_entry_is_set_aside(saved_path, field, bad_val
     entries = json.loads(saved_path.read_text())
     entries[Calibrations.key(SETTING, "memory")][field] = bad_value
     saved_path.write_text(json.dumps(entries))
-    SET_ASIDE.clear()
+    SET_ASIDE_COUNTS.clear()
     assert calibrations.get(SETTING, "memory") is None
     assert not saved_path.exists()
     assert json.loads(saved_path.with_name("ratio.json.bad").read_text()).keys() == entries.keys()
-    assert SET_ASIDE == {"ratio.json": 1}
+    assert SET_ASIDE_COUNTS == {"ratio.json": 1}
     calibrations.put(SETTING, "memory", dataclasses.replace(CALIBRATION, ratio=0.3))
     assert calibrated_ratios(str(saved_path), SETTING) == {"host": 0.3}

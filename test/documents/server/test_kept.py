@@ -277,7 +277,7 @@ def test_kv_events_are_of_exact_kv_alone(core) -> None:
     for key in (tenants.documents_key(None, "a"), tenants.documents_key("b", "a")):
         tree.insert([1, 2, 3], extra_key=key)
     if core is None:
-        assert sum(row.tiers[0].entered_tokens for row in tree.core.live.counters.rows()) == 6
+        assert sum(row.tiers[0].entered_tokens for row in tree.core.live.counters.all_counts()) == 6
     tree.evict(64)
     assert tree.cache.take_events() == []
     tree.insert([1, 2, 3], extra_key="b")

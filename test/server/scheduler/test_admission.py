@@ -118,7 +118,7 @@ def test_samples_of_an_admitted_request_are_not_delayed(scheduler) -> None:
     scheduler.add(Req("turn 1", "agent", 60, 0.0))
     scheduler.step()
     scheduler.end("turn 1")
-    samples_before = gate.model.samples
+    samples_before = gate.model.reuse_count
     scheduler.add(warm_up := Req("warm-up", "agent", 70, 1.0))
     warm_up.canopy.request.pending_samples = 4
     scheduler.add(Req("other", "other", 60, 1.5))
@@ -134,7 +134,7 @@ def test_samples_of_an_admitted_request_are_not_delayed(scheduler) -> None:
         assert scheduler.offer() == []
         scheduler.end(f"sample {number}")
     scheduler.offer()
-    assert gate.model.samples == samples_before + 1
+    assert gate.model.reuse_count == samples_before + 1
     assert gate.stats()["delayed_sessions"] == 0
 
 

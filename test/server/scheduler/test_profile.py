@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.private_file import SET_ASIDE
+from sglang_canopy.private_file import SET_ASIDE_COUNTS
 from sglang_canopy.radix.saved_profile import SAVE_INTERVAL_S, Profile, read_or_set_aside
 from sglang_canopy.server.http import entry
 from sglang_canopy.telemetry.window import TtftHour
@@ -100,7 +100,7 @@ def test_a_damaged_profile_is_set_aside_and_learning_restarts(tmp_path, damage, 
     path.write_bytes(DAMAGED_FILES[damage])
     assert read_or_set_aside(str(path)) is None
     assert (tmp_path / "wa.json.bad").read_bytes() == DAMAGED_FILES[damage]
-    assert SET_ASIDE["wa.json"] >= 1
+    assert SET_ASIDE_COUNTS["wa.json"] >= 1
     assert caplog.text.count("cannot be used") == 1
     Profile(str(path)).save(LiveTree(64, "wa").core.live.device_policy)
     assert path.exists()

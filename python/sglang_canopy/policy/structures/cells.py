@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from sglang_canopy.records import Leaf
 from sglang_canopy.reuse.category import Category
-from sglang_canopy.reuse.survival import BINS, EDGES, age_bin
+from sglang_canopy.reuse.survival import AGE_BINS, AGE_EDGES_S, age_bin
 
-_DEAD_SLACK = 32
+_MAX_DEAD_ENTRIES = 32
 """Dead entries allowed, beyond one per live entry, before a compaction."""
 
 HeapEntry = list[Any]
@@ -67,12 +67,12 @@ class EndQueue:
         assert entry[LEAF] is not None, "entry already removed"
         entry[LEAF] = None
         self.size -= 1
-        limit = 2 * self.size + _DEAD_SLACK
-        if len(self._low) > limit:
-            self._low = [e for e in self._low if e[LEAF] is not None]
+        max_entries = 2 * self.size + _MAX_DEAD_ENTRIES
+        if len(self._low) > max_entries:
+            self._low = [entry for entry in self._low if entry[LEAF] is not None]
             heapq.heapify(self._low)
-        if len(self._high) > limit:
-            self._high = [e for e in self._high if e[_ENTRY][LEAF] is not None]
+        if len(self._high) > max_entries:
+            self._high = [pair for pair in self._high if pair[_ENTRY][LEAF] is not None]
             heapq.heapify(self._high)
 
     def oldest(self) -> HeapEntry | None:
@@ -90,14 +90,14 @@ class EndQueue:
         return high[0][_ENTRY] if high else None
 
     def __iter__(self) -> Iterator[Leaf]:
-        return (e[LEAF] for e in self._low if e[LEAF] is not None)
+        return (entry[LEAF] for entry in self._low if entry[LEAF] is not None)
 
 
 class _Overdue(NamedTuple):
-    """An entry of a ``ReturnQueue`` and the time from which it is overdue; ``push`` breaks ties."""
+    """An entry of a ``ReturnQueue`` and the time from which it is overdue; ``push_number`` breaks ties."""
 
     overdue_at: float
-    push: int
+    push_number: int
     entry: HeapEntry
 
 
@@ -116,8 +116,8 @@ class ReturnQueue(EndQueue):
         """Add a leaf that returns at ``time_s`` and is overdue from ``overdue_at`` on."""
         entry = self.push(leaf, time_s)
         heapq.heappush(self._overdue, _Overdue(overdue_at, self._sequence, entry))
-        if len(self._overdue) > 2 * self.size + _DEAD_SLACK:
-            self._overdue = [o for o in self._overdue if o.entry[LEAF] is not None]
+        if len(self._overdue) > 2 * self.size + _MAX_DEAD_ENTRIES:
+            self._overdue = [due for due in self._overdue if due.entry[LEAF] is not None]
             heapq.heapify(self._overdue)
         return entry
 
@@ -157,7 +157,7 @@ class Candidate(NamedTuple):
     order: tuple[float, ...]
     """``(rank, time_s, -offset, number)``, or ``(rank, -offset, time_s, number)`` for a fitted
     exponential."""
-    push: int
+    push_number: int
     entry: HeapEntry
     version: int
     cell: Cell
@@ -165,16 +165,14 @@ class Candidate(NamedTuple):
 
 class Cells:
     """All cells, with the least ``(rank, last access, -offset, number)`` among their end leaves.
+    The rank is ``Category.rank`` or, with ``is_exponential``, ``Category.exponential`` at the exact
+    age: equal ranks are then ordered by ``(rank, -offset)``, as in the ATC 2025 paper, and every
+    cell is ranked at every new time."""
 
-    The rank is ``Category.rank`` or, with ``exponential``, ``Category.exponential`` at the exact age:
-    equal ranks are then ordered by ``(rank, -offset)``, as in the ATC 2025 paper, and every cell is
-    ranked at every new time.
-    """
-
-    def __init__(self, exponential: bool = False) -> None:
-        self._exponential = exponential
-        self._order = self._exponential_order if exponential else self._survival_order
-        """Function: an entry's order of eviction, and the time until which it holds."""
+    def __init__(self, is_exponential: bool = False) -> None:
+        self._is_exponential = is_exponential
+        self._order = self._exponential_order if is_exponential else self._survival_order
+        """Returns an entry's order of eviction, and the time until which it holds."""
         self._cells: dict[Hashable, Cell] = {}
         self._changed_cells: dict[Cell, None] = {}
         """Cells to rank again, by first change."""
@@ -182,7 +180,7 @@ class Cells:
         self._wake_times: list[tuple[float, int, Cell]] = []
         """Heap of times at which cells are ranked again; all entries except a cell's
         ``wakes_at`` are stale."""
-        self._pushes = 0
+        self._push_count = 0
 
     def push(
         self, key: Hashable, leaf: Leaf, read_category: Callable[[], tuple[Category, float]]
@@ -214,6 +212,7 @@ class Cells:
             self._changed_cells[cell] = None
 
     def least(self, now: float) -> Candidate | None:
+        """Return the candidate of least order at ``now``; ``None`` without a leaf."""
         while self._wake_times and self._wake_times[0][0] <= now:
             wakes_at, _, cell = heapq.heappop(self._wake_times)
             if wakes_at == cell.wakes_at:
@@ -226,7 +225,7 @@ class Cells:
         while heap and heap[0].version != heap[0].cell.version:
             heapq.heappop(heap)
         if len(heap) > 4 * len(self._cells) + 64:
-            self._candidates = heap = [c for c in heap if c.version == c.cell.version]
+            self._candidates = heap = [one for one in heap if one.version == one.cell.version]
             heapq.heapify(heap)
         return heap[0] if heap else None
 
@@ -240,21 +239,21 @@ class Cells:
         order, until = self._order(cell, oldest, now)
         entry = oldest
         # The exact rank falls with age, so the oldest leaf is the least.
-        youngest = oldest if self._exponential or cell.size == 1 else cell.youngest()
+        youngest = oldest if self._is_exponential or cell.size == 1 else cell.youngest()
         if youngest is not oldest and youngest is not None:
             young_order, young_until = self._order(cell, youngest, now)
             if young_until < until:
                 until = young_until
             if young_order < order:
                 entry, order = youngest, young_order
-        self._pushes += 1
-        candidate = Candidate(order, self._pushes, entry, cell.version, cell)
+        self._push_count += 1
+        candidate = Candidate(order, self._push_count, entry, cell.version, cell)
         heapq.heappush(self._candidates, candidate)
         if until < cell.wakes_at:  # a cell that wakes earlier is also ranked in time
             cell.wakes_at = until
-            heapq.heappush(self._wake_times, (until, self._pushes, cell))
+            heapq.heappush(self._wake_times, (until, self._push_count, cell))
             if len(self._wake_times) > 4 * len(self._cells) + 64:
-                self._wake_times = [e for e in self._wake_times if e[0] == e[2].wakes_at]
+                self._wake_times = [due for due in self._wake_times if due[0] == due[2].wakes_at]
                 heapq.heapify(self._wake_times)
 
     @staticmethod
@@ -272,13 +271,13 @@ class Cells:
         cell: Cell, entry: HeapEntry, now: float
     ) -> tuple[tuple[float, ...], float]:
         time_s, depth, number, _, _ = entry
-        age = age_bin(now - time_s)
-        until = time_s + EDGES[age + 1] if age + 1 < BINS else _NEVER
-        return (cell.weight * cell.category.rank[age], time_s, depth, number), until
+        bin_index = age_bin(now - time_s)
+        until = time_s + AGE_EDGES_S[bin_index + 1] if bin_index + 1 < AGE_BINS else _NEVER
+        return (cell.weight * cell.category.rank[bin_index], time_s, depth, number), until
 
     def rank(self, category: Category, time_s: float, now: float) -> float:
         """Return the unweighted rank of a leaf of ``category`` last used at ``time_s``."""
-        if self._exponential:
+        if self._is_exponential:
             return category.exponential.rank(now - time_s)
         return category.rank[age_bin(now - time_s)]
 

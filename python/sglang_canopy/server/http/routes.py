@@ -106,7 +106,9 @@ async def _report_status(
     return {
         "version": __version__,
         "off": releases.SWITCHED_OFF | (ranks[0].get("off", {}) if ranks else {}),
-        "next_step": next_step(whatif, policy, is_canopy=policy in live_names(), auto=switches),
+        "next_step": next_step(
+            whatif, policy, is_canopy=policy in live_names(), auto_policies=switches
+        ),
         "policy": policy,
         "policy_config": ranks[0]["running_config"] if ranks else {},
         "ttft_model": http_options.ttft_fit.stats(),

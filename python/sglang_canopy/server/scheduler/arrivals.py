@@ -85,7 +85,7 @@ def end_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **_
     if (admission := admission_of(scheduler)) is not None:
         admission.forget(req)
     if (core := _core(scheduler)) is not None:
-        core.requests.cut_off(req.canopy.request)
+        core.requests.record_abort(req.canopy.request)
 
 
 def receive_messages(original: Any, scheduler: Any, recv_req: Any) -> Any:

@@ -23,7 +23,7 @@ from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix import self_test, tier_self_test
 from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache
-from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
+from sglang_canopy.radix.core import TREE_CORE_BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import make_policies
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
@@ -56,8 +56,8 @@ OVERRIDING_CLASSES = (
 
 def install_core() -> None:
     """Register the tree core with SGLang (once per process)."""
-    if BACKEND not in registered_tree_core_backends():
-        register_tree_core_backend(BACKEND, CanopyTreeCore)
+    if TREE_CORE_BACKEND not in registered_tree_core_backends():
+        register_tree_core_backend(TREE_CORE_BACKEND, CanopyTreeCore)
 
 
 def prepare_params(
@@ -69,7 +69,7 @@ def prepare_params(
     if floor:
         params.canopy.add_floor()
     params.canopy.make_disk_tier = DiskLink
-    params.tree_core_backend = BACKEND
+    params.tree_core_backend = TREE_CORE_BACKEND
     params.component_registry_override = {
         **(params.component_registry_override or {}),
         ComponentType.FULL: CanopyFullComponent,

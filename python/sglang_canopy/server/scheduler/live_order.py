@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
-from sglang_canopy.ranks import broadcast_from_first, groups_of
+from sglang_canopy.ranks import broadcast_from_first, reduction_groups
 from sglang_canopy.records import GATEWAY
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
@@ -105,7 +105,7 @@ class LiveOrder:
     def _agree(self) -> None:
         """Adopt the first rank's fit and decode step. Collective."""
         fit_and_step_s = self.cost.fit(), self.answer_cost.median_step_s()
-        coefficients, step_s = broadcast_from_first(groups_of(self._cache), fit_and_step_s)
+        coefficients, step_s = broadcast_from_first(reduction_groups(self._cache), fit_and_step_s)
         self.cost.adopt(coefficients)
         self.answer_cost.adopt(step_s)
         self.bounded_queue.reprice()
@@ -149,7 +149,7 @@ class LiveOrder:
 
     def tenant(self, req: Any) -> Hashable:
         request, now = self._core.requests.register(req), self._core.clock.now
-        return self._charged_tenants.charge(request.tenant, request.source == GATEWAY, now)
+        return self._charged_tenants.choose(request.tenant, request.source == GATEWAY, now)
 
     def urgency(self, req: Any) -> int:
         return -self.priority_sign * (req.priority or 0)

@@ -47,7 +47,7 @@ def tier_tokens_of(server_args: Any, cache: Any) -> TierTokens:
     return TierTokens(
         int(cache.token_to_kv_pool_allocator.size),
         0 if pool is None else int(pool.size),
-        exclusive=server_args.hicache_write_policy == "write_back",
+        is_exclusive=server_args.hicache_write_policy == "write_back",
     )
 
 
@@ -94,7 +94,7 @@ class Observer:
 
     def _count_refusal(self, req: Any, reason: int) -> None:
         request = make_live_request(req, self._now, BLOCK_TOKENS)
-        self._samples.register_sample(request)
+        self._samples.register(request)
         if request.warm_up is None:
             self.refusal_counts[reason] += 1
 
@@ -104,7 +104,7 @@ class Observer:
         request = make_live_request(req, self._now, BLOCK_TOKENS)
         complete_request(request, req)
         self._now = max(self._now, request.time)
-        self._samples.register_sample(request)
+        self._samples.register(request)
         if request.warm_up is not None:
             self.meter.record_parallel_output(request)
             return

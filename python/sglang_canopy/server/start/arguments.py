@@ -13,7 +13,7 @@ from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.server_options import ATTRIBUTE, GATE_FLAG, RequestOptions, ServerOptions
 from sglang_canopy.config.setups import GATE, POLICIES
 from sglang_canopy.config.whatif import MeterOptions, WhatifFlags, meter_options
-from sglang_canopy.declared import from_args
+from sglang_canopy.declared import typed_values
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import client_hints
@@ -75,7 +75,7 @@ def check_arguments(server_args: Any, args: Any) -> None:
         is_canopy = server_args.radix_eviction_policy in live_names()
         if is_canopy or flags.has_canopy_flags(server_args, args):
             check_complete()
-        requests = RequestOptions(**from_args(RequestOptions, args))
+        requests = RequestOptions(**typed_values(RequestOptions, args))
         _check_requests(server_args, requests)
         if is_canopy:
             _check_policy(server_args)

@@ -26,7 +26,7 @@ from sglang_canopy.config.tiers import (
     tier_options,
 )
 from sglang_canopy.config.whatif import WhatifFlags
-from sglang_canopy.declared import from_args, option_of
+from sglang_canopy.declared import option_of, typed_values
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.storage.settings import BACKEND, DYNAMIC_BACKEND, StorageSettings
@@ -60,14 +60,14 @@ def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Act
 def has_canopy_flags(server_args: Any, args: Any) -> bool:
     """Return whether a command line has one of Canopy's flags, or its storage backend."""
     return server_args.hicache_storage_backend == BACKEND or any(
-        from_args(flag_class, args) for flag_class in FLAG_CLASSES
+        typed_values(flag_class, args) for flag_class in FLAG_CLASSES
     )
 
 
 def resolve_tiers(server_args: Any, args: Any, is_canopy: bool) -> TierOptions:
     """Check the tiers' options against the command line, and write them to ``server_args``.
     ``is_canopy``: whether the device's policy is one of Canopy's. Raises ``CanopyError``."""
-    typed_flags = from_args(TierFlags, args)
+    typed_flags = typed_values(TierFlags, args)
     block_tokens = 64
     if is_canopy:
         settings, _ = split_config(
