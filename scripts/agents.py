@@ -18,17 +18,17 @@ from typing import Any
 
 from environment import SetupError
 
-AGENTS, READERS = 10, 3
+AGENT_COUNT, READER_COUNT = 10, 3
 MIN_TURNS, MAX_TURNS = 6, 10
 TASK_CHARS = TOOL_CHARS = 240
 DOCUMENT_CHARS = 800
 ANSWER_TOKENS = 8
-THINK_S = (3.0, 7.0)
-READ_S = 1.0
+THINK_RANGE_S = (3.0, 7.0)
+MEAN_READ_S = 1.0
 """Mean pause of a reader between two documents."""
-SUFFIXES = (".md", ".py", ".txt", ".rst", ".json", ".jsonl", ".log")
-MAX_FILES, FILE_CHARS, MIN_CHARS = 500, 50_000, 20_000
-SYSTEM = """\
+TEXT_SUFFIXES = (".md", ".py", ".txt", ".rst", ".json", ".jsonl", ".log")
+MAX_FILES, MAX_FILE_CHARS, MIN_TOTAL_CHARS = 500, 50_000, 20_000
+SYSTEM_PROMPT = """\
 You are an agent that works on a code base in small steps. In each step you read the output of your \
 last command and reply with one short command, or with DONE when nothing is left to do.
 
@@ -59,38 +59,39 @@ def read_texts(folders: Iterable[Path]) -> list[str]:
     """Return the text files below ``folders``, sorted by name. Raises SetupError if there is too
     little text for different prompts."""
     folders = list(folders)
-    paths = sorted(p for f in folders for p in f.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-    texts = [p.read_text("utf-8", errors="replace")[:FILE_CHARS] for p in paths[:MAX_FILES]]
+    files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file())
+    paths = [file for file in files if file.suffix in TEXT_SUFFIXES]
+    texts = [p.read_text("utf-8", errors="replace")[:MAX_FILE_CHARS] for p in paths[:MAX_FILES]]
     texts = [text for text in texts if len(text) > DOCUMENT_CHARS]
-    if sum(map(len, texts)) < MIN_CHARS:
+    if sum(map(len, texts)) < MIN_TOTAL_CHARS:
         raise SetupError(
-            f"--data {', '.join(map(str, folders))}: less than {MIN_CHARS:,} characters in files "
-            f"that end in {', '.join(SUFFIXES)}; give a folder with more text"
+            f"--data {', '.join(map(str, folders))}: less than {MIN_TOTAL_CHARS:,} characters in files "
+            f"that end in {', '.join(TEXT_SUFFIXES)}; give a folder with more text"
         )
     return texts
 
 
-def piece(texts: Sequence[str], characters: int, draw: random.Random) -> str:
-    """So many characters of one of the texts, from anywhere in it."""
-    text = draw.choice(texts)
-    start = draw.randrange(max(1, len(text) - characters))
+def excerpt(texts: Sequence[str], characters: int, rng: random.Random) -> str:
+    """Return ``characters`` consecutive characters of a random text."""
+    text = rng.choice(texts)
+    start = rng.randrange(max(1, len(text) - characters))
     return text[start : start + characters]
 
 
-def task(texts: Sequence[str], draw: random.Random) -> Iterator[Messages]:
+def task_prompts(texts: Sequence[str], rng: random.Random) -> Iterator[Messages]:
     """Yield the prompts of a task. The caller appends each answer to the list before the next one."""
-    messages = [{"role": "system", "content": SYSTEM}]
-    ask = f"Task {draw.randrange(10**6)}: explain this, then improve it.\n\n"
-    text = ask + piece(texts, TASK_CHARS, draw)
-    for _ in range(draw.randint(MIN_TURNS, MAX_TURNS)):
+    messages = [{"role": "system", "content": SYSTEM_PROMPT}]
+    ask = f"Task {rng.randrange(10**6)}: explain this, then improve it.\n\n"
+    text = ask + excerpt(texts, TASK_CHARS, rng)
+    for _ in range(rng.randint(MIN_TURNS, MAX_TURNS)):
         messages.append({"role": "user", "content": text})
         yield messages
-        text = "Output of your command:\n" + piece(texts, TOOL_CHARS, draw)
+        text = "Output of your command:\n" + excerpt(texts, TOOL_CHARS, rng)
 
 
-def question(texts: Sequence[str], draw: random.Random) -> Messages:
-    """A reader's prompt."""
-    document = piece(texts, DOCUMENT_CHARS, draw)
+def reader_prompt(texts: Sequence[str], rng: random.Random) -> Messages:
+    """Return the prompt of a reader: a document and a question."""
+    document = excerpt(texts, DOCUMENT_CHARS, rng)
     return [{"role": "user", "content": f"{document}\n\nWhat is this about, in one sentence?"}]
 
 
@@ -102,65 +103,65 @@ class AgentTraffic:
 
         self.client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)  # fmt: skip
         self.model, self.texts = model, texts
-        self.answers: list[ClientTurn] = []
-        self.failed: BaseException | None = None
-        self._end_s = 0.0
+        self.turns: list[ClientTurn] = []
+        self.failure: BaseException | None = None
+        self._ends_at = 0.0
         self._lock = threading.Lock()
 
     def run(
         self, seconds: float, progress: Callable[[list[ClientTurn]], object]
     ) -> list[ClientTurn]:
-        """Return the answers whose first token arrived within ``seconds``, and pass them to ``progress``.
+        """Return the turns whose first token arrived within ``seconds``, and pass them to ``progress``.
 
         Each client has its own seed, so every server receives the same tasks. Raises the exception
         of a failed request.
         """
-        self._end_s = time.monotonic() + seconds
-        everyone = [(self._agent, n) for n in range(AGENTS)]
-        everyone += [(self._reader, n) for n in range(READERS)]
+        self._ends_at = time.monotonic() + seconds
+        clients = [(self._agent, n) for n in range(AGENT_COUNT)]
+        clients += [(self._reader, n) for n in range(READER_COUNT)]
         threads = [
             threading.Thread(
                 target=self._run_client, args=(act, random.Random(f"{act.__name__}{n}"))
             )
-            for act, n in everyone
+            for act, n in clients
         ]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             time.sleep(0.5)
             with self._lock:
-                progress(list(self.answers))
-        if self.failed is not None:
-            raise self.failed
-        return self.answers
+                progress(list(self.turns))
+        if self.failure is not None:
+            raise self.failure
+        return self.turns
 
-    def _run_client(self, act: Callable[[random.Random], None], draw: random.Random) -> None:
+    def _run_client(self, act: Callable[[random.Random], None], rng: random.Random) -> None:
         try:
-            act(draw)
+            act(rng)
         except BaseException as error:
-            self.failed, self._end_s = error, 0.0
+            self.failure, self._ends_at = error, 0.0
 
-    def _agent(self, draw: random.Random) -> None:
-        self._pause(draw.uniform(0, THINK_S[1]))
-        while time.monotonic() < self._end_s:
-            for messages in task(self.texts, draw):
-                if time.monotonic() >= self._end_s:
+    def _agent(self, rng: random.Random) -> None:
+        self._pause(rng.uniform(0, THINK_RANGE_S[1]))
+        while time.monotonic() < self._ends_at:
+            for messages in task_prompts(self.texts, rng):
+                if time.monotonic() >= self._ends_at:
                     break
                 messages.append({"role": "assistant", "content": self._ask("agent", messages)})
-                self._pause(draw.uniform(*THINK_S))
+                self._pause(rng.uniform(*THINK_RANGE_S))
 
-    def _reader(self, draw: random.Random) -> None:
-        self._pause(draw.uniform(0, READ_S))
-        while time.monotonic() < self._end_s:
-            self._ask("reader", question(self.texts, draw))
-            self._pause(draw.expovariate(1 / READ_S))
+    def _reader(self, rng: random.Random) -> None:
+        self._pause(rng.uniform(0, MEAN_READ_S))
+        while time.monotonic() < self._ends_at:
+            self._ask("reader", reader_prompt(self.texts, rng))
+            self._pause(rng.expovariate(1 / MEAN_READ_S))
 
     def _pause(self, seconds: float) -> None:
-        time.sleep(max(0.0, min(seconds, self._end_s - time.monotonic())))
+        time.sleep(max(0.0, min(seconds, self._ends_at - time.monotonic())))
 
     def _ask(self, client_kind: str, messages: Messages) -> str:
-        start_s = time.monotonic()
-        first, text, usage = None, "", None
+        sent_at = time.monotonic()
+        first_token_at, text, usage = None, "", None
         stream = self.client.chat.completions.create(
             model=self.model,
             messages=messages,
@@ -173,21 +174,21 @@ class AgentTraffic:
             usage = chunk.usage or usage
             for choice in chunk.choices:
                 text += choice.delta.content or ""
-                if first is None and (choice.delta.content or choice.finish_reason):
-                    first = time.monotonic()
-        if first is not None and first < self._end_s and usage is not None:
+                if first_token_at is None and (choice.delta.content or choice.finish_reason):
+                    first_token_at = time.monotonic()
+        if first_token_at is not None and first_token_at < self._ends_at and usage is not None:
             details = usage.prompt_tokens_details
-            cached = (details.cached_tokens or 0) if details else 0
+            cached_tokens = (details.cached_tokens or 0) if details else 0
+            first_token_s = first_token_at - sent_at
+            turn = ClientTurn(client_kind, first_token_s, usage.prompt_tokens, cached_tokens)
             with self._lock:
-                self.answers.append(
-                    ClientTurn(client_kind, first - start_s, usage.prompt_tokens, cached)
-                )
+                self.turns.append(turn)
         return text
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of a run that a user notices."""
+    """Results of a run, as its users experience them."""
 
     steps: int
     """Finished steps of agents."""
@@ -198,28 +199,28 @@ class Outcome:
     """Prompt tokens from the cache, of all."""
 
 
-def outcome(answers: Sequence[ClientTurn]) -> Outcome:
-    waits = [answer.first_token_s for answer in answers if answer.client_kind == "agent"]
-    tokens = sum(answer.prompt_tokens for answer in answers)
+def outcome_of(turns: Sequence[ClientTurn]) -> Outcome:
+    waits_s = [turn.first_token_s for turn in turns if turn.client_kind == "agent"]
+    prompt_tokens = sum(turn.prompt_tokens for turn in turns)
     return Outcome(
-        steps=len(waits),
-        documents=len(answers) - len(waits),
-        first_token_s=sum(waits) / len(waits) if waits else 0.0,
-        hit_ratio=sum(answer.cached_tokens for answer in answers) / tokens if tokens else 0.0,
+        steps=len(waits_s),
+        documents=len(turns) - len(waits_s),
+        first_token_s=sum(waits_s) / len(waits_s) if waits_s else 0.0,
+        hit_ratio=sum(turn.cached_tokens for turn in turns) / max(1, prompt_tokens),
     )
 
 
-def side_by_side(outcomes: dict[str, Outcome], seconds: float) -> str:
-    """Runs as a table, and a sentence on each but the first, which is compared with the run before it."""
+def comparison_table(outcomes: dict[str, Outcome], seconds: float) -> str:
+    """Return a table of the runs, and a sentence for each that compares it with the run before it."""
     rows = (
         (f"agents' steps done in {seconds:.0f} s", lambda o: f"{o.steps}"),
         ("documents read", lambda o: f"{o.documents}"),
         ("an agent waits for its first token", lambda o: f"{o.first_token_s:.1f} s"),
         ("prompt tokens found in the cache", lambda o: f"{100 * o.hit_ratio:.0f} %"),
     )
-    wide = max(len(label) for label, _ in rows)
-    lines = [" " * wide + "".join(f"{name:>13}" for name in outcomes)]
-    lines += [f"{label:{wide}}" + "".join(f"{f(o):>13}" for o in outcomes.values()) for label, f in rows]  # fmt: skip
+    label_width = max(len(label) for label, _ in rows)
+    lines = [" " * label_width + "".join(f"{name:>13}" for name in outcomes)]
+    lines += [f"{label:{label_width}}" + "".join(f"{f(o):>13}" for o in outcomes.values()) for label, f in rows]  # fmt: skip
     lines.append("")
     for (earlier, before), (later, after) in itertools.pairwise(outcomes.items()):
         if before.steps and after.steps:

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).with_name("sglang_digests.json")
+TABLE_FILE = Path(__file__).with_name("sglang_digests.json")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-SIGNATURE = 8  # digits
+SIGNATURE_DIGITS = 8
 
 
 def read_table() -> dict[str, Any]:
-    """Return file below the package ``sglang`` -> digests of its functions, and which are only hooked."""
-    return json.loads(TABLE.read_text(encoding="utf-8"))
+    """Return file below the package ``sglang`` -> its functions' digests, and which are only hooked."""
+    return json.loads(TABLE_FILE.read_text(encoding="utf-8"))
 
 
 def make_entry(source: bytes, names: Iterable[str]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def make_entry(source: bytes, names: Iterable[str]) -> dict[str, Any]:
 def digest_of(tree: ast.Module, name: str) -> str | None:
     """Return the digest of a function or ``Class.method``; ``None`` if it is not defined.
 
-    The first ``SIGNATURE`` digits are of its parameters, or of a class's fields.
+    The first ``SIGNATURE_DIGITS`` digits are of its parameters, or of a class's fields.
     """
     nodes: list[ast.AST] = [tree]
     for part in name.split("."):
@@ -48,7 +48,7 @@ def digest_of(tree: ast.Module, name: str) -> str | None:
 
 
 def _short_digest(shape: Any) -> str:
-    return hashlib.sha256(repr(shape).encode()).hexdigest()[:SIGNATURE]
+    return hashlib.sha256(repr(shape).encode()).hexdigest()[:SIGNATURE_DIGITS]
 
 
 def _signature(node: ast.AST) -> Any:

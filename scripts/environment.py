@@ -1,6 +1,6 @@
 """The project's `.venv`, made once and kept current, for the quick start and the tests.
 
-Uses only the standard library until `enter()` has moved into the environment. A step is repeated
+Uses only the standard library until `enter_venv()` has moved into the environment. A step is repeated
 only if its inputs changed: its stamp in `.venv/canopy-stamps` is a digest of them.
 """
 
@@ -22,13 +22,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-STATE = ROOT / ".canopy"
-STAMPS = VENV / "canopy-stamps"
+STATE_FOLDER = ROOT / ".canopy"
+STAMP_FOLDER = VENV / "canopy-stamps"
 REQUIREMENTS = ROOT / "requirements"
-PIP_LOG = STATE / "logs" / "pip.log"
+PIP_LOG = STATE_FOLDER / "logs" / "pip.log"
 BAR_INTERVAL_S = 0.1 if sys.stderr.isatty() else 10.0  # a log file needs few lines of a bar
 RETRY_AFTER_S = 5.0
-DISK_GB = {"cpu": 5, "cuda": 25}  # the environment, the model, and room to unpack
+NEEDED_DISK_GB = {"cpu": 5, "cuda": 25}  # the environment, the model, and room to unpack
 
 
 class SetupError(Exception):
@@ -39,8 +39,8 @@ def say(text: str) -> None:
     print(f"canopy: {text}", file=sys.stderr, flush=True)
 
 
-def device(requested: str = "auto") -> str:
-    """`cpu` or `cuda`; `auto` chooses `cuda` if nvidia-smi runs."""
+def detect_device(requested: str = "auto") -> str:
+    """Return `cpu` or `cuda`; `auto` chooses `cuda` if nvidia-smi runs."""
     if requested != "auto":
         return requested
     if shutil.which("nvidia-smi") is None:
@@ -49,13 +49,13 @@ def device(requested: str = "auto") -> str:
     return "cuda" if answer.returncode == 0 and "GPU" in answer.stdout else "cpu"
 
 
-def enter(kind: str) -> None:
-    """Continue this program inside `.venv`, which is made first if need be."""
+def enter_venv(device: str) -> None:
+    """Continue this program inside `.venv`, which is made first if it is missing."""
     if Path(sys.prefix).resolve() == VENV.resolve():
         return
     python = VENV / "bin" / "python"
     if not is_stamped("created", b""):
-        check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
+        check_disk(shutil.disk_usage(ROOT).free, NEEDED_DISK_GB[device])
         if (VENV / "pyvenv.cfg").exists() and not _is_python_311(python):
             raise SetupError(f"{VENV} is not a Python 3.11 environment; remove it and run again")
         if reason := _run_with_dots("making .venv", [sys.executable, "-m", "venv", str(VENV)]):
@@ -67,14 +67,15 @@ def enter(kind: str) -> None:
     os.execve(python, [str(python), *sys.argv], variables)
 
 
-def install(kind: str, *, tests: bool = False) -> None:
+def install(device: str, *, tests: bool = False) -> None:
     """Install the pinned packages and this project; raise SetupError if torch is not as pinned."""
-    if not is_stamped("torch", _inputs_of_torch(kind)):
-        check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
-        pip(["-r", str(REQUIREMENTS / "cuda.txt")] if kind == "cuda" else [_torch_pin()], "torch")
-        write_stamp("torch", _inputs_of_torch(kind))
-        (STAMPS / "torch-build").write_text(torch_build() + "\n", encoding="utf-8")
-    if kind == "cpu":
+    if not is_stamped("torch", _inputs_of_torch(device)):
+        check_disk(shutil.disk_usage(ROOT).free, NEEDED_DISK_GB[device])
+        arguments = ["-r", str(REQUIREMENTS / "cuda.txt")] if device == "cuda" else [_torch_pin()]
+        pip_install(arguments, "torch")
+        write_stamp("torch", _inputs_of_torch(device))
+        (STAMP_FOLDER / "torch-build").write_text(torch_build() + "\n", encoding="utf-8")
+    if device == "cpu":
         _install_files("packages", ["cpu.txt", "pins.txt"], ["-r", "cpu.txt"])
         _install_files("sglang", ["cpu-nodeps.txt"], ["--no-deps", "-r", "cpu-nodeps.txt"])
         stand_in = ROOT / "sgl-kernel" / "cpu"
@@ -83,7 +84,7 @@ def install(kind: str, *, tests: bool = False) -> None:
         _install_files("test tools", ["test.txt", "pins.txt"], ["-r", "test.txt"])
         _add_test_support()
     _install_project("sglang-canopy", ROOT, ["-e", str(ROOT)])
-    check_torch(kind)
+    check_torch(device)
     # This interpreter read its .pth files before the installation.
     site.addsitedir(sysconfig.get_paths()["purelib"])
     importlib.invalidate_caches()
@@ -97,16 +98,16 @@ def _add_test_support() -> None:
     )
 
 
-def check_torch(kind: str) -> None:
+def check_torch(device: str) -> None:
     """Stop if the installed torch is not the build that this script installed."""
-    recorded = (STAMPS / "torch-build").read_text(encoding="utf-8").strip()
+    recorded = (STAMP_FOLDER / "torch-build").read_text(encoding="utf-8").strip()
     installed = torch_build()
     if installed != recorded:
         raise SetupError(
             f"torch was {recorded.split()[0]} when it was installed and is {installed.split()[0]} "
             "now: something replaced the pinned build; remove .venv and run again"
         )
-    pinned = _torch_pin() if kind == "cpu" else _sglang_torch_pin()
+    pinned = _torch_pin() if device == "cpu" else _sglang_torch_pin()
     if pinned.removeprefix("torch==") != installed.split()[0].split("+")[0]:
         raise SetupError(
             f"torch is {installed.split()[0]}, but the pinned one is {pinned}: pip took it from "
@@ -115,12 +116,12 @@ def check_torch(kind: str) -> None:
 
 
 def torch_build() -> str:
-    """The installed torch's version and a digest of its file list."""
+    """Return the installed torch's version and a digest of its file list."""
     try:
         torch = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:
         return "missing -"
-    return f"{torch.version} {digest_of([(torch.read_text('RECORD') or '').encode()])[:16]}"
+    return f"{torch.version} {combined_digest([(torch.read_text('RECORD') or '').encode()])[:16]}"
 
 
 def check_disk(free_bytes: int, needed_gb: int) -> None:
@@ -130,7 +131,7 @@ def check_disk(free_bytes: int, needed_gb: int) -> None:
         )
 
 
-def pip(arguments: Sequence[str], label: str) -> None:
+def pip_install(arguments: Sequence[str], label: str) -> None:
     """Run `pip install`, with one retry: pip reports an index that briefly fails as a package that
     does not exist."""
     command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
@@ -174,7 +175,7 @@ def run_logged(
             process.kill()
 
 
-def step(name: str, inputs: bytes, action: Callable[[], None]) -> None:
+def run_once(name: str, inputs: bytes, action: Callable[[], None]) -> None:
     """Do `action` unless it was done with the same `inputs` before."""
     if not is_stamped(name, inputs):
         action()
@@ -183,16 +184,16 @@ def step(name: str, inputs: bytes, action: Callable[[], None]) -> None:
 
 def is_stamped(name: str, inputs: bytes) -> bool:
     path = _stamp_path(name)
-    return path.exists() and path.read_text(encoding="utf-8") == digest_of([inputs])
+    return path.exists() and path.read_text(encoding="utf-8") == combined_digest([inputs])
 
 
 def write_stamp(name: str, inputs: bytes) -> None:
     path = _stamp_path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(digest_of([inputs]), encoding="utf-8")
+    path.write_text(combined_digest([inputs]), encoding="utf-8")
 
 
-def digest_of(parts: Iterable[bytes]) -> str:
+def combined_digest(parts: Iterable[bytes]) -> str:
     combined = hashlib.sha256()
     for part in parts:
         combined.update(hashlib.sha256(part).digest())
@@ -201,7 +202,7 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 def _install_files(name: str, files: Sequence[str], arguments: Sequence[str]) -> None:
     inputs = b"\0".join((REQUIREMENTS / file).read_bytes() for file in files)
-    step(name, inputs, lambda: pip(arguments, name))
+    run_once(name, inputs, lambda: pip_install(arguments, name))
 
 
 def _install_project(name: str, folder: Path, target: Sequence[str]) -> None:
@@ -209,7 +210,7 @@ def _install_project(name: str, folder: Path, target: Sequence[str]) -> None:
     files += sorted((folder / "src").rglob("*.py"))
     inputs = str(folder).encode() + b"".join(file.read_bytes() for file in files)
     options = ["--no-deps", "--no-build-isolation", "--force-reinstall"]
-    step(name, inputs, lambda: pip([*options, *target], name))
+    run_once(name, inputs, lambda: pip_install([*options, *target], name))
 
 
 def _torch_pin() -> str:
@@ -227,14 +228,14 @@ def _sglang_torch_pin() -> str:
     raise SetupError("the installed sglang pins no torch; remove .venv and run again")
 
 
-def _inputs_of_torch(kind: str) -> bytes:
-    if kind == "cpu":
+def _inputs_of_torch(device: str) -> bytes:
+    if device == "cpu":
         return f"cpu {_torch_pin()}".encode()
     return b"cuda " + (REQUIREMENTS / "cuda.txt").read_bytes()
 
 
 def _stamp_path(name: str) -> Path:
-    return STAMPS / name.replace(" ", "-")
+    return STAMP_FOLDER / name.replace(" ", "-")
 
 
 def _is_python_311(python: Path) -> bool:

@@ -33,7 +33,7 @@ from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.storage.server_arguments import unreviewed_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_SHOWN = 4
+MAX_SHOWN_FUNCTIONS = 4
 ARGUMENT_FOLDER = "sglang/srt/arg_groups/fields/"
 
 
@@ -51,7 +51,7 @@ class ReleaseDifferences:
     """Arguments of the server that ``storage/server_arguments.py`` does not list."""
 
     def summary(self) -> str:
-        """All of it in one line."""
+        """Return the differences in one line."""
         release_text = f"sglang {self.release}, pinned {SGLANG_VERSION}: "
         places = [*self.removed, *self.changed]
         new = f"; arguments to review: {', '.join(self.arguments)}" if self.arguments else ""
@@ -59,10 +59,11 @@ class ReleaseDifferences:
             return f"{release_text}none of {self.functions_known} functions moved{new}"
         files = sorted({place.partition(":")[0] for place in places})
         names = [place.partition(": ")[2] for place in places]
-        more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+        others = len(names) - MAX_SHOWN_FUNCTIONS
+        more = f" and {others} more" if others > 0 else ""
         return (
             f"{release_text}{len(self.changed)} of {self.functions_known} functions changed and {len(self.removed)} are "
-            f"gone, in {len(files)} files: {', '.join(names[:MAX_SHOWN])}{more}{new}"
+            f"gone, in {len(files)} files: {', '.join(names[:MAX_SHOWN_FUNCTIONS])}{more}{new}"
         )
 
 
@@ -72,7 +73,7 @@ def compare_wheel(wheel: Path) -> ReleaseDifferences:
     wheel_name = re.fullmatch(r"sglang-([^-]+)-.*\.whl", wheel.name)
     if wheel_name is None:
         raise NoRelease(f"{wheel} is no wheel of sglang")
-    result = ReleaseDifferences(wheel_name[1], sum(len(entry["names"]) for entry in table.values()))
+    diff = ReleaseDifferences(wheel_name[1], sum(len(entry["names"]) for entry in table.values()))
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive_names = set(archive.namelist())
@@ -80,19 +81,19 @@ def compare_wheel(wheel: Path) -> ReleaseDifferences:
                 path = f"sglang/{file}"
                 tree = ast.parse(archive.read(path) if path in archive_names else "")
                 for function, digest in entry["names"].items():
-                    present = digests.digest_of(tree, function)
-                    if present is None:
-                        result.removed.append(f"{file}: {function}")
-                    elif present != digest:
-                        result.changed.append(f"{file}: {function}")
-                        if present[: digests.SIGNATURE] != digest[: digests.SIGNATURE]:
-                            result.meanings[function] = "signature"
+                    found = digests.digest_of(tree, function)
+                    if found is None:
+                        diff.removed.append(f"{file}: {function}")
+                    elif found != digest:
+                        diff.changed.append(f"{file}: {function}")
+                        if found[: digests.SIGNATURE_DIGITS] != digest[: digests.SIGNATURE_DIGITS]:
+                            diff.meanings[function] = "signature"
                         elif function in entry["hooked"]:
-                            result.meanings[function] = "nothing"  # it is still there to be hooked
-            result.arguments = sorted(unreviewed_arguments(_server_arguments(archive)))
+                            diff.meanings[function] = "nothing"  # it is still there to be hooked
+            diff.arguments = sorted(unreviewed_arguments(_server_arguments(archive)))
     except (OSError, zipfile.BadZipFile, SyntaxError) as error:
         raise NoRelease(f"{wheel} cannot be read: {error}") from None
-    return result
+    return diff
 
 
 def _server_arguments(archive: zipfile.ZipFile) -> set[str]:
@@ -120,11 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             wheel = arguments.wheel or download(arguments.release, Path(folder))
-            moved = compare_wheel(wheel)
-            print(moved.summary(), flush=True)
-            differs = bool(moved.changed or moved.removed or moved.arguments)
+            diff = compare_wheel(wheel)
+            print(diff.summary(), flush=True)
+            differs = bool(diff.changed or diff.removed or diff.arguments)
             if differs and (arguments.list or arguments.run):
-                print(difference_table(moved), flush=True)
+                print(difference_table(diff), flush=True)
             if arguments.run:
                 with zipfile.ZipFile(wheel) as archive:
                     archive.extractall(Path(folder) / "release")
@@ -135,16 +136,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(differs)
 
 
-def difference_table(moved: ReleaseDifferences) -> str:
-    """A row for each function that moved: how, where, and which of our files name it."""
+def difference_table(diff: ReleaseDifferences) -> str:
+    """Return a row for each function that moved: how, where, and which of our files name it."""
     rows = []
-    for kind, places in (("gone", moved.removed), ("changed", moved.changed)):
+    for how, places in (("gone", diff.removed), ("changed", diff.changed)):
         for place in places:
             file, _, function = place.partition(": ")
-            meaning = moved.meanings.get(function, "to read") if kind == "changed" else "signature"
-            rows.append([kind, meaning, function, file, ", ".join(_files_naming(function)) or "-"])
+            meaning = diff.meanings.get(function, "to read") if how == "changed" else "signature"
+            rows.append([how, meaning, function, file, ", ".join(_files_naming(function)) or "-"])
     argument_file = "the server's arguments"
-    rows += [["new", "to read", name, argument_file, "-"] for name in moved.arguments]
+    rows += [["new", "to read", name, argument_file, "-"] for name in diff.arguments]
     return text_table(("how", "for us", "function", "in SGLang", "in Canopy"), rows)
 
 

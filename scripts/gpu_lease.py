@@ -57,20 +57,20 @@ class Lease:
     site: Path = Path(os.environ.get("SITE", "/tmp/site"))
     lease_s: float = float(os.environ.get("LEASE_SECONDS", "565"))
     skipped_parts: Sequence[str] = tuple(os.environ.get("LEASE_SKIP", "").split())
-    start_s: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         for folder in (self.work / "logs", self.work / "results", self.out):
             folder.mkdir(parents=True, exist_ok=True)
 
     def say(self, text: str) -> None:
-        line = f"[{time.monotonic() - self.start_s:.0f} s] {text}"
+        line = f"[{time.monotonic() - self.started_at:.0f} s] {text}"
         print(line, flush=True)
         with (self.out / f"summary-{self.call}.txt").open("a") as file:
             file.write(line + "\n")
 
     def left_s(self) -> float:
-        return self.start_s + self.lease_s - time.monotonic() - 8
+        return self.started_at + self.lease_s - time.monotonic() - 8
 
     def run_part(self, name: str, limit_s: float, *command: object, **variables: str) -> bool:
         """Run a command within its limit. Returns whether it succeeded."""
@@ -78,7 +78,7 @@ class Lease:
         if name in self.skipped_parts or left_s < 3:
             self.say(f"{name}: {'left out' if name in self.skipped_parts else 'NOT RUN, no time'}")
             return False
-        log, start_s = self.work / "logs" / f"{name}.log", time.monotonic()
+        log, started_at = self.work / "logs" / f"{name}.log", time.monotonic()
         with log.open("w") as file:
             try:
                 code: int | str = subprocess.run(
@@ -92,7 +92,7 @@ class Lease:
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = "its time"
-        self.say(f"{name}: {code or 'ok'} after {time.monotonic() - start_s:.0f} s")
+        self.say(f"{name}: {code or 'ok'} after {time.monotonic() - started_at:.0f} s")
         lines = log.read_text(errors="replace").splitlines()
         shown_lines = [line for line in lines if line.startswith("RESULT ")] + (
             lines[-12:] if code else []
@@ -108,7 +108,7 @@ class Lease:
     def server(self, name: str, limit_s: float, *flags: object, **variables: str) -> Iterator[bool]:
         """Start the bundle's server; yield whether it answers. It is stopped afterwards."""
         command = ["bash", self.bundle / "serve.sh", "--port", PORT, "--host", "127.0.0.1", *flags]
-        end_s = time.monotonic() + min(limit_s, self.left_s() - 30)
+        ends_at = time.monotonic() + min(limit_s, self.left_s() - 30)
         with (self.work / "logs" / f"{name}.server.log").open("w") as log:
             process = subprocess.Popen(
                 [str(word) for word in command],
@@ -118,7 +118,7 @@ class Lease:
                 start_new_session=True,
             )
             try:
-                while process.poll() is None and time.monotonic() < end_s and not _answers():
+                while process.poll() is None and time.monotonic() < ends_at and not _answers():
                     time.sleep(2)
                 answers = process.poll() is None and _answers()
                 self.say(f"server {name} {'answers' if answers else 'did NOT start'}")
@@ -196,15 +196,15 @@ def facts() -> None:
     def seconds(work: Any, repeats: int = 5) -> float:
         work()
         torch.cuda.synchronize()
-        start_s = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(repeats):
             work()
         torch.cuda.synchronize()
-        return (time.perf_counter() - start_s) / repeats
+        return (time.perf_counter() - started_at) / repeats
 
-    x = torch.randn(1 << 29, device="cuda").bfloat16()
-    y = torch.empty_like(x)
-    a = torch.randn(8192, 8192, device="cuda").bfloat16()
+    source = torch.randn(1 << 29, device="cuda").bfloat16()
+    target = torch.empty_like(source)
+    matrix = torch.randn(8192, 8192, device="cuda").bfloat16()
     host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
     device_copy = torch.empty_like(host, device="cuda")
     small = torch.zeros(8, device="cuda")
@@ -214,8 +214,8 @@ def facts() -> None:
         torch=torch.__version__,
         triton=triton.__version__,
         nvcc=shutil.which("nvcc"),
-        copy_gb_s=round(2 * x.nbytes / seconds(lambda: y.copy_(x)) / 1e9),
-        product_tflop_s=round(2 * 8192**3 / seconds(lambda: a @ a) / 1e12),
+        copy_gb_s=round(2 * source.nbytes / seconds(lambda: target.copy_(source)) / 1e9),
+        product_tflop_s=round(2 * 8192**3 / seconds(lambda: matrix @ matrix) / 1e12),
         pinned_gb_s=round(host.nbytes / seconds(lambda: device_copy.copy_(host)) / 1e9, 1),
         operation_us=round(seconds(lambda: small.add_(1), 2000) * 1e6, 2),
     )
@@ -250,23 +250,23 @@ def write_model(out: Path, bundled: Path, device: str = "cuda") -> int:
     files = [outer_sizes, *({f"model.layers.{i}.{n}": size for n, size in layer_sizes.items()} for i in layers)]  # fmt: skip
     generator = torch.Generator(device).manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
-    file_by_weight, total = {}, 0
+    file_by_weight, total_bytes = {}, 0
     for number, sizes in enumerate(files):
         weights = {}
         for name, size in sizes.items():
-            x = torch.ones(size)
+            weight = torch.ones(size)
             if len(size) > 1:
                 gain = OUTPUT_GAIN * size[1] ** -0.5 * (EMBEDDING_GAIN if "embed" in name else 1.0)
-                x = torch.randn(*size, device=device, generator=generator) * gain
-            weights[f"{name}.weight"] = x.bfloat16().cpu()
+                weight = torch.randn(*size, device=device, generator=generator) * gain
+            weights[f"{name}.weight"] = weight.bfloat16().cpu()
         save_file(weights, out / f"model-{number:05d}.safetensors", metadata={"format": "pt"})
         file_by_weight |= dict.fromkeys(weights, f"model-{number:05d}.safetensors")
-        total += sum(x.nbytes for x in weights.values())
-    index = {"metadata": {"total_size": total}, "weight_map": file_by_weight}
+        total_bytes += sum(weight.nbytes for weight in weights.values())
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": file_by_weight}
     (out / "model.safetensors.index.json").write_text(json.dumps(index))
     for file in (bundled / "config.json", *bundled.glob("tokenizer*.json")):
         shutil.copy(file, out)
-    return total
+    return total_bytes
 
 
 # ---- requests ----
@@ -274,7 +274,7 @@ def write_model(out: Path, bundled: Path, device: str = "cuda") -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
-    """An answer. cached_tokens: of the prompt, in the exact cache; top_logprobs: log-probabilities of the first token."""
+    """An answer. ``cached_tokens``: of the prompt, in the prefix cache; ``top_logprobs``: of its first token, by id."""
 
     seconds: float
     ids: list[int]
@@ -302,9 +302,9 @@ def generate(ids: Sequence[int], count: int, fields: Any = None, top: int = 0) -
     body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": sampling}
     if top:
         body |= {"return_logprob": True, "top_logprobs_num": top, "logprob_start_len": -1}
-    start_s = time.perf_counter()
+    started_at = time.perf_counter()
     answer = json.loads(post("/generate", body))
-    seconds = time.perf_counter() - start_s
+    seconds = time.perf_counter() - started_at
     meta = answer["meta_info"]
     report = meta.get("canopy_documents") or {}
     return ServedAnswer(
@@ -374,7 +374,7 @@ def exact(tokens: int, repeats: int = 10) -> None:
     """Compare answers at ratio 1 with plain ones. The ruler: plain answers over a cached prefix."""
     library = PromptLibrary(tokens)
     library.encode_all()
-    fused_off, cached_off, equal = [], [], 0
+    fused_differences, cached_differences, equal = [], [], 0
     for _ in range(repeats):
         ids, fields = library.draw_prompt(3)
         flush()
@@ -382,11 +382,11 @@ def exact(tokens: int, repeats: int = 10) -> None:
         flush()
         plain, cached = generate(ids, 8, REUSE_OFF, top=20), generate(ids, 8, REUSE_OFF, top=20)
         equal += fused.ids == plain.ids
-        for differences, other in ((fused_off, fused), (cached_off, cached)):
+        for differences, other in ((fused_differences, fused), (cached_differences, cached)):
             shared_ids = other.top_logprobs.keys() & plain.top_logprobs.keys()
             pairs = ((other.top_logprobs[t], plain.top_logprobs[t]) for t in shared_ids)
             differences.append(max((abs(a - b) for a, b in pairs), default=9e9))
-    print_result("exact", equal=equal, of=repeats, difference=max(fused_off), ruler=max(cached_off))
+    print_result("exact", equal=equal, of=repeats, difference=max(fused_differences), ruler=max(cached_differences))  # fmt: skip
 
 
 def speed(tokens: int, repeats: int = 6) -> None:
@@ -414,10 +414,10 @@ def same() -> None:
     flush()
     cold, hot = [generate(p, 24) for p in prompts], [generate(p, 24) for p in prompts]
     with ThreadPoolExecutor(12) as pool:
-        crowd = list(pool.map(lambda p: generate(p, 24), prompts))
+        concurrent = list(pool.map(lambda p: generate(p, 24), prompts))
         list(pool.map(lambda ids: generate(ids, 2), filler))
-    ways = {"hot": hot, "crowd": crowd, "evicted": [generate(p, 24) for p in prompts]}
-    for name, answers in ways.items():
+    evicted = [generate(p, 24) for p in prompts]
+    for name, answers in (("hot", hot), ("crowd", concurrent), ("evicted", evicted)):
         equal = sum(a.ids == b.ids for a, b in zip(cold, answers))
         first = sum(a.ids[0] == b.ids[0] for a, b in zip(cold, answers))
         cached = sum(a.cached_tokens for a in answers)
@@ -436,10 +436,10 @@ def churn(count: int) -> None:
     """Send sixteen requests at once to a pool that is too small for their prefixes."""
     prompts = zipf_prompts(count)
     flush()
-    start_s = time.perf_counter()
+    started_at = time.perf_counter()
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda ids: generate(ids, 8), prompts))
-    seconds = time.perf_counter() - start_s
+    seconds = time.perf_counter() - started_at
     waits = sorted(a.seconds for a in answers)
     hits = sum(a.cached_tokens for a in answers) / sum(map(len, prompts))
     print_result("churn", seconds=seconds, mean_s=statistics.mean(waits), p95_s=waits[int(0.95 * count)], hits=hits)  # fmt: skip

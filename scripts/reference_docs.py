@@ -77,7 +77,6 @@ DOCUMENT_MEANINGS = {
 
 
 def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table."""
     lines = [[_cell(text) for text in line] for line in [header, *rows]]
     first, *others = ("| " + " | ".join(line) + " |" for line in lines)
     return "\n".join([first, "|" + "---|" * len(lines[0]), *others]) + "\n"
@@ -275,7 +274,7 @@ def request_fields() -> str:
     """Return key, allowed values and meaning of the fields that a client may put into ``custom_params``."""
     rows = [
         [f"`{key}`", _allowed_text(check), REQUEST_MEANINGS[key]]
-        for key, (_, check) in stamp.FIELDS.items()
+        for key, (_, check) in stamp.CLIENT_FIELDS.items()
     ]
     return markdown_table(["key", "value", "meaning"], rows)
 

@@ -27,9 +27,9 @@ def main() -> int:
         print(f"{__doc__}\nTests that need data look for $CANOPY_DATA, then ../shared/data.")
         return 0
     try:
-        kind = environment.device()
-        environment.enter(kind)
-        environment.install(kind, tests=True)
+        device = environment.detect_device()
+        environment.enter_venv(device)
+        environment.install(device, tests=True)
         from prepare import prepare_smollm2
 
         prepare_smollm2()
@@ -39,7 +39,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     flags = sys.argv[1:]
-    return test_on_release(flags) if "--sglang" in flags else check_and_test(flags, kind)
+    return test_on_release(flags) if "--sglang" in flags else check_and_test(flags, device)
 
 
 def test_on_release(flags: list[str]) -> int:
@@ -56,7 +56,7 @@ def test_on_release(flags: list[str]) -> int:
     return overlay.run_tests(folder, tests)
 
 
-def check_and_test(flags: list[str], kind: str) -> int:
+def check_and_test(flags: list[str], device: str) -> int:
     """Run every check, then, if all of them pass, pytest."""
     failed_checks = []
     for name, command in CHECKS:
@@ -68,10 +68,10 @@ def check_and_test(flags: list[str], kind: str) -> int:
         say(f"failed, so no test was run: {', '.join(failed_checks)}")
         return 1
     # One process imports SGLang; workers and servers are forked from it, which CUDA forbids.
-    python = shlex.quote(sys.executable) + " -m support.forked" * (kind == "cpu")
-    count = min(2, os.cpu_count() or 1) + 1  # servers and ranks wait for each other at their start
+    python = shlex.quote(sys.executable) + " -m support.forked" * (device == "cpu")
+    worker_count = min(2, os.cpu_count() or 1) + 1  # at their start, servers and ranks wait idly
     # A group of files stays with one worker, in test/conftest.py's order; `-n 0` is one process.
-    workers = ["--tx", f"{count}*popen//python={python}", "--dist", "loadgroup"]
+    workers = ["--tx", f"{worker_count}*popen//python={python}", "--dist", "loadgroup"]
     tests = [sys.executable, "-m", "pytest", *workers, "--no-loadscope-reorder", *flags]
     with TemporaryDirectory() as folder:
         # SWIG types warn when the interpreter ends.

@@ -37,7 +37,8 @@ from canopy_lab.live.replay import forced_output, server_plugin
 from sglang_canopy.server.start import hooks
 
 ROOT = Path(sglang.__path__[0])
-OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_documents, cpu)]
+OUR_PACKAGES = (sglang_canopy, canopy_lab, canopy_documents, cpu)
+OUR_FOLDERS = [Path(package.__path__[0]) for package in OUR_PACKAGES]
 EXTENSION_POINTS = re.compile(
     r"HiCacheStorage(\..*|Config|ExtraInfo)?|register_\w+|registered_\w+|\w+Registry\.\w+"
 )
@@ -52,9 +53,9 @@ class Place(NamedTuple):
 
 
 def our_files() -> list[tuple[Path, str]]:
-    """Every Python file of ours, and the module that it is."""
+    """Return every Python file of ours, and its module."""
     modules = []
-    for folder in OURS:
+    for folder in OUR_FOLDERS:
         for path in sorted(folder.rglob("*.py")):
             name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
             modules.append((path, name.removesuffix(".__init__")))
@@ -62,16 +63,13 @@ def our_files() -> list[tuple[Path, str]]:
 
 
 def our_modules() -> list[Any]:
-    """Every module of ours that imports SGLang."""
-    modules = []
-    for path, name in our_files():
-        if any(True for _ in _imports(_tree(path))):
-            modules.append(importlib.import_module(name))
-    return modules
+    """Return every module of ours that imports SGLang."""
+    names = (name for path, name in our_files() if any(_imports(_tree(path))))
+    return [*map(importlib.import_module, names)]
 
 
 def classes_on_sglang() -> list[type]:
-    """Our classes that have one of SGLang's among their bases."""
+    """Return our classes with a base class of SGLang."""
     return [
         value
         for module in our_modules()
@@ -83,7 +81,7 @@ def classes_on_sglang() -> list[type]:
 
 
 def overridden_functions() -> Iterator[Any]:
-    """SGLang's own of each method that a class of ours overrides."""
+    """Yield SGLang's version of each method that a class of ours overrides."""
     for our_class in classes_on_sglang():
         for name in vars(our_class):
             for base in our_class.__mro__[1:]:
@@ -93,7 +91,7 @@ def overridden_functions() -> Iterator[Any]:
 
 
 def private_functions() -> Iterator[Any]:
-    """SGLang's private methods that our source names, of the classes that ours are based on."""
+    """Yield the private methods that our source names, of SGLang's classes with classes of ours below."""
     bases = {base for cls in classes_on_sglang() for base in cls.__mro__ if _is_sglangs(base)}
     for path, _ in our_files():  # also where SGLang's objects come as arguments
         names = {node.attr for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)}
@@ -104,7 +102,7 @@ def private_functions() -> Iterator[Any]:
 
 
 def imported_functions() -> Iterator[Any]:
-    """SGLang's functions, and its dataclasses, that our source imports."""
+    """Yield SGLang's functions and dataclasses that our source imports."""
     for module in our_modules():
         for source, name in _imports(_tree(Path(module.__file__))):
             value = getattr(importlib.import_module(source), name, None)
@@ -113,7 +111,7 @@ def imported_functions() -> Iterator[Any]:
 
 
 def hook_functions() -> Iterator[Any]:
-    """What the tables of hooks name."""
+    """Yield SGLang's functions in our tables of hooks."""
     addon_hooks = (*document_plugin.ADDON.flag_hooks, *server_plugin.ADDON.flag_hooks)
     all_hooks = (*hooks.HOOKS, *addon_hooks, *documents.HOOKS, *forced_output.HOOKS)
     for target in (*(hook.target for hook in all_hooks), *cpu.CHECKED_FUNCTIONS):
@@ -136,7 +134,7 @@ def place_of(value: Any) -> Place | None:
 
 
 def make_table() -> dict[str, Any]:
-    """The table of the installed SGLang."""
+    """Return the table of the installed SGLang."""
     used = [*overridden_functions(), *private_functions(), *imported_functions()]
     names: dict[str, set[str]] = defaultdict(set)
     for value in (*used, *hook_functions()):
@@ -154,7 +152,7 @@ def make_table() -> dict[str, Any]:
 
 
 def _is_offered(value: Any, name: str) -> bool:
-    """Whether SGLang offers a function to plugins, by name or in its docstring."""
+    """Return whether SGLang offers a function to plugins, by name or in its docstring."""
     is_stated = "extension point" in (inspect.getdoc(value) or "").lower()
     return is_stated or EXTENSION_POINTS.fullmatch(name) is not None
 
@@ -185,8 +183,8 @@ def main() -> int:
     table = make_table()
     text = json.dumps(table, indent=1) + "\n"
     if not arguments.check:
-        digests.TABLE.write_text(text, encoding="utf-8")
-        print(f"{digests.TABLE}: {sum(len(e['names']) for e in table.values())} functions")
+        digests.TABLE_FILE.write_text(text, encoding="utf-8")
+        print(f"{digests.TABLE_FILE}: {sum(len(e['names']) for e in table.values())} functions")
         return 0
     recorded = digests.read_table()
     files = recorded.keys() | table

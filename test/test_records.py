@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from sglang_canopy.disk.page import FIELDS, ColumnType, PageMeta
+from sglang_canopy.disk.page import PAGE_FIELDS, ColumnType, PageMeta
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
 from support.disk_pages import chain, content, store_at
 
@@ -12,7 +12,7 @@ VALUE_BY_TYPE = {
     ColumnType.SECONDS: 900.5,
     ColumnType.OPTIONAL: 1100.5,
 }
-OTHER_VALUES = {name: VALUE_BY_TYPE.get(type_, f"another {name}") for name, type_ in FIELDS.items()}
+OTHER_VALUES = {n: VALUE_BY_TYPE.get(type_, f"another {n}") for n, type_ in PAGE_FIELDS.items()}
 OTHER_VALUES |= {"source": GATEWAY, "group": -1}
 """A value for each field that differs from its default; groups belong to a TTL table."""
 

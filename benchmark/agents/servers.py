@@ -20,7 +20,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "test")]
 
-from launch_server import ServerProcess, free_port, serving, with_plugin  # noqa: E402
+from launch_server import ServerProcess, add_plugin, free_port, serving  # noqa: E402
 from support import forked  # noqa: E402
 from support.chip import kernel_environment  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
@@ -39,7 +39,7 @@ def prepare(folder: Path) -> None:
     os.environ |= kernel_environment(is_compiled=False)
     os.environ |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1"}
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[-2:])
-    os.environ |= with_plugin(folder, PLAIN, "canopy_cpu:install")
+    os.environ |= add_plugin(folder, PLAIN, "canopy_cpu:install")
 
 
 def write_model(folder: Path, width: int, layers: int) -> Path:

@@ -36,7 +36,7 @@ import psutil
 from comparators.questions import read_examples
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-from launch_server import cpu_arguments, free_port, serving, with_plugin
+from launch_server import add_plugin, cpu_arguments, free_port, serving
 
 SYSTEM_TEXT = "You answer questions from the documents that follow. Answer in a few words.\n\n"
 TURNS, TOOL_DOCUMENTS, ANSWER_TOKENS = 5, 2, 24
@@ -237,7 +237,7 @@ def server_of(
         arguments += ["--mem-fraction-static", "0.6"]
         environment = {"OMP_NUM_THREADS": str(args.threads)}
         if is_plain:
-            environment |= with_plugin(Path(folder), "plain", "canopy_cpu:install")
+            environment |= add_plugin(Path(folder), "plain", "canopy_cpu:install")
             environment["SGLANG_PLUGINS"] = "plain"
         log = Path(folder) / "server.log"
         with serving(arguments, log=log, port=free_port(), environment=environment) as server:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.arranged import ArrangedQueue
 from sglang_canopy.schedule.bounded_shortest import BASE_BUDGET_S, COST_FACTOR, BoundedShortest
 from sglang_canopy.schedule.cost import AnswerCost, Prefill, PrefillCost, ServerCost
 
@@ -117,7 +117,7 @@ class BoundedOrder:
         self.answers.adopt(server.decode_step_s)
         self.cost = ServerCost(prefill, self.answers)
         self.order = BoundedShortest(self.cost)
-        self._arranged: Arranged[QueuedRequest] = Arranged(self.order, self)
+        self._arranged: ArrangedQueue[QueuedRequest] = ArrangedQueue(self.order, self)
         server.order = lambda queue, _now_s: self._arranged.arrange(queue)
         server.on_admit, server.on_end = self._arranged.admit, self._record_end
 

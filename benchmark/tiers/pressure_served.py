@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import live
-from launch_server import with_plugin
+from launch_server import add_plugin
 
 DELAY_VARIABLE = "CANOPY_BENCHMARK_DISK_DELAY_S"
 PLUGIN_NAME = "slow_disk"
@@ -56,7 +56,7 @@ def install() -> None:
 def slow_disk_environment(folder: Path, slow_s: float) -> dict[str, str]:
     here = Path(__file__)
     return {
-        **with_plugin(folder, PLUGIN_NAME, f"{here.stem}:install", here.parent),
+        **add_plugin(folder, PLUGIN_NAME, f"{here.stem}:install", here.parent),
         "SGLANG_PLUGINS": f"canopy,canopy_replay,{PLUGIN_NAME}",
         DELAY_VARIABLE: str(slow_s),
     }

@@ -36,7 +36,7 @@ from overlays import overlay
 from canopy_lab.advise.sample import with_long_blocks
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
-from launch_server import ENVIRONMENT, cpu_arguments, free_port, serving
+from launch_server import SERVER_ENVIRONMENT, cpu_arguments, free_port, serving
 from live import TIERS, send
 from support import forked
 from support.chip import has_cuda, kernel_environment
@@ -151,7 +151,7 @@ def main() -> None:
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     finished_runs = {(row["trace"], row["arm"]) for row in rows}
     traces_by_name = dict(read_traces(options.data))
-    for key, value in {**ENVIRONMENT, **kernel_environment(has_cuda())}.items():
+    for key, value in {**SERVER_ENVIRONMENT, **kernel_environment(has_cuda())}.items():
         os.environ.setdefault(key, value)  # before the process that forks servers starts
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "tiny"

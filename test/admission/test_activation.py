@@ -74,7 +74,7 @@ def thrash(
         gate.advance(gate.now + 20.0 * pause_s)
         for client in reversed(clients):
             client.end(cached_fraction=0.0)
-        if gate.activation.active:
+        if gate.activation.is_active:
             break
     return clients
 
@@ -176,7 +176,7 @@ def test_an_agents_answer_is_recognised_once(pause_s: float, stop: str) -> None:
         agents.judge_silence(session, session.last_contact_s + pause_s)
         result = Request(0.0, category="agent-after-tool")
         assert agents.judge_return(session, result, session.last_contact_s + pause_s)
-        assert agents.recognised == turn + 1
+        assert agents.agent_answers == turn + 1
 
 
 def test_one_swift_reply_makes_no_agent_and_keeps_no_place() -> None:
@@ -303,7 +303,7 @@ def run_trial(activation: Activation, turns_per_s: float, turn_count: int) -> fl
     activation.activate()
     start_s = activation._now
     for _ in range(turn_count):
-        if not activation.active:
+        if not activation.is_active:
             break
         end_turn(activation, 1.0 / turns_per_s, has_waiting=True, exceeds_capacity=False)
     return activation._now - start_s
@@ -313,7 +313,7 @@ def test_turns_per_second_decide_whether_it_stays_active() -> None:
     activation = activation_of(0.1, 1.0)
     assert activation.may_activate(500.0, 8.0)
     run_trial(activation, 0.2, 500)
-    assert activation.active
+    assert activation.is_active
     for turns_per_s in (0.02, 0.09, 0.11):  # equal within the uncertainty is no gain
         activation = activation_of(0.1, 1.0)
         assert activation.may_activate(500.0, 8.0)
@@ -335,7 +335,7 @@ def test_turns_of_sessions_that_do_not_fit_are_no_part_of_the_trial() -> None:
     activation.activate()
     for _ in range(100):
         end_turn(activation, 20.0, has_waiting=True)
-    assert activation.active
+    assert activation.is_active
 
 
 def test_time_in_which_no_session_waits_is_no_part_of_the_trial() -> None:
@@ -347,7 +347,7 @@ def test_time_in_which_no_session_waits_is_no_part_of_the_trial() -> None:
         activation.advance(activation._now, has_waiting=False, is_busy=True)
         activation.advance(activation._now + 50.0, has_waiting=True, is_busy=True)
         end_turn(activation, 5.0, has_waiting=True, exceeds_capacity=False)
-    assert activation.active
+    assert activation.is_active
     assert activation.ineffective_activations == 0
 
 
@@ -368,6 +368,6 @@ def test_the_window_of_thrash_is_a_capacity_in_few_parts(prompt_tokens: int) -> 
         thrash.record_prompt(0, prompt_tokens)
     for _ in range(5000):
         thrash.record_prompt(prompt_tokens, prompt_tokens)
-    assert thrash.share == 1.0
+    assert thrash.lost_share == 1.0
     assert 1000 <= thrash.computed_tokens <= 1000 + 2 * max(prompt_tokens, 1000 // 64 + 1)
     assert len(thrash._parts) <= 66

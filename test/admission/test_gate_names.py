@@ -43,8 +43,8 @@ def admission_shares(owners: dict[str, Owner]) -> dict[str, float]:
             while waiting[tenant] < WAITING_PER_TENANT:
                 waiting[tenant] += arrive(tenant, float(now))
         oldest = next(iter(gate.places.active_sessions.values()))
-        ticket = {session: ticket for ticket, (session, _) in gate.by_ticket.items()}[oldest]
-        _, request = gate.by_ticket[ticket]
+        ticket = {session: ticket for ticket, (session, _) in gate.requests.items()}[oldest]
+        _, request = gate.requests[ticket]
         request.over = True
         gate.finish(ticket, request)
         if now > WARM_UP_STEPS:

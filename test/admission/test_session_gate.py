@@ -291,7 +291,7 @@ def test_room_is_made_only_from_what_a_tenant_has_above_its_share() -> None:
     ticket, _ = arrive(gate, Agent("a", 40, tenant="a"), 2.0)
     assert gate.holds(ticket)
     gate.advance(20.0)
-    assert gate.footprints.charge_by_tenant["b"] >= 50
+    assert gate.footprints.tenant_charges["b"] >= 50
 
 
 def test_a_conversation_that_ends_during_its_request_leaves_with_the_answer(gate) -> None:
@@ -383,34 +383,33 @@ class RandomClients:
     def check(self, admitted_before: int, overrun_before_s: float) -> None:
         gate = self.gate
         active = list(gate.places.active_sessions.values())
-        charged_tokens = sum(session.charge_tokens for session in active)
+        charged_tokens = sum(session.charged_tokens for session in active)
         assert gate.footprints.charged_tokens == pytest.approx(charged_tokens, abs=1e-6)
         uses = Counter(block for session in active for block in session.blocks)
         counted_uses = {block: count for block, (count, _) in gate.footprints._uses.items()}
         assert uses == Counter(counted_uses)
-        charge_by_tenant = Counter[str | None]()
+        tenant_charges = Counter[str | None]()
         for session in active:
-            charge_by_tenant[session.tenant] += session.charge_tokens  # type: ignore[assignment]
-        charges = {tenant: tokens for tenant, tokens in charge_by_tenant.items() if tokens > 1e-6}
-        assert {
-            t: n for t, n in gate.footprints.charge_by_tenant.items() if n > 1e-6
-        } == pytest.approx(charges)
+            tenant_charges[session.tenant] += session.charged_tokens  # type: ignore[assignment]
+        charges = {tenant: tokens for tenant, tokens in tenant_charges.items() if tokens > 1e-6}
+        kept_charges = {t: n for t, n in gate.footprints.tenant_charges.items() if n > 1e-6}
+        assert kept_charges == pytest.approx(charges)
         assert gate.footprints.shared_blocks == sum(count > 1 for count in uses.values())
-        assert gate.places.count_by_tenant == Counter(session.tenant for session in active)
-        assert set(gate.by_ticket) == set(self.open_requests)
+        assert gate.places.active_counts == Counter(session.tenant for session in active)
+        assert set(gate.requests) == set(self.open_requests)
         paused = gate.places.paused_sessions
         assert not {session.number for session in active} & {*gate.waiting.sessions, *paused}
         assert not set(gate.waiting.sessions) & set(paused)
-        assert all(s.answered and not s.under_way and not s.blocks for s in paused.values())
+        assert all(s.has_answer and not s.has_request and not s.blocks for s in paused.values())
         known_sessions = {*gate.waiting.sessions.values(), *active, *paused.values()}
-        under_way = {session for session in known_sessions if session.under_way}
-        assert under_way == {session for session, _ in gate.by_ticket.values()}
+        open_sessions = {session for session, _ in gate.requests.values()}
+        assert {session for session in known_sessions if session.has_request} == open_sessions
         assert {*gate.session_index.by_conversation.values()} <= known_sessions
-        if not gate.activation.active:
+        if not gate.activation.is_active:
             assert not gate.waiting
         must_fit = gate.settings.always and gate._last_overrun_s == overrun_before_s
         if must_fit and gate.counts.admitted_sessions > admitted_before and len(active) > 1:
-            assert gate.footprints.tokens <= gate.places.capacity_tokens + 1e-6
+            assert gate.footprints.total_tokens <= gate.places.capacity_tokens + 1e-6
 
 
 @given(EVENTS, st.booleans())

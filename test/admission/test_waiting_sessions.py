@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Hashable
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,10 @@ from sglang_canopy.admission.session import Session
 from sglang_canopy.tenant import Vouched
 
 TENANTS = (None, "a", "b", "c")
+
+
+def session_of(number: int, tenant: Any) -> Session:
+    return Session(number, tenant, None, 0.0, None, tenant)  # type: ignore[arg-type]
 
 
 def defined_order(share_of: dict[int, Hashable], last_served: dict[Hashable, int]) -> list[int]:
@@ -35,10 +40,7 @@ def defined_order(share_of: dict[int, Hashable], last_served: dict[Hashable, int
 def test_any_sequence_of_calls_gives_the_defined_order(call_count: int, rng) -> None:
     active_counts = Counter[Hashable]()
     waiting_sessions = WaitingSessions(active_counts)
-    sessions = [
-        Session(number, tenant := rng.choice(TENANTS), None, 0.0, None, tenant)  # type: ignore[arg-type]
-        for number in range(40)
-    ]
+    sessions = [session_of(number, rng.choice(TENANTS)) for number in range(40)]
     rng.shuffle(sessions)
     waiting: list[Session] = []
     share_by_number: dict[int, Hashable] = {}
@@ -61,7 +63,7 @@ def test_any_sequence_of_calls_gives_the_defined_order(call_count: int, rng) -> 
                 if not active_counts[tenant]:
                     del active_counts[tenant]
         order = [session.number for session in waiting_sessions.in_turn()]
-        assert order == defined_order(share_by_number, waiting_sessions._last_served)
+        assert order == defined_order(share_by_number, waiting_sessions._last_admission)
 
 
 def test_a_tenant_with_active_sessions_is_not_overtaken_by_short_sessions_of_others() -> None:
@@ -70,16 +72,13 @@ def test_a_tenant_with_active_sessions_is_not_overtaken_by_short_sessions_of_oth
     waiting_sessions = WaitingSessions(Counter({steady: 1}))
     numbers, admissions = itertools.count(), Counter[Hashable]()
 
-    def add_session(tenant: Hashable) -> None:
-        waiting_sessions.add(Session(next(numbers), None, None, 0.0, None, tenant))  # type: ignore[arg-type]
-
     for tenant in (steady, *short_tenants) * 2:
-        add_session(tenant)
+        waiting_sessions.add(session_of(next(numbers), tenant))
     for _ in range(100 * 41):
         session = next(waiting_sessions.in_turn())
         waiting_sessions.admit(session)
         admissions[session.charged_to] += 1
-        add_session(session.charged_to)
+        waiting_sessions.add(session_of(next(numbers), session.charged_to))
     assert set(admissions.values()) == {100}
 
 
@@ -87,16 +86,13 @@ def test_new_tenants_do_not_starve_a_tenant_that_waits_repeatedly() -> None:
     steady, numbers, admissions = Vouched("steady"), itertools.count(), Counter[bool]()
     waiting_sessions = WaitingSessions(Counter({steady: 1}))
 
-    def add_session(tenant: Hashable) -> None:
-        waiting_sessions.add(Session(next(numbers), None, None, 0.0, None, tenant))  # type: ignore[arg-type]
-
     for _ in range(3):
-        add_session(steady)
+        waiting_sessions.add(session_of(next(numbers), steady))
     for number in range(200):
-        add_session(Vouched(f"v{number}"))
+        waiting_sessions.add(session_of(next(numbers), Vouched(f"v{number}")))
         session = next(waiting_sessions.in_turn())
         waiting_sessions.admit(session)
         admissions[session.charged_to == steady] += 1
         if session.charged_to == steady:
-            add_session(steady)
+            waiting_sessions.add(session_of(next(numbers), steady))
     assert admissions[True] >= 2

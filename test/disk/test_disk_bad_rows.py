@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.disk.journal import FIELDS, INDEX_FILE
+from sglang_canopy.disk.journal import INDEX_FILE, RECORD_FIELDS
 from support.disk_pages import chain, get, put, store_at
 from support.disk_recount import recount
 
@@ -60,7 +60,7 @@ def damage(folder: Path, row: int, field: str, value: Any) -> None:
             index.rollback()
 
 
-ROW_CHANGE = st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), CELL_VALUES)
+ROW_CHANGE = st.tuples(st.integers(0, 8), st.sampled_from(RECORD_FIELDS), CELL_VALUES)
 ROW_CHANGES = st.lists(ROW_CHANGE, max_size=4)
 """Up to four of (row, field, the field's new value)."""
 

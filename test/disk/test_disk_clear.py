@@ -179,4 +179,4 @@ def test_a_store_cleared_while_it_does_not_respond_is_empty_afterwards(tmp_path)
     assert len(store) == 0
     assert store.suspend("the storage does not respond")
     store.close()
-    assert store.state.segments._directory == -1
+    assert store.state.segments._folder_fd == -1

@@ -162,7 +162,7 @@ def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
     put(store, shared_keys)
     put(store, chain("b", 2), parent=shared_keys[1])
     put(store, chain("c", 2))
-    row = store.state.index.rows[bytes.fromhex(shared_keys[1])]
+    row = store.state.index.row_of[bytes.fromhex(shared_keys[1])]
     with open(segment_of(store), "r+b") as file:
         file.seek(store.state.index.unit[row] * PAGE_BYTES + 100)
         byte = file.read(1)

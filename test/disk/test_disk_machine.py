@@ -198,7 +198,7 @@ class DiskMachine(RuleBasedStateMachine):
     def the_same_pages_are_stored_unchanged(self):
         if not hasattr(self, "store"):
             return
-        stored_keys = set(self.store.state.index.rows)
+        stored_keys = set(self.store.state.index.row_of)
         assert stored_keys == {raw_key(key_of(path)) for path in self.reference.pages}
         for path, page in self.reference.pages.items():
             assert page.parent is None or page.parent in self.reference.pages

@@ -83,7 +83,7 @@ def test_a_discarded_store_frees_its_disk_space_before_its_folder(tmp_path) -> N
 
 
 def test_a_temporary_store_leaves_no_folder(tmp_path) -> None:
-    store = store_at(tmp_path, temporary=True)
+    store = store_at(tmp_path, is_temporary=True)
     put(store, chain("a", 3))
     path = store.path
     store.discard()

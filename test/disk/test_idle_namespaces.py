@@ -93,7 +93,7 @@ def test_a_volume_full_of_an_old_namespace_is_used_at_once(small_disk, when_full
 
 def test_a_killed_servers_temporary_folder_is_deleted_at_the_next_start(tmp_path) -> None:
     killed, running = (
-        open_store(tmp_path, f"m{RANK_SEPARATOR}{name}", temporary=True)
+        open_store(tmp_path, f"m{RANK_SEPARATOR}{name}", is_temporary=True)
         for name in ("killed", "running")
     )
     put(killed, "a", 1)

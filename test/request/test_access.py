@@ -151,7 +151,7 @@ def test_neither_status_nor_an_error_shows_a_secret(serve, monkeypatch):
     with serve(admin_api_key=ADMIN_KEY, hints="trusted") as http:
         text = http("GET", "/canopy/status", ADMIN_KEY).text
         text += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong")).text
-        text += repr(entry.current.hint_rule)
+        text += repr(entry.http_options.hint_rule)
     assert SECRET not in text
     assert ADMIN_KEY not in text
 
@@ -180,7 +180,7 @@ def connect_tree(http: HttpClient, tree: Any) -> None:
 def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
     from sglang_canopy.server.http import explaining
 
-    monkeypatch.setattr(explaining, "MIN_INTERVAL_S", 1e-9)
+    monkeypatch.setattr(explaining, "ANSWER_INTERVAL_S", 1e-9)
     explain = ("GET", "/canopy/explain?conversation=c")
     with serve(api_key=USER_KEY, admin_api_key=ADMIN_KEY) as http:
         assert http(*explain, ADMIN_KEY).code == 409  # no scheduler has reported
@@ -205,7 +205,7 @@ def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
 def test_answers_to_users_are_limited_in_rate(serve, tree, monkeypatch):
     from sglang_canopy.server.http import explaining
 
-    monkeypatch.setattr(explaining, "MIN_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(explaining, "ANSWER_INTERVAL_S", 3600.0)
     explain = ("GET", "/canopy/explain?conversation=c")
     with serve(admin_api_key=ADMIN_KEY) as http:
         connect_tree(http, tree)

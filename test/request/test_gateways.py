@@ -188,25 +188,25 @@ def test_hints_in_metadata_count_if_custom_params_have_none(monkeypatch) -> None
         "someone_elses": "x",
     }
     without_metadata = request_of()
-    entry.stamp(without_metadata, {"category": "chat"}, http_of({"metadata": metadata}))
+    entry.stamp_request(without_metadata, {"category": "chat"}, http_of({"metadata": metadata}))
     assert without_metadata.sampling_params["custom_params"][STAMP_KEY]["category"] == "chat"
-    monkeypatch.setattr(entry.current, "carriers", "metadata")
+    monkeypatch.setattr(entry.http_options, "carriers", "metadata")
     obj = request_of()
-    entry.stamp(obj, {"category": "chat"}, http_of({"metadata": metadata}))
+    entry.stamp_request(obj, {"category": "chat"}, http_of({"metadata": metadata}))
     stamp = obj.sampling_params["custom_params"][STAMP_KEY]
     assert {"category": "agent", "turn": 3, "over": True}.items() <= stamp.items()
     with_params = request_of(sampling_params={"custom_params": {"canopy_turn": 9}})
-    entry.stamp(with_params, {}, http_of({"metadata": metadata}))
+    entry.stamp_request(with_params, {}, http_of({"metadata": metadata}))
     assert with_params.sampling_params["custom_params"][STAMP_KEY]["turn"] == 9
     invalid = request_of()
-    entry.stamp(invalid, {"turn": 2}, http_of({"metadata": {"canopy_turn": "soon"}}))
+    entry.stamp_request(invalid, {"turn": 2}, http_of({"metadata": {"canopy_turn": "soon"}}))
     assert invalid.sampling_params["custom_params"][STAMP_KEY]["turn"] == 2
 
 
 @pytest.fixture
 def set_rule(monkeypatch):
     def set_mode(mode: str) -> None:
-        monkeypatch.setattr(entry.current, "require_tenant", RequireTenant(mode))
+        monkeypatch.setattr(entry.http_options, "require_tenant", RequireTenant(mode))
 
     return set_mode
 
@@ -215,7 +215,7 @@ def warnings_of(caplog, *requests: tuple[SimpleNamespace, HttpRequest]) -> list[
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         for obj, request in requests:
-            entry.stamp(obj, {}, request)
+            entry.stamp_request(obj, {}, request)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -234,12 +234,13 @@ def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(set_rule, caplo
 
 def test_a_missing_required_tenant_is_refused_but_for_internal_calls(set_rule, monkeypatch) -> None:
     set_rule("on")
-    monkeypatch.setattr(entry.current, "carriers", "metadata")
+    monkeypatch.setattr(entry.http_options, "carriers", "metadata")
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(request_of(), {}, http_of({}))
-    entry.stamp(request_of(), {}, http_of({"metadata": {TENANT_METADATA["cache_salt"]: "a"}}))
-    entry.stamp(request_of(extra_key="k"), {}, http_of({}))
-    entry.stamp(request_of(), {})
+        entry.stamp_request(request_of(), {}, http_of({}))
+    metadata = {TENANT_METADATA["cache_salt"]: "a"}
+    entry.stamp_request(request_of(), {}, http_of({"metadata": metadata}))
+    entry.stamp_request(request_of(extra_key="k"), {}, http_of({}))
+    entry.stamp_request(request_of(), {})
 
 
 def test_sglangs_own_requests_need_no_tenant(set_rule, monkeypatch) -> None:
@@ -250,13 +251,13 @@ def test_sglangs_own_requests_need_no_tenant(set_rule, monkeypatch) -> None:
     set_rule("on")
     health = http_of({})
     health.scope["path"] = "/health"
-    entry.stamp(request_of(), {}, health)
+    entry.stamp_request(request_of(), {}, health)
     manager = SimpleNamespace(server_status=ServerStatus.Starting)
     monkeypatch.setattr(http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager))
-    entry.stamp(request_of(), {}, http_of({}))
+    entry.stamp_request(request_of(), {}, http_of({}))
     manager.server_status = ServerStatus.Up
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(request_of(), {}, http_of({}))
+        entry.stamp_request(request_of(), {}, http_of({}))
 
 
 @pytest.mark.parametrize(
@@ -274,14 +275,14 @@ def test_sglangs_own_requests_need_no_tenant(set_rule, monkeypatch) -> None:
 def test_a_batch_with_a_prompt_without_a_tenant_is_refused(set_rule, fields) -> None:
     set_rule("on")
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(request_of(**fields), {}, http_of({}))
+        entry.stamp_request(request_of(**fields), {}, http_of({}))
 
 
 def test_a_batch_whose_prompts_all_name_a_tenant_is_served(set_rule) -> None:
     set_rule("on")
-    entry.stamp(request_of(cache_salt=["a", "b"]), {}, http_of({}))
-    entry.stamp(request_of(extra_key=["k", ""], cache_salt=["", "s"]), {}, http_of({}))
-    entry.stamp(request_of(extra_key="k", cache_salt=["", ""]), {}, http_of({}))
+    entry.stamp_request(request_of(cache_salt=["a", "b"]), {}, http_of({}))
+    entry.stamp_request(request_of(extra_key=["k", ""], cache_salt=["", "s"]), {}, http_of({}))
+    entry.stamp_request(request_of(extra_key="k", cache_salt=["", ""]), {}, http_of({}))
 
 
 @pytest.mark.parametrize("cache_salts", [[""], ["", ""], ["a", ""], []], ids=str)

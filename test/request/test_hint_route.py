@@ -56,7 +56,7 @@ def test_a_hint_above_the_tenants_rate_is_refused_with_retry_after(serve: Serve)
     with serve() as http:
         much_later = time.monotonic() + 3600.0
         for _ in range(MAX_TENANT_BURST):
-            routes.hints.add(HINT, much_later)
+            routes.waiting_hints.add(HINT, much_later)
         connection = HTTPConnection("127.0.0.1", http.port, timeout=30)
         body = json.dumps(HINT)
         connection.request("POST", "/canopy/hint", body, {"Content-Type": "application/json"})

@@ -34,7 +34,7 @@ def http_request(body: Any, headers: dict[str, str] | None = None) -> HttpReques
 def stamp_of(body: Any, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
     """Return the stamp that the entry gives a request with this body and these headers."""
     request = SimpleNamespace(sampling_params={}, **fields)
-    entry.stamp(request, {"category": "chat", "turn": 1}, http_request(body, headers))
+    entry.stamp_request(request, {"category": "chat", "turn": 1}, http_request(body, headers))
     return request.sampling_params["custom_params"][STAMP_KEY]
 
 
@@ -101,7 +101,7 @@ def test_the_entry_reads_fields_that_sglangs_models_drop() -> None:
 def test_canopy_conversation_overrides_all_other_names() -> None:
     request = SimpleNamespace(sampling_params={"custom_params": {"canopy_conversation": "named"}})
     headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
-    entry.stamp(request, {}, http_request({}, headers))
+    entry.stamp_request(request, {}, http_request({}, headers))
     stamp = request.sampling_params["custom_params"][STAMP_KEY]
     assert stamp["conversation"] == "named"
     assert not {"over", "linear"} & stamp.keys()

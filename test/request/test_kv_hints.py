@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.config.server_options import RequestOptions
-from sglang_canopy.request.kv_hints import MAX_ACTIONS, read_envelope
+from sglang_canopy.request.kv_hints import MAX_READ_ACTIONS, read_envelope
 from sglang_canopy.server.http import entry
 
 
@@ -28,7 +28,7 @@ def envelope_of(*actions, protocol="0.1"):
         (envelope_of(action("kv.retain", seconds=3)), (False, 1)),
         (envelope_of(action("kv.release", "9")), (False, 1)),
         (envelope_of(action("kv.release"), protocol="7"), (False, 1)),
-        (envelope_of(*[action("kv.x")] * 40), (False, MAX_ACTIONS)),
+        (envelope_of(*[action("kv.x")] * 40), (False, MAX_READ_ACTIONS)),
         (None, (False, 0)),
     ],
 )
@@ -56,18 +56,19 @@ def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
     """All prompts share an object of sampling parameters, and each has two samples."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions()))
+    monkeypatch.setattr(entry, "http_options", entry.HttpOptions(RequestOptions()))
     hints = [envelope_of(action("kv.release")), envelope_of(action("kv.fetch"))]
     obj = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, kv_hints=hints)
-    entry.stamp(obj, {})
+    entry.stamp_request(obj, {})
     obj.normalize_batch_and_arguments()
     stamps = [obj[index].sampling_params["custom_params"]["canopy"] for index in range(2)]
     assert [stamp.get("over") for stamp in stamps] == [True, None]
-    assert entry.current.ignored == {"kv_hints": 1}
+    assert entry.http_options.ignored_fields == {"kv_hints": 1}
 
 
 def test_a_release_of_a_sender_without_trust_is_dropped(monkeypatch):
-    monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions(client_hints="off")))
+    http_options = entry.HttpOptions(RequestOptions(client_hints="off"))
+    monkeypatch.setattr(entry, "http_options", http_options)
     obj = SimpleNamespace(sampling_params={}, kv_hints=envelope_of(action("kv.release")))
-    entry.stamp(obj, {})
+    entry.stamp_request(obj, {})
     assert "over" not in obj.sampling_params["custom_params"]["canopy"]

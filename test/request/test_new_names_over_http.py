@@ -32,7 +32,7 @@ class HttpProcess:
         self.now_s = 0.0
         self.loop = asyncio.new_event_loop()
         self.entry = entry.HttpOptions(RequestOptions())
-        monkeypatch.setattr(entry, "current", self.entry)
+        monkeypatch.setattr(entry, "http_options", self.entry)
         self.hints = WaitingHints()
         self.explaining = ExplainRoute(answer_nothing, None)
         self.orders, self.heads = Orders(64), Heads(max_heads=64)
@@ -64,7 +64,7 @@ class HttpProcess:
             cache_salt=tenant,
             session_id=f"s{number}",
         )
-        entry.stamp(generate_request, {"category": "chat", "turn": 1}, request)
+        entry.stamp_request(generate_request, {"category": "chat", "turn": 1}, request)
         assert generate_request.sampling_params["custom_params"]["canopy"]["conversation"]
 
     @staticmethod

@@ -16,7 +16,7 @@ from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.wire.hints import pack
 from sglang_canopy.wire.messages import HINTS
 from sglang_canopy.wire.stamp import (
-    FIELDS,
+    CLIENT_FIELDS,
     MAX_TURN,
     STAMP_FIELDS,
     STAMP_KEY,
@@ -52,11 +52,11 @@ from support.receiver import message_of
     ],
 )
 def test_a_wrong_field_is_ignored_and_counted_with_one_sentence(wrong_fields, monkeypatch, caplog):
-    monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions()))
+    monkeypatch.setattr(entry, "http_options", entry.HttpOptions(RequestOptions()))
     for _ in range(2):
         sampling_params = {"custom_params": {**wrong_fields, "canopy_slo_ms": 5}}
         obj = SimpleNamespace(sampling_params=sampling_params)
-        entry.stamp(obj, {"category": "chat", "turn": 3})
+        entry.stamp_request(obj, {"category": "chat", "turn": 3})
     custom_params = obj.sampling_params["custom_params"]
     stamp = custom_params[STAMP_KEY]
     message = msgpack_decode(msgpack_encode(message_of(custom_params)))
@@ -64,7 +64,7 @@ def test_a_wrong_field_is_ignored_and_counted_with_one_sentence(wrong_fields, mo
     assert (stamp["category"], stamp["turn"], stamp["slo_ms"]) == ("chat", 3, 5)
     assert not {"stop", "over", "return_in_s", "keep_s"} & stamp.keys()
     (name,) = wrong_fields
-    assert entry.current.ignored == {name if name in FIELDS else "other": 2}
+    assert entry.http_options.ignored_fields == {name if name in CLIENT_FIELDS else "other": 2}
     (line,) = [record.getMessage() for record in caplog.records]
     assert len(line) < 400
     assert "\n" not in line
@@ -75,7 +75,7 @@ def test_foreign_keys_and_other_types_are_skipped() -> None:
     assert client_fields([1]) == client_fields(None) == ({}, {})
 
 
-@given(st.dictionaries(st.sampled_from(list(FIELDS)), st.none() | st.integers() | st.text()))
+@given(st.dictionaries(st.sampled_from(list(CLIENT_FIELDS)), st.none() | st.integers() | st.text()))
 def test_any_field_values_make_a_valid_request(params: dict) -> None:
     fields, _ = client_fields(params)
     request = make_live_request(fake_req([], [], make_stamp({}, fields, 5.0)), 0.0, 16)
@@ -85,10 +85,10 @@ def test_any_field_values_make_a_valid_request(params: dict) -> None:
 
 def test_every_prompt_of_a_batch_is_stamped_once() -> None:
     batch = SimpleNamespace(sampling_params=[{"max_new_tokens": 1}, {"custom_params": {"a": 1}}])
-    entry.stamp(batch, {"category": "generate"})
+    entry.stamp_request(batch, {"category": "generate"})
     first, second = (params["custom_params"][STAMP_KEY] for params in batch.sampling_params)
     assert first["category"] == second["category"] == "generate"
-    entry.stamp(batch, {"category": "other"})
+    entry.stamp_request(batch, {"category": "other"})
     assert batch.sampling_params[0]["custom_params"][STAMP_KEY] is first
     assert batch.sampling_params[1]["custom_params"]["a"] == 1
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.arranged import ArrangedQueue
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from support.bound_ledger import BoundLedger
@@ -42,7 +42,7 @@ class Scheduler:
         self.order = BoundedShortest(cost, 0.5, 3.0)
         self.order.unbacked_tokens = 2 * STEP_TOKENS
         self.ledger = BoundLedger(self.order)
-        self.arranged = Arranged(self.order, self)
+        self.arranged = ArrangedQueue(self.order, self)
 
     # Fields of requests that a queue reads.
 
@@ -154,7 +154,7 @@ def test_no_budget_is_exceeded_with_caches_and_held_requests() -> None:
             random_event(scheduler, rng)
             assert scheduler.ledger.violations == 0, (seed, scheduler.ledger.max_used_fraction)
         max_used_fraction = max(max_used_fraction, scheduler.ledger.max_used_fraction)
-        admitted_by_budget += scheduler.order.admitted_by["budget"]
+        admitted_by_budget += scheduler.order.admission_counts["budget"]
     assert max_used_fraction > 0.9, "budgets were never used up"
     assert admitted_by_budget > 100
 

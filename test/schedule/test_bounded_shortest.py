@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_canopy.schedule import bounded_shortest
 from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, SORTED_HEAD, BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
-from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
+from sglang_canopy.schedule.cost_queue import BUDGET_HEAD, Waiting
 from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, FairShares
 from support.bound_ledger import BoundLedger
 
@@ -40,7 +40,7 @@ def test_the_shortest_is_next_until_a_budget_is_used_up(queue) -> None:
     short_requests = [queue.add(Prefill(40)) for _ in range(4)]
     assert [serve(queue) for _ in range(3)] == [*short_requests[:2], long_request]
     assert [serve(queue) for _ in range(2)] == short_requests[2:]
-    assert queue.admitted_by == {"shortest": 4, "budget": 1}
+    assert queue.admission_counts == {"shortest": 4, "budget": 1}
 
 
 def test_equal_requests_are_admitted_in_order_of_arrival(queue) -> None:
@@ -57,7 +57,7 @@ def test_no_budget_is_first_come_first_served() -> None:
 def test_an_infinite_factor_is_shortest_first() -> None:
     queue, rng = make_queue(math.inf), random.Random(3)
     requests = [queue.add(Prefill(rng.randint(1, 50))) for _ in range(60)]
-    assert queue.in_order() == sorted(requests, key=lambda waiting: (waiting.cost, waiting.number))
+    assert queue.in_order() == sorted(requests, key=lambda each: (each.cost_s, each.number))
 
 
 def test_requests_with_cached_prefixes_move_up_and_first_while_a_full_pool_waits() -> None:
@@ -80,7 +80,7 @@ def test_a_retracted_request_keeps_its_place_and_remaining_budget(queue) -> None
     queue.admit([first])
     later = queue.add(Prefill(40))
     queue.requeue(first, Prefill(110))
-    assert queue._queue_of(first).passing.allowance(first.position) == 30.0
+    assert queue._queue_of(first).age_order.allowance(first.position) == 30.0
     assert queue.in_order() == [first, later]
     queue.admit([first, later])
     assert not queue.in_order()
@@ -95,7 +95,9 @@ def test_no_request_passes_a_chunked_prefill_without_budget(queue) -> None:
     assert queue.select(queue.in_order(), lambda _waiting: True) == short_requests[:1]
     queue.admit(short_requests[:1])
     assert queue.over_budget(queue.in_order(), 1000) == short_requests[1:]
-    assert queue._queue_of(short_requests[1]).passing.allowance(short_requests[1].position) == 60.0
+    assert (
+        queue._queue_of(short_requests[1]).age_order.allowance(short_requests[1].position) == 60.0
+    )
     queue.reprice()  # no state is lost in a rebuild
     assert queue.over_budget(queue.in_order(), 1000) == short_requests[1:]
     queue.set_chunked_prompt(None)
@@ -147,15 +149,15 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, rng) ->
 
     def fits_half_step(waiting: Waiting) -> bool:
         nonlocal half_step_s
-        has_room = waiting.cost <= half_step_s
-        half_step_s -= waiting.cost * has_room
+        has_room = waiting.cost_s <= half_step_s
+        half_step_s -= waiting.cost_s * has_room
         return has_room
 
     for _ in range(rng.randint(10, 120)):
         queue.set_chunked_prompt(chunk)
         for _ in range(rng.randrange(4)):
             cost_s = rng.choice([1, 1, 2, 5, rng.randint(1, 80)])
-            earlier_s = sum(waiting.cost for waiting in queue.in_order()) + remaining_s
+            earlier_s = sum(waiting.cost_s for waiting in queue.in_order()) + remaining_s
             bound_s = earlier_s + (1 + cost_factor) * cost_s + base_budget_s
             cached_tokens = rng.choice([0, 0, rng.randrange(99)])
             number = queue.add(Prefill(cost_s, cached_tokens)).number
@@ -166,7 +168,7 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, rng) ->
         if chunk is not None:
             for waiting in queue.select(in_order, fits_half_step):
                 queue.admit([waiting])
-                done_s, step_s = done_s + waiting.cost, step_s - waiting.cost
+                done_s, step_s = done_s + waiting.cost_s, step_s - waiting.cost_s
                 assert done_s <= latest_s.pop(waiting.number)
             chunk_s = min(remaining_s, step_s)
             done_s, remaining_s = done_s + chunk_s, remaining_s - chunk_s
@@ -178,8 +180,8 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, rng) ->
             if step_s <= 0:
                 break
             queue.admit([waiting])
-            run_s = min(waiting.cost, step_s)
-            done_s, step_s, remaining_s = done_s + run_s, step_s - run_s, waiting.cost - run_s
+            run_s = min(waiting.cost_s, step_s)
+            done_s, step_s, remaining_s = done_s + run_s, step_s - run_s, waiting.cost_s - run_s
             if remaining_s > 0:
                 chunk = waiting
                 break
@@ -199,7 +201,7 @@ def serve_alone(choose, requests: list[tuple[float, int]]) -> list[float]:
         admitted = choose(queue)
         queue.admit([admitted])
         waits_s.append(now - admitted.request)
-        now += admitted.cost
+        now += admitted.cost_s
     return waits_s
 
 
@@ -234,7 +236,7 @@ def test_tenants_with_work_get_equal_seconds(costs, rng) -> None:
     for _ in range(rng.randint(100, 300)):
         fill()
         admitted = serve(queue)
-        served_s[admitted.tenant] += admitted.cost
+        served_s[admitted.tenant] += admitted.cost_s
     assert max(served_s.values()) - min(served_s.values()) <= 3 * max(costs)
 
 
@@ -265,7 +267,7 @@ def test_many_new_names_cost_their_sender_alone() -> None:
             name_count += 1
             queue.add(Prefill(rng.randint(1, 10)), f"new-{name_count}")
         admitted = serve(queue)
-        served_s["known" if admitted.tenant == "known" else "new"] += admitted.cost
+        served_s["known" if admitted.tenant == "known" else "new"] += admitted.cost_s
     assert name_count > 1_000
     assert served_s["known"] > 0.45 * sum(served_s.values())
 
@@ -293,9 +295,9 @@ def test_behind_the_sorted_head_the_order_is_that_of_arrival() -> None:
         numbers = [waiting.number for waiting in in_order[SORTED_HEAD:]]
         assert numbers == sorted(numbers)
     without_budget = make_queue(0.0)
-    for number in range(4 * TIGHT_HEAD):
+    for number in range(4 * BUDGET_HEAD):
         without_budget.add(Prefill(1 + number % 13))
-    assert [waiting.number for waiting in without_budget.in_order()] == list(range(4 * TIGHT_HEAD))
+    assert [waiting.number for waiting in without_budget.in_order()] == list(range(4 * BUDGET_HEAD))
 
 
 def test_a_separate_ledger_detects_exceeded_budgets() -> None:

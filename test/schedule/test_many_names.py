@@ -29,7 +29,7 @@ def work_shares(owner_by_party: dict[str | Vouched | None, str]) -> dict[str, fl
         waiting = order.in_order(1)[0]
         order.admit([waiting])
         if step > WARM_UP_STEPS:
-            work_by_owner[owner_by_party[waiting.request]] += waiting.cost
+            work_by_owner[owner_by_party[waiting.request]] += waiting.cost_s
         send(waiting.request)
     return {owner: work / sum(work_by_owner.values()) for owner, work in work_by_owner.items()}
 

@@ -36,9 +36,9 @@ def test_an_answer_is_predicted_to_be_as_long_as_finished_ones() -> None:
     for _ in range(MIN_ANSWERS - 1):
         answers.record_answer(4_096, 1_024)
     answers.adopt(0.01)
-    assert answers.used == 1.0
+    assert answers.used_share == 1.0
     answers.record_answer(4_096, 1_024)
-    assert answers.used == 1.0  # until ranks adopt the next fit together
+    assert answers.used_share == 1.0  # until ranks adopt the next fit together
     answers.adopt(0.01)
     assert answers.seconds(10, 400) == pytest.approx(1.0)
 
@@ -53,7 +53,7 @@ def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() 
         now_s += 1.0
         queue.add(Prefill(40, reserved=60))
         queue.set_time(now_s)
-    assert 5.0 < now_s <= COST_FACTOR * long_request.cost + BASE_BUDGET_S + 1.0
+    assert 5.0 < now_s <= COST_FACTOR * long_request.cost_s + BASE_BUDGET_S + 1.0
 
 
 def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_longer_than_predicted():
@@ -66,7 +66,7 @@ def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_long
         now_s += 1.0
         queue.add(Prefill(40))
         queue.set_time(now_s)
-    assert 3.0 < now_s <= COST_FACTOR * long_request.cost + BASE_BUDGET_S + 1.0
+    assert 3.0 < now_s <= COST_FACTOR * long_request.cost_s + BASE_BUDGET_S + 1.0
 
 
 def test_tenants_share_the_seconds_of_places() -> None:

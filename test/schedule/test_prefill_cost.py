@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.schedule.cost import PRIOR, Prefill, PrefillCost
+from sglang_canopy.schedule.cost import PRIOR_COEFFICIENTS, Prefill, PrefillCost
 
 ENGINE_SECONDS = (0.004, 3e-5, 2e-9, 4e-6)
 """Seconds of a step, of a new token, of a pair of tokens in attention, and of a loaded token."""
@@ -36,7 +36,7 @@ def random_batches(batch_count: int, seed: int, max_requests: int = 4) -> list[l
 def test_an_engine_that_follows_the_model_is_fitted_exactly() -> None:
     cost = PrefillCost()
     for batch in random_batches(200, seed=1):
-        cost.add(batch, engine_seconds(batch))
+        cost.record_batch(batch, engine_seconds(batch))
     cost.adopt(cost.fit())
     assert cost.coefficients == pytest.approx(ENGINE_SECONDS, rel=1e-6)
 
@@ -45,7 +45,7 @@ def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
     """Batches have up to twelve requests: a batch can take many times as long as one of them."""
     cost = PrefillCost()
     for batch in random_batches(200, seed=2, max_requests=12):
-        cost.add(batch, engine_seconds(batch))
+        cost.record_batch(batch, engine_seconds(batch))
     cost.adopt(cost.fit())
     request = Prefill(500, 2_000)
     cost_s = engine_seconds([request], cost.coefficients)
@@ -95,8 +95,8 @@ def test_costs_add_up_to_the_work_of_full_steps(prompts_tokens) -> None:
 def test_stalled_batches_change_the_fit_by_less_than_a_tenth() -> None:
     rng, cost = random.Random(3), PrefillCost()
     for batch in random_batches(256, seed=3):
-        is_stalled = rng.random() < 0.03
-        cost.add(batch, engine_seconds(batch) * (100.0 if is_stalled else rng.uniform(0.9, 1.1)))
+        slowdown = 100.0 if rng.random() < 0.03 else rng.uniform(0.9, 1.1)
+        cost.record_batch(batch, engine_seconds(batch) * slowdown)
     cost.adopt(cost.fit())
     request = Prefill(2_000, 8_000)
     cost_s = engine_seconds([request], cost.coefficients)
@@ -106,9 +106,9 @@ def test_stalled_batches_change_the_fit_by_less_than_a_tenth() -> None:
 def test_the_fit_follows_an_engine_that_becomes_slower() -> None:
     cost, slower = PrefillCost(), tuple(3 * seconds for seconds in ENGINE_SECONDS)
     for batch in random_batches(300, seed=4):
-        cost.add(batch, engine_seconds(batch))
+        cost.record_batch(batch, engine_seconds(batch))
     for batch in random_batches(300, seed=5):
-        cost.add(batch, engine_seconds(batch, slower))
+        cost.record_batch(batch, engine_seconds(batch, slower))
     cost.adopt(cost.fit())
     assert cost.coefficients == pytest.approx(slower, rel=1e-6)
 
@@ -117,10 +117,10 @@ def test_nothing_changes_before_a_fit_is_adopted() -> None:
     """Ranks measure different times, so only coefficients that all of them adopt may count."""
     cost = PrefillCost()
     for batch in random_batches(100, seed=6):
-        cost.add(batch, engine_seconds(batch))
-    assert cost.coefficients == PRIOR
+        cost.record_batch(batch, engine_seconds(batch))
+    assert cost.coefficients == PRIOR_COEFFICIENTS
     cost.adopt((0.0, 0.0, 0.0, 0.0))
-    assert cost.coefficients == PRIOR
+    assert cost.coefficients == PRIOR_COEFFICIENTS
 
 
 @given(
@@ -138,7 +138,7 @@ def test_nothing_changes_before_a_fit_is_adopted() -> None:
 def test_costs_are_finite_above_zero_and_grow_with_work(measured, uncached, cached) -> None:
     cost = PrefillCost()
     for new_tokens, old_tokens, seconds in measured:
-        cost.add([Prefill(new_tokens, old_tokens, old_tokens // 2)], seconds)
+        cost.record_batch([Prefill(new_tokens, old_tokens, old_tokens // 2)], seconds)
     cost.adopt(cost.fit())
     assert all(seconds >= 0.0 and math.isfinite(seconds) for seconds in cost.coefficients)
     cost_s = cost.seconds(Prefill(uncached, cached))

@@ -21,22 +21,23 @@ TEXTS = ["".join(f"{name}{i} " for i in range(5000)) for name in "abc"]
 
 def test_each_turn_continues_the_previous_one() -> None:
     prompts = []
-    for messages in agents.task(TEXTS, random.Random(1)):
+    for messages in agents.task_prompts(TEXTS, random.Random(1)):
         prompts.append([*messages])
         messages.append({"role": "assistant", "content": "ls"})
     assert agents.MIN_TURNS <= len(prompts) <= agents.MAX_TURNS
     for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
         assert [message["role"] for message in after[len(before) :]] == ["assistant", "user"]
-    assert prompts[0][0] == {"role": "system", "content": agents.SYSTEM}
+    assert prompts[0][0] == {"role": "system", "content": agents.SYSTEM_PROMPT}
 
 
 def test_equal_seeds_send_equal_requests_and_others_differ() -> None:
     def opening(seed: int) -> str:
-        return next(agents.task(TEXTS, random.Random(seed)))[1]["content"]
+        return next(agents.task_prompts(TEXTS, random.Random(seed)))[1]["content"]
 
     assert opening(1) == opening(1) != opening(2)
-    assert agents.question(TEXTS, random.Random(1)) != agents.question(TEXTS, random.Random(2))
+    first, second = (agents.reader_prompt(TEXTS, random.Random(seed)) for seed in (1, 2))
+    assert first != second
 
 
 def test_texts_are_read_from_the_given_folders(tmp_path: Path) -> None:
@@ -55,10 +56,10 @@ def test_steps_documents_and_hits_are_counted() -> None:
         agents.ClientTurn("agent", 3.0, 100, 100),
         agents.ClientTurn("reader", 9.0, 100, 0),
     ]
-    outcome = agents.outcome(turns)
+    outcome = agents.outcome_of(turns)
     assert (outcome.steps, outcome.documents, outcome.first_token_s) == (2, 1, 2.0)
     assert outcome.hit_ratio == pytest.approx(0.5)
-    assert agents.outcome([]).hit_ratio == 0
+    assert agents.outcome_of([]).hit_ratio == 0
 
 
 def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, capsys) -> None:
@@ -74,9 +75,9 @@ def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, c
             yield SimpleNamespace(url=url)
 
     monkeypatch.setattr(quickstart, "serve", serve)
-    monkeypatch.setattr(quickstart, "STATE", tmp_path)
-    monkeypatch.setattr(agents, "THINK_S", (0.0, 0.1))
-    monkeypatch.setattr(agents, "READ_S", 0.1)
+    monkeypatch.setattr(quickstart, "STATE_FOLDER", tmp_path)
+    monkeypatch.setattr(agents, "THINK_RANGE_S", (0.0, 0.1))
+    monkeypatch.setattr(agents, "MEAN_READ_S", 0.1)
     monkeypatch.setattr(quickstart.webbrowser, "open", lambda url: None)
     args = argparse.Namespace(port=1, seconds=1.5, once=True)
     assert quickstart.compare(tmp_path, "m", "cpu", args, TEXTS) == 0

@@ -80,7 +80,7 @@ def test_too_little_disk_is_reported_with_both_sizes():
 
 @pytest.fixture
 def stamp_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "STAMPS", tmp_path)
+    monkeypatch.setattr(environment, "STAMP_FOLDER", tmp_path)
     return tmp_path
 
 
@@ -101,7 +101,7 @@ def test_a_torch_other_than_the_pinned_one_is_refused(stamp_folder, monkeypatch)
 def test_a_finished_step_is_done_again_only_when_its_inputs_change(stamp_folder):
     inputs_of_runs = []
     for inputs in (b"one", b"one", b"two"):
-        environment.step("packages", inputs, lambda i=inputs: inputs_of_runs.append(i))
+        environment.run_once("packages", inputs, lambda i=inputs: inputs_of_runs.append(i))
     assert inputs_of_runs == [b"one", b"two"]
 
 
@@ -110,14 +110,14 @@ def test_a_step_that_failed_is_not_stamped(stamp_folder):
         raise SetupError("no network")
 
     with pytest.raises(SetupError):
-        environment.step("packages", b"one", fail)
+        environment.run_once("packages", b"one", fail)
     assert not environment.is_stamped("packages", b"one")
 
 
 def test_pips_reason_is_in_the_message_and_its_output_in_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "PIP_LOG", tmp_path / "pip.log")
     with pytest.raises(SetupError, match=r"could not install x: ERROR: .*no-such-folder") as error:
-        environment.pip(["--no-index", "./no-such-folder"], "x")
+        environment.pip_install(["--no-index", "./no-such-folder"], "x")
     assert "pip.log" in str(error.value)
     assert "no-such-folder" in (tmp_path / "pip.log").read_text()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from launch_server import ServerProcess, cpu_arguments, free_port, serving, with_plugin
+from launch_server import ServerProcess, add_plugin, cpu_arguments, free_port, serving
 from support import forked
 from support.document_client import REUSE_FLAG
 from support.served_routes import HttpAnswer
@@ -199,7 +199,7 @@ def plain_sglang(
     shared_server: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Client]:
     """`client = plain_sglang(model, "--flag", ...)`: SGLang without Canopy, on the CPU's kernels alone."""
-    with_plugin(tmp_path, "plain", "canopy_cpu:install")
+    add_plugin(tmp_path, "plain", "canopy_cpu:install")
 
     def start(model: Path, *arguments: str, **options: Any) -> Client:
         with monkeypatch.context() as patch:

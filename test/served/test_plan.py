@@ -182,8 +182,8 @@ def test_the_quick_starts_agents_work_and_find_their_conversations_cached(loggin
     traffic = agents.AgentTraffic(logging_server.url, "m", agents.read_texts([ROOT / "docs"]))
     answer_counts: list[int] = []
     answers = traffic.run(20, lambda so_far: answer_counts.append(len(so_far)))
-    outcome = agents.outcome(answers)
-    assert answer_counts[-1] == len(answers) >= outcome.steps > agents.AGENTS
+    outcome = agents.outcome_of(answers)
+    assert answer_counts[-1] == len(answers) >= outcome.steps > agents.AGENT_COUNT
     assert outcome.hit_ratio > 0.2  # the instructions alone are more of the first prompts
     assert outcome.first_token_s > 0
 

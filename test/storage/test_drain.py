@@ -13,7 +13,7 @@ import pytest
 from sglang_canopy.config.tiers import PolicyChoice, TierOptions
 from sglang_canopy.disk import segments
 from sglang_canopy.storage import drain
-from sglang_canopy.storage.disk_retry import ROUND_S
+from sglang_canopy.storage.disk_retry import MIN_ROUND_S
 from sglang_canopy.storage.learnt_state import restore_learnt
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.tenant import documents_key
@@ -253,7 +253,7 @@ def test_learnt_state_is_restored_once_the_old_server_of_a_rolling_update_ends(
     learnt = old_tree.core.live.learner.state()["categories"]
     terminate(old_tree)
     assert new_tree.store.open()
-    new_tree.serve([2] * 8, 1.0 + ROUND_S, category="chat")
+    new_tree.serve([2] * 8, 1.0 + MIN_ROUND_S, category="chat")
     assert new_tree.core.live.learner.state()["categories"].keys() >= learnt.keys()
     assert new_tree.core.live.profile is not None
     new_tree.close()

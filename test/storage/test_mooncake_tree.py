@@ -86,7 +86,7 @@ def test_a_page_in_use_outlives_its_pin_and_an_unused_one_does_not(cluster, open
 
 
 def test_writes_that_renew_a_pin_have_a_budget(open_tree, monkeypatch) -> None:
-    monkeypatch.setattr(disk_retry, "RENEW_BYTES_S", 1e-3)  # one node, then nothing for long
+    monkeypatch.setattr(disk_retry, "RENEWAL_BYTES_PER_S", 1e-3)  # one node, then nothing for long
     tree = open_tree(60.0)
     rewritten_keys = []
     original_rewrite = tree.storage._rewrite

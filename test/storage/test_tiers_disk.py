@@ -186,7 +186,7 @@ def test_a_storage_backend_that_is_not_canopys_receives_no_reports(tree) -> None
 
 @pytest.fixture
 def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_retry, "ROUND_S", 0.0)
+    monkeypatch.setattr(disk_retry, "MIN_ROUND_S", 0.0)
 
 
 @EACH_WRITE_POLICY

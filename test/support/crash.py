@@ -90,13 +90,13 @@ def check_store(folder: Path, writer_lines: list[str], counts: CrashCounts) -> N
         return
     counts.orphan_pages += store.counters.orphan_units
     key_by_raw = {raw_key(key): key for _, *keys in batches for key in keys}
-    key_by_raw.update((raw, raw.hex()) for raw in store.state.index.rows)
+    key_by_raw.update((raw, raw.hex()) for raw in store.state.index.row_of)
     counts.stored_pages += len(store)
     correct_keys: set[str] = set()
     while True:  # a bad page invalidates its suffix: read each path from its root
         leaf_keys = [
             raw
-            for raw, row in store.state.index.rows.items()
+            for raw, row in store.state.index.row_of.items()
             if not store.state.index.children[row]
         ]
         unread_leaf_keys = [raw for raw in leaf_keys if key_by_raw[raw] not in correct_keys]
@@ -121,9 +121,9 @@ def check_store(folder: Path, writer_lines: list[str], counts: CrashCounts) -> N
 
 
 def _path_keys(store, raw: bytes, key_by_raw: dict[bytes, str]) -> list[str]:
-    row, keys = store.state.index.rows[raw], []
+    row, keys = store.state.index.row_of[raw], []
     while row >= 0:
-        keys.append(key_by_raw[store.state.index.keys[row]])
+        keys.append(key_by_raw[store.state.index.key_of[row]])
         row = store.state.index.parent[row]
     return keys[::-1]
 

@@ -19,22 +19,22 @@ def count_bad_pages(store: DiskStore) -> int:
     recount(store)
     state = store.state
     with state.lock:
-        return sum(not _is_correct(state, key, row) for key, row in state.index.rows.items())
+        return sum(not _is_correct(state, key, row) for key, row in state.index.row_of.items())
 
 
 def _recount_pages(state: StoreState) -> None:
     index, units = state.index, state.units
     child_counts: dict[int, int] = {}
     used_units: set[int] = set()
-    for key, row in index.rows.items():
-        assert index.keys[row] == key, row
+    for key, row in index.row_of.items():
+        assert index.key_of[row] == key, row
         parent = index.parent[row]
         if parent != NO_ROW:
-            assert index.keys[parent] is not None, f"page {row} without its prefix"
+            assert index.key_of[parent] is not None, f"page {row} without its prefix"
             child_counts[parent] = child_counts.get(parent, 0) + 1
         assert index.unit[row] not in used_units, f"unit {index.unit[row]} holds two pages"
         used_units.add(index.unit[row])
-    rows = index.rows.values()
+    rows = index.row_of.values()
     for row in rows:
         assert index.children[row] == child_counts.get(row, 0), row
     assert index.count_pages() == {
@@ -43,7 +43,7 @@ def _recount_pages(state: StoreState) -> None:
         "groups": Counter(index.group[row] for row in rows),
     }
     assert len(used_units) == units.used_units, (len(used_units), units.used_units)
-    unused_units = {*units._free, *units._freed_while_read, *units._unwritten}
+    unused_units = {*units._free_units, *units._freed_while_read, *units._unwritten_units}
     assert not used_units & unused_units
     assert units.end_unit == len(used_units) + len(unused_units), (used_units, unused_units)
     assert units.used_units * state.content.page_bytes <= state.capacity_bytes
@@ -52,8 +52,8 @@ def _recount_pages(state: StoreState) -> None:
 def _recount_evictable(state: StoreState) -> None:
     """The policies rank exactly the evictable pages, and tenants are charged for theirs."""
     index, evictable = state.index, state.evictable_pages
-    rows = index.rows.values()
-    leaves = evictable._leaves
+    rows = index.row_of.values()
+    leaves = evictable._leaf_by_row
     locked_rows = evictable._lock_counts
     expected_rows = {row for row in rows if index.children[row] == 0 and row not in locked_rows}
     assert set(leaves) == expected_rows, (set(leaves) ^ expected_rows, "evictable")

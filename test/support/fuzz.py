@@ -405,7 +405,7 @@ def remaining_state(engine: SteppedScheduler, request_refs: list[Any]) -> dict[s
         "in_queue": len(order.arranged.requests())
         + len(order.bounded_queue.in_order())
         + len(waiting),
-        "in_gate": len(gate.by_ticket) + len(gate.waiting) if gate else 0,
+        "in_gate": len(gate.requests) + len(gate.waiting) if gate else 0,
         "locked": cache.protected_size(),
         "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),
     }

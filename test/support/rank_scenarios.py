@@ -106,7 +106,7 @@ def read_before_use_is_stored(rank: int, folder: Path) -> Any:
 
 def refuse_pages(rank: int, folder: Path) -> Any:
     """Return how many pages were on disk already at each write, before and after one rank's disk refused some."""
-    disk_retry.ROUND_S = 0.0
+    disk_retry.MIN_ROUND_S = 0.0
     tree, present_pages = tree_of(rank, folder), []
     tree.serve(PROMPT, 1.0)
     for begin_s in (2.0, 5.0):
@@ -133,7 +133,7 @@ def drain_slowly(rank: int, folder: Path) -> Any:
         return original_write(keys, *arguments)
 
     tree.store._writer.write = write_slowly  # type: ignore[method-assign]
-    drain.FIRST_BYTES = 1
+    drain.UNMEASURED_BYTES = 1
     tree.cache.drain_s = 1.0
     tree.cache.release_host_resources()
     reopened = tree_of(rank, folder, write_policy="write_back")
@@ -205,15 +205,15 @@ def order_queue(rank: int, folder: Path) -> Any:
         batch, _ = admission.choose(scheduler, SimpleNamespace(reqs=admitted), choose)
         admitted = [] if batch is None else batch.reqs
         waiting = scheduler.waiting_queue
-        is_decode = step % 5 == 4
-        forward_mode = ForwardMode.DECODE if is_decode else ForwardMode.EXTEND
+        forward_mode = ForwardMode.DECODE if step % 5 == 4 else ForwardMode.EXTEND
         new_tokens = [len(req.origin_input_ids) for req in admitted] or [1]
         launched_s = time.monotonic() - speed_rng.uniform(0.1, 2.0)
         live.batch_ended_at = launched_s
         reqs = admitted or [fake_req([1], [], num_matched_prefix_tokens=0, host_loaded_length=0)]
         batch = batch_of(reqs, new_tokens, [0] * len(new_tokens), launched_s, forward_mode)
         live.record_batch(batch)
-    return {"fitted": live.cost.fit(), "used": live.cost.coefficients, "orders": orders}
+    cost = live.prefill_cost
+    return {"fitted": cost.fit(), "used": cost.coefficients, "orders": orders}
 
 
 def alternate_orders(rank: int, folder: Path) -> Any:

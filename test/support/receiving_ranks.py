@@ -144,7 +144,7 @@ def run_layout(layout: str, rank: int, folder: Path) -> dict[str, Any]:
             else:
                 server.apply_hints(message)
     counters = server.tree.core.live.counters
-    fits = server.live_order.prefills // REFIT_BATCHES
+    fits = server.live_order.prefill_batches // REFIT_BATCHES
     return {**server.effects, "victims": counters.victim_digest.count_and_digest, "fits": fits}
 
 

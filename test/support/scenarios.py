@@ -49,8 +49,8 @@ def answer_in_order(start: SchedulerStart) -> dict[str, Any]:
         **together,
         "policy": engine.scheduler.policy.policy.value,
         "answered_kinds": [kind_by_req[req] for req in answered if req in kind_by_req],
-        "fitted": list(cache.admission.order.cost.coefficients),
-        "batches": cache.admission.order.prefills,
+        "fitted": list(cache.admission.order.prefill_cost.coefficients),
+        "batches": cache.admission.order.prefill_batches,
     }
 
 

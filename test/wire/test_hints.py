@@ -11,7 +11,7 @@ from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.wire.hints import (
     MAX_HINTS_PER_MESSAGE,
     MAX_TENANT_BURST,
-    MAX_WAITING,
+    MAX_WAITING_HINTS,
     MAX_WAITING_OF_TENANT,
     TENANT_HINTS_PER_S,
     TooManyHints,
@@ -93,15 +93,15 @@ def test_a_tenant_with_too_many_hints_is_refused_and_others_are_not(waiting) -> 
 
 
 def test_hints_of_all_tenants_are_bounded_and_sent_in_turns(waiting) -> None:
-    for tenant in range(MAX_WAITING // MAX_WAITING_OF_TENANT):
+    for tenant in range(MAX_WAITING_HINTS // MAX_WAITING_OF_TENANT):
         for i in range(MAX_WAITING_OF_TENANT):
             waiting.add(over_hint(f"c{i}", f"t{tenant}"), 0.0)
     waiting.add(over_hint("last", "late"), 1.0)
-    assert len(waiting) == MAX_WAITING
+    assert len(waiting) == MAX_WAITING_HINTS
     first_message = waiting.take()
     assert len(first_message) == MAX_HINTS_PER_MESSAGE
     tenants = {hint["tenant"] for hint in first_message}
-    assert len(tenants) == 1 + MAX_WAITING // MAX_WAITING_OF_TENANT
+    assert len(tenants) == 1 + MAX_WAITING_HINTS // MAX_WAITING_OF_TENANT
 
 
 def test_hints_that_could_not_be_sent_wait_again_unless_newer_ones_came(waiting) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from canopy_lab.live.replay import forced_output
 from canopy_lab.live.replay.forced_output import ATTRIBUTE as FORCED_ATTRIBUTE
 from sglang_canopy.wire.request_state import state_of
-from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY
+from sglang_canopy.wire.stamp import CLIENT_FIELDS, FORCE_OUTPUT, PARAMS_ADDED, STAMP_KEY
 from support.live_tree import LiveTree, check_tree, fake_req
 
-OWN_KEYS = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_document_bounds")
+OWN_KEYS = (*CLIENT_FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_document_bounds")
 
 
 def request_with(custom_params: Any) -> Any:
@@ -38,7 +38,7 @@ def test_the_received_message_keeps_its_stamp_for_the_next_pipeline_stage() -> N
 
 @pytest.mark.parametrize("sglang_keys", [{}, {"__req__": object()}])
 def test_a_request_without_parameters_has_none_again(sglang_keys: dict[str, Any]) -> None:
-    req = request_with({STAMP_KEY: {ADDED: True}, **sglang_keys})
+    req = request_with({STAMP_KEY: {PARAMS_ADDED: True}, **sglang_keys})
     state_of(req)
     assert req.sampling_params.custom_params is None
 
@@ -69,7 +69,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-STAMP_NAMES = [field for field, _ in FIELDS.values()]
+STAMP_NAMES = [field for field, _ in CLIENT_FIELDS.values()]
 STAMP_NAMES += ["time", "epoch", "alpha", "beta", "tool_parser"]
 FORGED_STAMPS = st.dictionaries(st.sampled_from(STAMP_NAMES), VALUES)
 FORGED_PARAMS = VALUES | st.fixed_dictionaries({STAMP_KEY: FORGED_STAMPS | VALUES})

@@ -1,6 +1,6 @@
 """Each tenant's budget per second."""
 
-from sglang_canopy.wire.hints import MAX_TENANTS, TenantRate
+from sglang_canopy.wire.hints import MAX_BUCKETS, TenantRate
 
 
 def count_taken(rate: TenantRate, tenant: str | None, now: float, attempts: int) -> int:
@@ -24,6 +24,6 @@ def test_a_clock_that_goes_back_adds_no_credit() -> None:
 
 def test_invented_tenants_are_forgotten() -> None:
     rate = TenantRate(1.0, 2)
-    for i in range(MAX_TENANTS + 100):
+    for i in range(MAX_BUCKETS + 100):
         rate.take(f"t{i}", 0.0)
-    assert len(rate) == MAX_TENANTS
+    assert len(rate) == MAX_BUCKETS

@@ -56,8 +56,8 @@ def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if document_options_of(server_args) is not None:
         BODY_CHECKS["documents"] = conversion.check_body
-        if series.STATUS not in status_file.ADDITIONS:
-            status_file.ADDITIONS.append(series.STATUS)
+        if series.STATUS not in status_file.ADDED_KINDS:
+            status_file.ADDED_KINDS.append(series.STATUS)
         add_routes()
 
 
@@ -144,5 +144,5 @@ HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-documents`") 
 
 def attach() -> None:
     """Register the callbacks for new requests, and the handler of deletions."""
-    arrivals.attach(scheduler.read_documents, scheduler.set_extra_key)
+    arrivals.subscribe(scheduler.read_documents, scheduler.set_extra_key)
     register_handler(DOCUMENTS, scheduler.delete_documents)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.admission.agents import AFTER_TOOL, SWIFT_S
+from sglang_canopy.admission.agents import AFTER_TOOL_SUFFIX, SWIFT_S
 
 IDLE_S = 300.0
 """Silence after which a session no longer needs its KV."""
@@ -51,7 +51,8 @@ def _looks_like_agent(answered: TraceRequest, following: TraceRequest) -> bool:
     pause_s = following.think_s
     if pause_s is None:
         pause_s = following.time_s - answered.time_s
-    return answered.stop == "tool" or following.category.endswith(AFTER_TOOL) or pause_s <= SWIFT_S
+    calls_tool = answered.stop == "tool" or following.category.endswith(AFTER_TOOL_SUFFIX)
+    return calls_tool or pause_s <= SWIFT_S
 
 
 def peak_demand(turns: Sequence[TraceRequest]) -> tuple[int, int]:

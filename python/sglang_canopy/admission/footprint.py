@@ -3,8 +3,8 @@
 A session needs its current tokens, which its next turn reads, and the tokens that further turns
 add. It is charged in full while it has a request. While it thinks, the charge is multiplied by the
 probability that it returns within a horizon, given its silence, from the survival curve of its
-category (``reuse/survival.py``); below 0.3, or for a person, it is 0: no place is kept for them. A
-prefix that several sessions share is charged once.
+category (``reuse/survival.py``). The charge is 0 if that probability is below 0.3, or if the session is
+a person's. A prefix that several sessions share is charged once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sglang_canopy.admission.session import Session
 from sglang_canopy.reuse.learner import ReuseModel, mean_growth_tokens
 from sglang_canopy.reuse.survival import AGE_BINS, age_bin, survival
 
-_NEWEST_WEIGHT = 0.05
+_NEWEST_OUTPUT_WEIGHT = 0.05
 """Weight of the newest output in the mean."""
-_MIN_PROBABILITY = 0.3
+_MIN_CHARGED_PROBABILITY = 0.3
 """A session less likely to return within the horizon is not charged: evicting it costs less than
 holding another session back."""
 _ENOUGH_SILENT_TIPS = 8
-"""Tips that are silent for the horizon while none has returned, after which none is expected to."""
+"""If this many tips were silent for the horizon and none has returned, none is expected to return."""
 
 
 class _BlockUse(NamedTuple):
@@ -52,26 +52,25 @@ class Footprints:
         """Blocks that at least two active sessions share."""
         self.block_tokens = 1
         self.mean_output_tokens = 0.0
-        self.charge_by_tenant: defaultdict[Hashable, float] = defaultdict(float)
+        self.tenant_charges: defaultdict[Hashable, float] = defaultdict(float)
         """Charges of single sessions by tenant with an active session."""
         self._sessions: dict[int, Session] = {}
         self._uses: dict[int, _BlockUse] = {}
 
     @property
-    def tokens(self) -> float:
+    def total_tokens(self) -> float:
         """Tokens that all active sessions need."""
         return self.charged_tokens + self.shared_blocks * self.block_tokens
 
     @property
     def held_tokens(self) -> float:
         """Tokens that active sessions need now, without their future tokens."""
-        return self.tokens - self.growth_tokens
+        return self.total_tokens - self.growth_tokens
 
     def needed_tokens(self, session: Session) -> float:
         """Return the tokens that an inactive session would add."""
-        uses = self._uses
-        used_blocks = bisect_left(session.path, True, key=lambda block: block not in uses)
-        return max(0, session.tokens - used_blocks * self.block_tokens) + self._growth(session)
+        used_blocks = bisect_left(session.path, True, key=lambda block: block not in self._uses)
+        return max(0, session.tokens - used_blocks * self.block_tokens) + self._growth_of(session)
 
     def enter(self, session: Session, now: float) -> None:
         """Charge ``session``, which becomes active."""
@@ -83,47 +82,50 @@ class Footprints:
         self._charge(session, 0.0, 0.0)
         blocks, session.blocks = session.blocks, ()
         del self._sessions[session.number]
-        self._update_all(self._add_use(blocks, session.number, -1), now)
+        self._update_charges(self._add_use(blocks, session.number, -1), now)
 
     def update_path(self, session: Session, now: float) -> None:
         """Update the charges after a change of the session's path or tokens."""
-        old, new = session.blocks, session.path
-        common = common_blocks(old, new)
-        session.blocks = new
-        changed = self._add_use(new[common:], session.number, 1)
-        changed |= self._add_use(old[common:], session.number, -1)
-        self._update_all(changed - {session.number}, now)
+        old_blocks, new_blocks = session.blocks, session.path
+        common = common_blocks(old_blocks, new_blocks)
+        session.blocks = new_blocks
+        changed = self._add_use(new_blocks[common:], session.number, 1)
+        changed |= self._add_use(old_blocks[common:], session.number, -1)
+        self._update_charges(changed - {session.number}, now)
         self.update(session, now)
 
     def update(self, session: Session, now: float) -> None:
+        """Update the charge of ``session`` at ``now``."""
         uses = self._uses
         shared_blocks = bisect_left(session.blocks, True, key=lambda block: uses[block].users < 2)
         unshared_tokens = max(0, session.tokens - shared_blocks * self.block_tokens)
         probability = self.return_probability(session, now)
-        if probability < _MIN_PROBABILITY or (session.evidence < 0 and not session.under_way):
+        is_idle_person = session.agent_evidence < 0 and not session.has_request
+        if probability < _MIN_CHARGED_PROBABILITY or is_idle_person:
             self._charge(session, 0.0, 0.0)
         else:
-            growth_tokens = self._growth(session) * probability
+            growth_tokens = self._growth_of(session) * probability
             self._charge(session, unshared_tokens * probability, growth_tokens)
 
     def learn_output_length(self, output_tokens: int) -> None:
         """Learn the output length of an answer, in tokens."""
-        self.mean_output_tokens += _NEWEST_WEIGHT * (output_tokens - self.mean_output_tokens)
+        self.mean_output_tokens += _NEWEST_OUTPUT_WEIGHT * (output_tokens - self.mean_output_tokens)
 
     def return_probability(self, session: Session, now: float) -> float:
         """Return P(the session's next request arrives within the horizon); 1 during a request."""
-        if session.under_way:
+        if session.has_request:
             return 1.0
         silent_s = max(0.0, now - session.last_contact_s)
         category = session.category.current
         curve = category.curve
-        is_unseen = sum(category.all_waiting[age_bin(self.horizon_s) + 1 :]) < _ENOUGH_SILENT_TIPS
-        if is_unseen and (not curve[0] or curve[-1] == 1.0):  # no tip has returned, or had time to
+        silent_tips = sum(category.all_waiting[age_bin(self.horizon_s) + 1 :])
+        has_no_return = not curve[0] or curve[-1] == 1.0
+        if silent_tips < _ENOUGH_SILENT_TIPS and has_no_return:
             return 1.0 if silent_s < self.horizon_s else 0.0
-        alive = survival(curve, silent_s)
-        return 1.0 - survival(curve, silent_s + self.horizon_s) / alive if alive > 0.0 else 0.0
+        silent = survival(curve, silent_s)  # probability
+        return 1.0 - survival(curve, silent_s + self.horizon_s) / silent if silent > 0.0 else 0.0
 
-    def _growth(self, session: Session) -> float:
+    def _growth_of(self, session: Session) -> float:
         """Return the expected tokens that the session adds in its next turns, each turn weighted by
         its probability."""
         if not self.model.version:
@@ -135,14 +137,14 @@ class Footprints:
         return self.mean_output_tokens + turns * (growth_tokens + self.mean_output_tokens)
 
     def _charge(self, session: Session, own_tokens: float, growth_tokens: float) -> None:
-        change = own_tokens + growth_tokens - session.charge_tokens
+        change = own_tokens + growth_tokens - session.charged_tokens
         self.growth_tokens += growth_tokens - session.growth_tokens
         self.charged_tokens += change
-        self.charge_by_tenant[session.charged_to] += change
-        session.charge_tokens = own_tokens + growth_tokens
+        self.tenant_charges[session.charged_to] += change
+        session.charged_tokens = own_tokens + growth_tokens
         session.growth_tokens = growth_tokens
 
-    def _update_all(self, numbers: set[int], now: float) -> None:
+    def _update_charges(self, numbers: set[int], now: float) -> None:
         # Sums of floats depend on the order, which must be equal on all ranks.
         for number in sorted(numbers):
             self.update(self._sessions[number], now)
@@ -152,15 +154,15 @@ class Footprints:
         were the only user of one, or are it now."""
         uses, changed = self._uses, set()
         for block in blocks:
-            old = uses.get(block, _NO_USE)
-            new = _BlockUse(old.users + change, old.number_sum + change * number)
-            if new.users:
-                uses[block] = new
+            before = uses.get(block, _NO_USE)
+            after = _BlockUse(before.users + change, before.number_sum + change * number)
+            if after.users:
+                uses[block] = after
             else:
                 del uses[block]
-            if old.users + new.users == 3:  # one user, and two
+            if before.users + after.users == 3:  # from one to two, or back
                 self.shared_blocks += change
-                changed.add(old.number_sum if old.users == 1 else new.number_sum)
+                changed.add(before.number_sum if before.users == 1 else after.number_sum)
         return changed
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from sglang_canopy.admission.activation import Activation, GateSettings
@@ -26,13 +26,13 @@ from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.tenant import ChargedTenants
 
 _MIN_REFRESH_INTERVAL_S, _MAX_REFRESH_INTERVAL_S = 1.0, 30.0
-"""Seconds between updates of the charges while sessions wait, and at most."""
+"""Seconds between updates of the charges: while sessions wait, and otherwise."""
 _MAX_ENTERED_AT_ONCE = 256
-"""Maximum sessions admitted by one call after the gate became inactive: about five milliseconds."""
-_MIN_WAITING_SHARE = 0.7
-"""Share of sessions that wait for the server instead of thinking. Below it the device keeps up with
-its recomputation, and the measured rate is the clients'."""
-_MAX_TRIES = 64
+"""Maximum sessions admitted by one call after the gate became inactive, which takes about 5 ms."""
+_MIN_BUSY_SHARE = 0.7
+"""Smallest share of sessions with a request at which the gate becomes active. Below it the device keeps
+up with its recomputation, and clients determine the measured rate."""
+_MAX_TRIED_SESSIONS = 64
 """Waiting sessions tried for one place."""
 
 
@@ -46,7 +46,7 @@ class SessionGate:
 
     Call ``arrive`` for each request in order of arrival, ``finish`` or ``leave`` at its end, and
     ``holds`` before it is scheduled. Times are in seconds on the requests' clock. The wait is
-    bounded: every ``overrun_interval_s`` the next session in turn starts without room.
+    bounded: the next session in turn starts without room every ``overrun_interval_s``.
     """
 
     def __init__(self, settings: GateSettings, capacity_tokens: int) -> None:
@@ -59,17 +59,15 @@ class SessionGate:
         self.footprints = self.places.footprints
         self.activation = Activation(capacity_tokens, settings.horizon_s, settings.always)
         self.agents = Agents()
-        self.waiting = WaitingSessions(self.places.count_by_tenant)
+        self.waiting = WaitingSessions(self.places.active_counts)
         self.charged_tenants = ChargedTenants()
         self.session_index = SessionIndex()
         self.counts = GateCounts()
-        self.by_ticket: dict[Hashable, GatedRequest] = {}
+        self.requests: dict[Hashable, GatedRequest] = {}
         """Each request that waits or is answered, by its ticket."""
-        self._last_number = 0
-        self._last_overrun_s = self._last_refresh_s = -math.inf
-        self._has_changed = False
-
-    # ---- queries ----
+        self._numbers = count(1)
+        self._last_overrun_s = self._last_refresh_s = -math.inf  # times
+        self._may_have_room = False
 
     @property
     def refresh_due_s(self) -> float:
@@ -78,27 +76,24 @@ class SessionGate:
 
     def holds(self, ticket: Hashable) -> bool:
         """Return whether this request's session may not start yet; ``False`` if unknown."""
-        gated = self.by_ticket.get(ticket)
-        return gated is not None and not gated.session.active
-
-    # ---- events ----
+        gated = self.requests.get(ticket)
+        return gated is not None and not gated.session.is_active
 
     def advance(self, now: float) -> None:
         """Advance to ``now``; time never decreases. May admit sessions."""
         self._pass_time(now)
-        if self._has_changed or (self.waiting and self.now >= self.refresh_due_s):
+        if self._may_have_room or (self.waiting and self.now >= self.refresh_due_s):
             self._admit_in_turn()
 
     def arrive(self, ticket: Hashable, request: Request) -> Session:
         """Add an arriving request, named ``ticket`` from now on. Return its session."""
-        assert ticket not in self.by_ticket, f"request {ticket!r} is here already"
+        assert ticket not in self.requests, f"request {ticket!r} is here already"
         self._pass_time(request.time)
         self.footprints.block_tokens = request.block_tokens
         session = self.session_index.find(request)
         if session is None:
-            self._last_number += 1
             category = self.model.category_of_first_turn(request)
-            tenant, number = request.tenant, self._last_number
+            tenant, number = request.tenant, next(self._numbers)
             charged_to = self.charged_tenants.choose(tenant, request.source == GATEWAY, self.now)
             session = Session(number, tenant, request.conversation, self.now, category, charged_to)
         elif self.agents.judge_return(session, request, self.now):
@@ -106,11 +101,11 @@ class SessionGate:
             self.activation.record_pause(min(silent_s, self.settings.horizon_s))
         session.cached_before_tokens = self._cached_tokens_before(session, request)
         self.model.record_waiting(request)  # while many wait, most returns have yet to be answered
-        session.under_way, session.last_contact_s = True, self.now
+        session.has_request, session.last_contact_s = True, self.now
         session.arrived_s = request.time
-        self.by_ticket[ticket] = GatedRequest(session, request)
+        self.requests[ticket] = GatedRequest(session, request)
         self.session_index.index(session, request, request.prompt_tokens)
-        if session.active:
+        if session.is_active:
             self.places.active_sessions.move_to_end(session.number)
             self.footprints.update_path(session, self.now)
         else:
@@ -128,21 +123,21 @@ class SessionGate:
             label = self.model.learn_answer(request.copy(time=session.arrived_s), self.now)
             session.category = self.model.categories.get(label)
             self.agents.judge_answer(session, request)
-        session.answered = True
+        session.has_answer = True
         self.footprints.learn_output_length(request.output_tokens)
         self.session_index.index(session, request, request.prompt_tokens + request.output_tokens)
-        if session.over or request.over:
+        if session.is_over or request.over:
             self._forget(session)
-        if session.active:
+        if session.is_active:
             self.footprints.update_path(session, self.now)
         self._activate_and_pause()
 
     def _remove(self, ticket: Hashable) -> Session | None:
         """Remove a request. Return its session; ``None`` without such a request."""
-        gated = self.by_ticket.pop(ticket, None)
+        gated = self.requests.pop(ticket, None)
         if gated is None:
             return None
-        gated.session.under_way = False
+        gated.session.has_request = False
         return gated.session
 
     def leave(self, ticket: Hashable) -> None:
@@ -150,9 +145,9 @@ class SessionGate:
         session = self._remove(ticket)
         if session is None:
             return
-        if not session.answered or session.over:
+        if not session.has_answer or session.is_over:
             self._forget(session)
-        elif session.active:
+        elif session.is_active:
             self.footprints.update_path(session, self.now)
         else:  # paused before
             self.waiting.discard(session)
@@ -164,22 +159,22 @@ class SessionGate:
         session = self.session_index.by_conversation.get((tenant, conversation))
         if session is None:
             return
-        session.over = True
-        if not session.under_way:
+        session.is_over = True
+        if not session.has_request:
             self._forget(session)
-            self._has_changed = True
+            self._may_have_room = True
 
     def stats(self) -> dict[str, Any]:
         """Return counts since the start and current values, in tokens and seconds."""
         return {
-            "active": self.activation.active,
+            "active": self.activation.is_active,
             "times_activated": self.activation.times_activated,
             "ineffective_activations": self.activation.ineffective_activations,
-            "thrash_share": round(self.activation.thrash.share, 4),
+            "thrash_share": round(self.activation.thrash.lost_share, 4),
             "waiting_sessions": len(self.waiting),
             "active_sessions": len(self.places.active_sessions),
             "paused_sessions": len(self.places.paused_sessions),
-            "footprint_tokens": round(self.footprints.tokens),
+            "footprint_tokens": round(self.footprints.total_tokens),
             "capacity_tokens": self.places.capacity_tokens,
             **asdict(self.counts),
         }
@@ -188,10 +183,10 @@ class SessionGate:
 
     def _cached_tokens_before(self, session: Session, request: Request) -> int:
         """Return the tokens that the session's last turn cached for ``request``."""
-        if not (session.active and session.is_agent):
+        if not (session.is_active and session.is_agent):
             return 0  # a paused session made room once
         self.footprints.update(session, self.now)
-        if not session.charge_tokens:
+        if not session.charged_tokens:
             return 0
         shared_tokens = common_blocks(session.path, request.path) * request.block_tokens
         return min(shared_tokens, session.tokens, request.prompt_tokens)
@@ -209,21 +204,21 @@ class SessionGate:
 
     def _pass_time(self, now: float) -> None:
         self.now = max(self.now, now)
-        self.activation.advance(self.now, bool(self.waiting), bool(self.by_ticket))
-        if self.waiting and not self.activation.active:  # inactive since now, or a short time ago
+        self.activation.advance(self.now, bool(self.waiting), bool(self.requests))
+        if self.waiting and not self.activation.is_active:  # it has become inactive
             for session in [*islice(self.waiting.sessions.values(), _MAX_ENTERED_AT_ONCE)]:
                 self._enter(session)
 
     def _activate_and_pause(self) -> None:
         """Activate the gate and pause, if necessary, after the end of a request."""
-        self._has_changed = True
+        self._may_have_room = True
         surplus = self.places.surplus_session()
         if surplus is not None:
             self._forget(surplus)
             self.counts.forgotten_sessions += 1
-        is_or_may_be_active = self.activation.active or (
+        is_or_may_be_active = self.activation.is_active or (
             self.activation.may_activate(self.now, self.places.session_capacity)
-            and self.places.waiting_share > _MIN_WAITING_SHARE
+            and self.places.busy_share > _MIN_BUSY_SHARE
         )
         if not is_or_may_be_active or not self.places.exceeds_capacity:
             return
@@ -231,10 +226,10 @@ class SessionGate:
             self._refresh()
         if not self.places.exceeds_capacity:
             return
-        if not self.activation.active:
+        if not self.activation.is_active:
             self.activation.activate()
-        sessions = self.places.active_sessions
-        while self.places.exceeds_capacity and self._pause_one(sessions.values()):
+        active = self.places.active_sessions.values()
+        while self.places.exceeds_capacity and self._pause_one(active):
             pass
 
     # ---- sessions ----
@@ -244,7 +239,7 @@ class SessionGate:
             return
         session.waiting_since_s = self.now
         is_gated = self.settings.always or self.agents.recognise(session, request)
-        if self.activation.active and is_gated:
+        if self.activation.is_active and is_gated:
             self.places.leave(session, self.now)
             self.waiting.add(session)
         else:
@@ -259,7 +254,7 @@ class SessionGate:
         self.places.enter(session, self.now)
 
     def _forget(self, session: Session) -> None:
-        if not session.under_way:
+        if not session.has_request:
             self.agents.judge_silence(session, self.now)
         self.session_index.remove(session)
         self.waiting.discard(session)
@@ -279,7 +274,7 @@ class SessionGate:
         """Update all charges, and drop sessions unlikely to return."""
         self._last_refresh_s, places = self.now, self.places
         for session in (*places.active_sessions.values(), *places.paused_sessions.values()):
-            if not session.under_way:
+            if not session.has_request:
                 self.agents.judge_silence(session, self.now)
         for session in places.refresh(self.now):
             self._forget(session)
@@ -287,7 +282,7 @@ class SessionGate:
 
     def _admit_in_turn(self) -> None:
         """Admit the waiting sessions that fit, in turn."""
-        self._has_changed = False
+        self._may_have_room = False
         if self.now >= self._last_refresh_s + _MAX_REFRESH_INTERVAL_S:
             self._refresh()
         self._admit_all()
@@ -296,18 +291,18 @@ class SessionGate:
             self._admit_all()
 
     def _admit_all(self) -> None:
-        while self.activation.active and self.waiting and self._admit_next():
+        while self.activation.is_active and self.waiting and self._admit_next():
             pass
 
     def _admit_next(self) -> bool:
         """Admit the next waiting session that fits; return whether there was one."""
-        for session in islice(self.waiting.in_turn(), _MAX_TRIES):
+        for session in islice(self.waiting.in_turn(), _MAX_TRIED_SESSIONS):
             is_aged = self.now - session.waiting_since_s >= self.settings.age_s
-            fits = self.places.fits(session) or (is_aged and self._make_room(session))
+            may_enter = self.places.fits(session) or (is_aged and self._make_room(session))
             since_s = max(session.waiting_since_s, self._last_overrun_s)
-            if not fits and self.now - since_s >= self.settings.overrun_interval_s:
-                fits, self._last_overrun_s = True, self.now
-            if fits:
+            if not may_enter and self.now - since_s >= self.settings.overrun_interval_s:
+                may_enter, self._last_overrun_s = True, self.now
+            if may_enter:
                 self._enter(session)
                 return True
             if is_aged:
@@ -317,15 +312,15 @@ class SessionGate:
     def _make_room(self, session: Session) -> bool:
         """Pause sessions of tenants above their share, for an aged session of a tenant below it."""
         places, tenant = self.places, session.charged_to
-        charges = self.footprints.charge_by_tenant
-        share = places.capacity_tokens / len({*places.count_by_tenant, tenant})
-        if charges.get(tenant, 0.0) + self.footprints.needed_tokens(session) > share:
+        charges = self.footprints.tenant_charges
+        share_tokens = places.capacity_tokens / len({*places.active_counts, tenant})
+        if charges.get(tenant, 0.0) + self.footprints.needed_tokens(session) > share_tokens:
             return False
         while not places.fits(session):
             candidates = (
                 other
                 for other in places.active_sessions.values()
-                if charges[other.charged_to] - other.charge_tokens >= share
+                if charges[other.charged_to] - other.charged_tokens >= share_tokens
             )
             if not self._pause_one(candidates):
                 return False

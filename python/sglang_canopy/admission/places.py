@@ -24,13 +24,13 @@ from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.tenant import Vouched
 
 _GONE_PROBABILITY = 0.02
-"""A session that has been silent for the horizon is over below this return probability. Until then
-it keeps its place, even with a small charge."""
-_RAW_CAPACITIES = 4
-"""Maximum total size of whole thinking sessions, in capacities; beyond it, the longest silent ones
-are over."""
+"""A session that has been silent for the horizon is over if it returns with a lower probability. Until
+then it keeps its place, even with a small charge."""
+_MAX_THINKING_CAPACITIES = 4
+"""Most tokens of all thinking sessions, as a multiple of the capacity; beyond it, the longest silent
+sessions are over."""
 _NEWCOMERS = ("newcomers", None)
-"""The share of names without an active session; no tenant is a pair."""
+"""The share of all tenants without an active session; no tenant is a pair."""
 
 
 class Places:
@@ -42,7 +42,7 @@ class Places:
         self.footprints = Footprints(model, settings.horizon_s, settings.turns_ahead)
         self.active_sessions: OrderedDict[int, Session] = OrderedDict()
         """Active sessions by number, most recent request last."""
-        self.count_by_tenant: Counter[Hashable] = Counter()
+        self.active_counts: Counter[Hashable] = Counter()
         """Number of active sessions by tenant."""
         self.paused_sessions: OrderedDict[int, Session] = OrderedDict()
         """Paused sessions by number, the most recent pause last."""
@@ -55,40 +55,41 @@ class Places:
     @property
     def session_capacity(self) -> float:
         """Number of sessions like the active ones that would fit, with their next turns."""
-        return self.capacity_tokens * len(self.active_sessions) / max(1.0, self.footprints.tokens)
+        needed_tokens = max(1.0, self.footprints.total_tokens)
+        return self.capacity_tokens * len(self.active_sessions) / needed_tokens
 
     @property
-    def waiting_share(self) -> float:
-        """Share of the active sessions that had a request until one of them ended now."""
-        under_way = sum(session.under_way for session in self.active_sessions.values())
-        return (1 + under_way) / max(1, len(self.active_sessions))
+    def busy_share(self) -> float:
+        """Share of the active sessions with a request, including the request that has just ended."""
+        busy_sessions = sum(session.has_request for session in self.active_sessions.values())
+        return (1 + busy_sessions) / max(1, len(self.active_sessions))
 
     def fits(self, session: Session) -> bool:
         """Return whether ``session`` fits, including the future tokens of all sessions."""
         if not self.active_sessions:
             return True
-        free_tokens = self.capacity_tokens - self.footprints.tokens
+        free_tokens = self.capacity_tokens - self.footprints.total_tokens
         return free_tokens >= 0 and self.footprints.needed_tokens(session) <= free_tokens
 
     def enter(self, session: Session, now: float) -> None:
-        session.active = True
+        session.is_active = True
         self.paused_sessions.pop(session.number, None)
         self.active_sessions[session.number] = session
-        self.count_by_tenant[session.charged_to] += 1
+        self.active_counts[session.charged_to] += 1
         self.footprints.enter(session, now)
 
     def leave(self, session: Session, now: float) -> None:
-        """Remove ``session``, which is over or must wait when it returns."""
+        """Remove ``session`` and its charges, if it is active or paused."""
         self.paused_sessions.pop(session.number, None)
-        if not session.active:
+        if not session.is_active:
             return
         self.footprints.leave(session, now)
-        session.active = False
+        session.is_active = False
         del self.active_sessions[session.number]
-        self.count_by_tenant[session.charged_to] -= 1
-        if not self.count_by_tenant[session.charged_to]:
-            del self.count_by_tenant[session.charged_to]
-            del self.footprints.charge_by_tenant[session.charged_to]
+        self.active_counts[session.charged_to] -= 1
+        if not self.active_counts[session.charged_to]:
+            del self.active_counts[session.charged_to]
+            del self.footprints.tenant_charges[session.charged_to]
 
     def pause(self, session: Session, now: float) -> None:
         """Pause the thinking ``session``: it must wait when it returns."""
@@ -99,24 +100,24 @@ class Places:
     def choose_to_pause(self, candidates: Iterable[Session]) -> Session | None:
         """Return the session to pause first: the youngest thinking session with a charge. Sessions
         of tenants above their share with several sessions are preferred."""
-        counts, charges = self.count_by_tenant, self.footprints.charge_by_tenant
-        share = self.capacity_tokens / max(1, len(counts))
+        counts, charges = self.active_counts, self.footprints.tenant_charges
+        share_tokens = self.capacity_tokens / max(1, len(counts))
 
         def is_greedy(tenant: Hashable) -> bool:
-            return counts[tenant] > 1 and charges[tenant] > share
+            return counts[tenant] > 1 and charges[tenant] > share_tokens
 
-        thinking = (s for s in candidates if not s.under_way and s.charge_tokens and s.is_agent)
+        thinking = (s for s in candidates if not s.has_request and s.charged_tokens and s.is_agent)
         return max(thinking, key=lambda s: (is_greedy(s.charged_to), s.number), default=None)
 
     def refresh(self, now: float) -> Iterator[Session]:
         """Update all charges; yield the sessions that are over."""
-        raw_tokens, max_raw_tokens = 0, _RAW_CAPACITIES * self.capacity_tokens
+        thinking_tokens, max_thinking_tokens = 0, _MAX_THINKING_CAPACITIES * self.capacity_tokens
         for session in [*reversed(self.active_sessions.values())]:
             self.footprints.update(session, now)
-            if session.under_way:
+            if session.has_request:
                 continue
-            raw_tokens += session.tokens
-            if raw_tokens > max_raw_tokens or self._is_gone(session, now):
+            thinking_tokens += session.tokens
+            if thinking_tokens > max_thinking_tokens or self._is_gone(session, now):
                 yield session
         for session in [*self.paused_sessions.values()]:
             if self._is_gone(session, now):
@@ -128,11 +129,11 @@ class Places:
             sessions = self.paused_sessions
             counts = Counter(session.charged_to for session in sessions.values())
         elif len(self.active_sessions) > self.settings.max_sessions:
-            sessions, counts = self.active_sessions, self.count_by_tenant
+            sessions, counts = self.active_sessions, self.active_counts
         else:
             return None
-        [(largest, _)] = counts.most_common(1)
-        idle = (s for s in sessions.values() if not s.under_way and s.charged_to == largest)
+        [(tenant, _)] = counts.most_common(1)
+        idle = (s for s in sessions.values() if not s.has_request and s.charged_to == tenant)
         return next(idle, None)
 
     def _is_gone(self, session: Session, now: float) -> bool:
@@ -142,27 +143,27 @@ class Places:
 
 class WaitingSessions:
     """Waiting sessions, in turn of their shares. A session's share is fixed when its wait begins.
-    ``active_by_tenant``: numbers of active sessions, without tenants that have none."""
+    ``active_counts``: numbers of active sessions, without tenants that have none."""
 
-    def __init__(self, active_by_tenant: Counter[Hashable]) -> None:
+    def __init__(self, active_counts: Counter[Hashable]) -> None:
         self.sessions: dict[int, Session] = {}
         self._by_share: dict[Hashable, list[int]] = {}
         """Share -> sorted numbers of the sessions that share it; no list is empty."""
-        self._active_by_tenant = active_by_tenant
-        self._last_served: dict[Hashable, int] = {}
-        self._serve_count = 0
+        self._active_counts = active_counts
+        self._last_admission: dict[Hashable, int] = {}
+        """Share or tenant -> number of its last admission."""
+        self._admission_count = 0
 
     def __len__(self) -> int:
         return len(self.sessions)
 
     def add(self, session: Session) -> None:
-        if session.number in self.sessions:
-            return
+        """Add ``session``, which does not wait yet."""
         self.sessions[session.number] = session
         session.share_key = share = self._share_of(session.charged_to)
         if share not in self._by_share:
-            # A new share is behind all that wait, but the one that was served last.
-            self._last_served.setdefault(share, self._serve_count - 1)
+            # A new share is behind all waiting shares except the one that was admitted last.
+            self._last_admission.setdefault(share, self._admission_count - 1)
         insort(self._by_share.setdefault(share, []), session.number)
 
     def discard(self, session: Session) -> bool:
@@ -180,7 +181,7 @@ class WaitingSessions:
         share follows the first sessions of all shares, and so on. Do not change the sessions during the
         iteration."""
         waiting = self._by_share
-        order = sorted(waiting, key=lambda share: (self._last_served[share], waiting[share][0]))
+        order = sorted(waiting, key=lambda share: (self._last_admission[share], waiting[share][0]))
         for numbers in zip_longest(*(waiting[share] for share in order)):
             yield from (self.sessions[number] for number in numbers if number is not None)
 
@@ -188,17 +189,15 @@ class WaitingSessions:
         """Remove ``session``, which is admitted and not active yet, and move its share to the end."""
         tenant = session.charged_to
         share = session.share_key if self.discard(session) else self._share_of(tenant)
-        self._serve_count += 1
+        self._admission_count += 1
         # An admitted newcomer gets its own share, and has used it.
-        self._last_served[share] = self._last_served[tenant] = self._serve_count
-        if len(self._last_served) > 2 * (len(self._active_by_tenant) + len(self._by_share)) + 16:
-            recent = {*self._active_by_tenant, *self._by_share, tenant, _NEWCOMERS}
-            self._last_served = {
-                name: served for name, served in self._last_served.items() if name in recent
-            }
+        self._last_admission[share] = self._last_admission[tenant] = self._admission_count
+        if len(self._last_admission) > 2 * (len(self._active_counts) + len(self._by_share)) + 16:
+            recent = {*self._active_counts, *self._by_share, tenant, _NEWCOMERS}
+            self._last_admission = {k: n for k, n in self._last_admission.items() if k in recent}
 
     def _share_of(self, tenant: Hashable) -> Hashable:
-        is_separate = tenant in self._active_by_tenant or isinstance(tenant, Vouched)
+        is_separate = tenant in self._active_counts or isinstance(tenant, Vouched)
         return tenant if is_separate else _NEWCOMERS
 
 
@@ -212,6 +211,6 @@ class GateCounts:
     """Admitted sessions that waited."""
     wait_seconds: float = 0.0
     pauses: int = 0
-    """Active sessions that lost their place until the rest fits."""
+    """Active sessions that lost their place to make room."""
     forgotten_sessions: int = 0
     """Sessions assumed over: silent too long, or beyond the bound."""

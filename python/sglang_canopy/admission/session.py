@@ -35,13 +35,13 @@ class Session:
     """Time since which it waits for admission, if it does."""
     share_key: Hashable = None
     """Key of the share in which it waits, or last waited."""
-    under_way: bool = False
+    has_request: bool = False
     """Whether a request of the session is waiting or being answered."""
-    active: bool = False
+    is_active: bool = False
     """Whether the session is admitted."""
-    answered: bool = False
+    has_answer: bool = False
     """Whether any request of the session was answered."""
-    over: bool = False
+    is_over: bool = False
     """Whether a client said that the conversation is over."""
     tokens: int = 0
     """Tokens of its last request: the prompt, then also the output."""
@@ -49,18 +49,18 @@ class Session:
     """Block hashes of its last request."""
     blocks: Sequence[int] = ()
     """The part of ``path`` counted as blocks in use, while active."""
-    charge_tokens: float = 0.0
-    """Tokens charged now, without shared prefixes."""
+    charged_tokens: float = 0.0
+    """Tokens charged to it now, without shared prefixes."""
     growth_tokens: float = 0.0
-    """The part of ``charge_tokens`` for future tokens."""
+    """The part of ``charged_tokens`` for future tokens."""
     is_agent: bool = False
     """Whether it is, or likely is, an agent's (``agents.py``)."""
-    evidence: int = 0
+    agent_evidence: int = 0
     """Positive: the latest answers were an agent's; negative: they were not; 0: no answer was judged."""
     unjudged_keys: tuple[Hashable, ...] = ()
-    """Keys of its last answer in the shares of agents, while it is not judged."""
+    """Keys in ``Agents`` of its last answer; empty once that answer is judged."""
     is_silent: bool = False
-    """Whether its last answer was judged because nothing followed it for too long."""
+    """Whether its last answer was judged because no request followed it in time."""
     end_blocks: tuple[int, ...] = ()
     """Hashes of the last blocks of its prompt and answer."""
     cached_before_tokens: int = 0
@@ -85,10 +85,10 @@ class SessionIndex:
         full_block_count = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
         for block in reversed(request.path[:full_block_count]):
             session = self._by_end.get(block)
-            if session is not None and not session.under_way and session.key in (key, unnamed):
+            if session is not None and not session.has_request and session.key in (key, unnamed):
                 return session
         session = self.by_conversation.get(key)
-        return session if session is not None and not session.under_way else None
+        return session if session is not None and not session.has_request else None
 
     def index(self, session: Session, request: Request, tokens: int) -> None:
         """Set the path and tokens of ``session``, and index it for its next request."""

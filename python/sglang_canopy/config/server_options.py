@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang_canopy import declared
-from sglang_canopy.admission.activation import AUTO, OFF, GateSettings
+from sglang_canopy.admission.activation import GATE_AUTO, GATE_OFF, GateSettings
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions
@@ -54,7 +54,7 @@ class RequestOptions(declared.Checked):
 
     client_hints: str = declare(
         client_hints.ON,
-        client_hints.FLAG,
+        client_hints.CLIENT_HINTS_FLAG,
         "Which hints may affect eviction: those of all requests, none, or only those with the admin "
         f"key or the gateway's secret (${client_hints.SECRET_VARIABLE}) in "
         f"{client_hints.GATEWAY_HEADER}.",
@@ -87,11 +87,11 @@ class RequestOptions(declared.Checked):
         hidden=True,
     )
     session_gate: str = declare(
-        OFF,
+        GATE_OFF,
         GATE_FLAG,
         "While agents evict each other's KV, let their sessions start and continue only as fast "
         "as their KV fits (auto).",
-        choices=(OFF, AUTO),
+        choices=(GATE_OFF, GATE_AUTO),
         hidden=True,
     )
 
@@ -111,7 +111,7 @@ class ServerOptions:
     @property
     def gate(self) -> GateSettings | None:
         """Settings of the session gate; ``None`` without a gate."""
-        return None if self.requests.session_gate == OFF else GateSettings()
+        return None if self.requests.session_gate == GATE_OFF else GateSettings()
 
 
 def options_of(server_args: Any) -> ServerOptions:

@@ -16,7 +16,7 @@ from sglang_canopy.records import Leaf, Request
 from sglang_canopy.tenant import AT_LIMIT_SHARE, tenant_digest
 
 EVERY_TENANT = "*"
-"""Quota key for every tenant without an entry (requests with neither extra key nor salt have none)."""
+"""Quota key for every tenant without an entry. Requests without extra key and salt have no tenant."""
 
 
 class PageLeaf(Leaf):
@@ -46,11 +46,11 @@ class EvictablePages:
         self._has_digest_keys = any(name.startswith("#") for name in quotas)
         self.tenant_bytes: dict[str, int] = {}
         self._tenants_at_quota: set[str] = set()
-        self._leaves: dict[int, PageLeaf] = {}
-        self._twins: dict[str, Policy] = {}
-        self._twin_leaves: dict[int, PageLeaf] = {}
+        self._leaf_by_row: dict[int, PageLeaf] = {}
+        self._twin_by_tenant: dict[str, Policy] = {}
+        self._twin_leaf_by_row: dict[int, PageLeaf] = {}
         self._lock_counts: dict[int, int] = {}
-        """Pages being written below a row."""
+        """Number of pages being written below a row."""
 
     # ---- the policies' leaves ----
 
@@ -59,8 +59,8 @@ class EvictablePages:
         if self.index.children[row] or row in self._lock_counts:
             self.withdraw(row)
             return
-        if row not in self._leaves:
-            self._leaves[row] = leaf = self._make_leaf(row)
+        if row not in self._leaf_by_row:
+            self._leaf_by_row[row] = leaf = self._make_leaf(row)
             self.policy.admit(leaf, now)
             if self.quota_bytes(leaf.tenant) is not None:
                 self._admit_to_twin(self._make_leaf(row), now)
@@ -74,28 +74,28 @@ class EvictablePages:
         """Admit ``leaf`` to the twin of its tenant, which has a quota."""
         tenant = leaf.tenant
         assert tenant is not None
-        twin = self._twins.get(tenant)
+        twin = self._twin_by_tenant.get(tenant)
         if twin is None:
-            twin = self._twins[tenant] = self.policy.twin()
-        self._twin_leaves[leaf.row] = leaf
+            twin = self._twin_by_tenant[tenant] = self.policy.twin()
+        self._twin_leaf_by_row[leaf.row] = leaf
         twin.admit(leaf, now)
 
     def rerank(self, row: int, now: float) -> None:
         """Drop the leaf of ``row`` and admit it again after its metadata changed."""
-        leaf = self._leaves.get(row)
+        leaf = self._leaf_by_row.get(row)
         if leaf is None:
             return
         self._readmit(self.policy, leaf, now)
-        twin_leaf = self._twin_leaves.get(row)
+        twin_leaf = self._twin_leaf_by_row.get(row)
         if twin_leaf is not None:
-            self._readmit(self._twins[self.index.label("tenant", row)], twin_leaf, now)
+            self._readmit(self._twin_by_tenant[self.index.label("tenant", row)], twin_leaf, now)
 
     def withdraw(self, row: int) -> PageLeaf | None:
         """Drop ``row`` from the policies. Returns its leaf, if it had one."""
-        twin_leaf = self._twin_leaves.pop(row, None)
+        twin_leaf = self._twin_leaf_by_row.pop(row, None)
         if twin_leaf is not None:
-            self._twins[self.index.label("tenant", row)].drop(twin_leaf)
-        leaf = self._leaves.pop(row, None)
+            self._twin_by_tenant[self.index.label("tenant", row)].drop(twin_leaf)
+        leaf = self._leaf_by_row.pop(row, None)
         if leaf is not None:
             self.policy.drop(leaf)
         return leaf
@@ -107,10 +107,10 @@ class EvictablePages:
 
     def unlock_parent(self, row: int, now: float) -> None:
         """Undo one ``lock_parent``. Rows without a lock (removed since) are ignored."""
-        locks = self._lock_counts.get(row, 0) - 1
-        if locks > 0:
-            self._lock_counts[row] = locks
-        elif locks == 0:
+        remaining_locks = self._lock_counts.get(row, 0) - 1
+        if remaining_locks > 0:
+            self._lock_counts[row] = remaining_locks
+        elif remaining_locks == 0:
             del self._lock_counts[row]
             self.refresh(row, now)
 
@@ -123,7 +123,7 @@ class EvictablePages:
 
     def tenant_victim(self, tenant: str, now: float) -> PageVictim | None:
         """Return the next victim among the pages of one tenant."""
-        twin = self._twins.get(tenant)
+        twin = self._twin_by_tenant.get(tenant)
         return None if twin is None else self._page_victim(twin, now)
 
     def release_page(self, row: int, leaf: PageLeaf | None, *, is_victim: bool) -> None:
@@ -156,7 +156,7 @@ class EvictablePages:
             self.tenant_bytes[tenant] = remaining_bytes
         else:
             self.tenant_bytes.pop(tenant, None)
-            self._twins.pop(tenant, None)
+            self._twin_by_tenant.pop(tenant, None)
         self._update_at_quota(tenant)
 
     def _update_at_quota(self, tenant: str) -> None:
@@ -180,7 +180,7 @@ class EvictablePages:
         return self.quotas.get(EVERY_TENANT) if limit_bytes is None else limit_bytes
 
     def count_tenants_at_quota(self) -> int:
-        """Return the number of tenants that hold 95 % of their quota or more."""
+        """Return the number of tenants with ``AT_LIMIT_SHARE`` of their quota or more."""
         return len(self._tenants_at_quota)
 
     # ---- learning ----
@@ -196,11 +196,11 @@ class EvictablePages:
     def _learners(self, request: Request) -> Iterator[Policy]:
         """Yield the policy, and the twin of the request's tenant."""
         yield self.policy
-        if request.tenant in self._twins:
-            yield self._twins[request.tenant]
+        if request.tenant in self._twin_by_tenant:
+            yield self._twin_by_tenant[request.tenant]
 
     def __len__(self) -> int:
-        return len(self._leaves)
+        return len(self._leaf_by_row)
 
     def _readmit(self, policy: Policy, leaf: PageLeaf, now: float) -> None:
         policy.drop(leaf)

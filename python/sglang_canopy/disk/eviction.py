@@ -11,9 +11,9 @@ from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.state import StoreState
 
 SWEEP_ROWS = 65_536
-"""Rows scanned per ``sweep``; the next continues behind them, unless this one reached its limit."""
+"""Rows scanned per ``sweep``. The next one continues behind them, unless this one reached its limit."""
 SWEEP_PAGES = 256
-"""Expired pages removed at once, at most."""
+"""Maximum expired pages removed by one ``sweep``."""
 _EXPIRY_SCAN_INTERVAL_S = 1.0
 
 
@@ -88,8 +88,8 @@ class Eviction:
         sorted_parents = parents[order]
         rows = [row]
         for parent in rows:  # which grows by the children of each
-            low, high = np.searchsorted(sorted_parents, [parent, parent + 1])
-            rows.extend(r for r in order[low:high].tolist() if index.keys[r] is not None)
+            first, end = np.searchsorted(sorted_parents, [parent, parent + 1])
+            rows.extend(r for r in order[first:end].tolist() if index.key_of[r] is not None)
         for descendant in reversed(rows):
             self.remove(descendant, reason, now)
         return len(rows)
@@ -112,7 +112,7 @@ class Eviction:
         for row in (expired + self._next_scan_row).tolist():
             while row != NO_ROW and removed_pages < max_pages:
                 if (
-                    index.keys[row] is None
+                    index.key_of[row] is None
                     or index.children[row]
                     or state.evictable_pages.is_locked(row)
                     or index.expires[row] > now

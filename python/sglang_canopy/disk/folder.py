@@ -20,7 +20,7 @@ _MARK_TEXT = "sglang-canopy disk store, version 1\n"
 LOCK_FILE = "lock"
 NAMESPACE_FILE = "namespace"
 RANK_SEPARATOR = "|rank: "
-"""Separator in a namespace: behind it is what differs between the ranks of one server."""
+"""Separator in a namespace: the text behind it differs between the ranks of one server."""
 TEMPORARY_FILE = "temporary"
 """File that marks a namespace as temporary: no later server uses it."""
 
@@ -34,7 +34,7 @@ class FolderUnavailable(Exception):
 
 
 @dataclass(slots=True)
-class Claim:
+class FolderClaim:
     """A namespace's own folder, locked for this process.
 
     ``pages_fd`` is the descriptor of ``pages``. Open and remove files relative to it: the path may
@@ -75,8 +75,9 @@ class Claim:
 
 
 def namespace_folder(folder: str | os.PathLike[str], namespace: str) -> Path:
-    parts = namespace.partition(RANK_SEPARATOR)[0], namespace
-    return Path(folder) / "-".join(hashlib.sha256(p.encode()).hexdigest()[:16] for p in parts)
+    """Return the folder of ``namespace``. The first half of its name is equal for all ranks."""
+    texts = namespace.partition(RANK_SEPARATOR)[0], namespace
+    return Path(folder) / "-".join(hashlib.sha256(t.encode()).hexdigest()[:16] for t in texts)
 
 
 def is_same_server(path: Path, other: Path) -> bool:
@@ -88,9 +89,9 @@ def claim_folder(
     folder: str | os.PathLike[str],
     namespace: str,
     *,
-    temporary: bool = False,
+    is_temporary: bool = False,
     starts_empty: bool = False,
-) -> Claim:
+) -> FolderClaim:
     """Lock the folder of ``namespace`` below ``folder`` for this process. ``starts_empty``:
     in a new folder of pages.
 
@@ -103,7 +104,7 @@ def claim_folder(
         path.mkdir(mode=0o700, exist_ok=True)
         _check_ours(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        new_claim = Claim(path, os.open(path / LOCK_FILE, flags, 0o600), temporary)
+        new_claim = FolderClaim(path, os.open(path / LOCK_FILE, flags, 0o600), is_temporary)
     except OSError as error:
         raise _make_unavailable(store_folder, error) from error
     try:
@@ -117,7 +118,7 @@ def claim_folder(
         ) from error
     try:
         _make_file(path / NAMESPACE_FILE, namespace)
-        if temporary:
+        if is_temporary:
             (path / TEMPORARY_FILE).touch(mode=0o600)
         new_claim.open_pages(starts_empty)
     except OSError as error:

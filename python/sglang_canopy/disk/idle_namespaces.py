@@ -1,6 +1,6 @@
 """Namespaces in the store's folder that no server uses: of another model, layout or release.
 
-They count against the capacity, and go when their room is needed: the least recently used first.
+They count against the capacity, and are removed when their room is needed, least recently used first.
 Namespaces of running servers, and of the other ranks of this server, have capacities of their own.
 """
 
@@ -61,14 +61,14 @@ def _locked_namespace(path: Path) -> Iterator[None]:
 
 
 class IdleNamespaces:
-    """The idle namespaces beside the store at ``own_folder``, which may hold ``capacity_bytes`` with it."""
+    """The idle namespaces beside the store at ``own_folder``. Together they may hold ``capacity_bytes``."""
 
     def __init__(
         self, own_folder: Path, capacity_bytes: int, monotonic: Callable[[], float]
     ) -> None:
         self._own_folder = own_folder
-        self._ranks = 1
-        """Ranks of this server with a store in this folder."""
+        self._rank_count = 1
+        """Number of this server's ranks with a store in this folder."""
         self._capacity_bytes = capacity_bytes
         self._monotonic = monotonic
         self._idle_bytes = 0
@@ -76,14 +76,14 @@ class IdleNamespaces:
 
     def find(self) -> list[IdleNamespace]:
         """Return the namespaces without a server, least recently used first."""
-        namespaces, ranks = [], 1
-        for mark in self._own_folder.parent.glob(f"*/{NAMESPACE_FILE}"):
-            path = mark.parent
+        namespaces, rank_count = [], 1
+        for namespace_file in self._own_folder.parent.glob(f"*/{NAMESPACE_FILE}"):
+            path = namespace_file.parent
             if path == self._own_folder:
                 continue
             is_temporary = (path / TEMPORARY_FILE).exists()
             if is_same_server(path, self._own_folder) and not is_temporary:
-                ranks += 1
+                rank_count += 1
                 continue  # it may be starting
             try:
                 with _locked_namespace(path):
@@ -92,7 +92,7 @@ class IdleNamespaces:
                 continue  # in use, or gone
             size_bytes, changed_at = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
             namespaces.append(IdleNamespace(changed_at, path, size_bytes, is_temporary))
-        self._ranks = ranks
+        self._rank_count = rank_count
         return sorted(namespaces, key=lambda namespace: namespace.changed_at)
 
     def remove_temporary(self) -> None:
@@ -126,7 +126,7 @@ class IdleNamespaces:
                 self._idle_bytes -= namespace.size_bytes
 
     def _fits(self, used_bytes: int) -> bool:
-        return self._idle_bytes / self._ranks + used_bytes <= self._capacity_bytes
+        return self._idle_bytes / self._rank_count + used_bytes <= self._capacity_bytes
 
     def remove_oldest(self) -> bool:
         """Remove the oldest namespace, since the volume is full. Returns false if there is none."""

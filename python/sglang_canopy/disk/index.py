@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sglang_canopy.disk.page import FIELDS, LABEL_FIELDS, OPTIONAL_FIELDS, PageMeta
+from sglang_canopy.disk.page import LABEL_FIELDS, OPTIONAL_FIELDS, PAGE_FIELDS, PageMeta
 from sglang_canopy.records import LeafRecord
 
 NO_ROW = -1
@@ -28,8 +28,8 @@ _STORE_COLUMNS = {
     "check_low": "u8",
     "expires": "f8",
 }
-COLUMNS = _STORE_COLUMNS | {name: kind.dtype for name, kind in FIELDS.items()}
-_PLAIN_FIELDS = tuple(set(FIELDS) - {*LABEL_FIELDS, *OPTIONAL_FIELDS})
+COLUMNS = _STORE_COLUMNS | {name: kind.dtype for name, kind in PAGE_FIELDS.items()}
+_PLAIN_FIELDS = tuple(set(PAGE_FIELDS) - {*LABEL_FIELDS, *OPTIONAL_FIELDS})
 _OPTIONAL_LEAF_FIELDS = tuple(set(OPTIONAL_FIELDS) - {"ttl_s"})
 
 
@@ -39,8 +39,8 @@ class Labels:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._values: list[Any] = []
-        self._uses: list[int] = []
-        self._free: list[int] = []
+        self._use_counts: list[int] = []
+        self._free_numbers: list[int] = []
 
     def __getitem__(self, number: int) -> Any:
         return self._values[number]
@@ -48,42 +48,43 @@ class Labels:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def take(self, value: Hashable) -> int:
+    def add(self, value: Hashable) -> int:
         """Return the number of ``value``, and count one more row."""
         number = self._numbers.get(value)
         if number is None:
-            if self._free:
-                number = self._free.pop()
+            if self._free_numbers:
+                number = self._free_numbers.pop()
                 self._values[number] = value
             else:
                 number = len(self._values)
                 self._values.append(value)
-                self._uses.append(0)
+                self._use_counts.append(0)
             self._numbers[value] = number
-        self._uses[number] += 1
+        self._use_counts[number] += 1
         return number
 
-    def number_of(self, value: Hashable) -> int:
+    def find_number(self, value: Hashable) -> int:
         """Return the number of ``value``, or ``NO_LABEL`` if no row uses it."""
         return self._numbers.get(value, NO_LABEL)
 
-    def move(self, numbers: Any, number: int) -> None:
-        """Move one use per entry of ``numbers``, an array of labels' numbers, to ``number``."""
-        old_numbers, counts = np.unique(numbers, return_counts=True)
-        self._uses[number] += len(numbers)
-        for old_number, count in zip(old_numbers.tolist(), counts.tolist()):
-            self._uses[old_number] -= count - 1
-            self.drop(old_number)
+    def move_uses(self, numbers: Any, number: int) -> None:
+        """Move one use of each number in the array ``numbers`` to ``number``."""
+        unique_numbers, counts = np.unique(numbers, return_counts=True)
+        self._use_counts[number] += len(numbers)
+        for other, count in zip(unique_numbers.tolist(), counts.tolist()):
+            self._use_counts[other] -= count - 1
+            self.drop(other)
 
     def drop(self, number: int) -> None:
-        self._uses[number] -= 1
-        if self._uses[number] == 0:
+        """Count one row less. A number without rows is assigned to another value later."""
+        self._use_counts[number] -= 1
+        if self._use_counts[number] == 0:
             del self._numbers[self._values[number]]
             self._values[number] = None
-            self._free.append(number)
+            self._free_numbers.append(number)
 
     def count_uses(self) -> dict[Any, int]:
-        return {value: self._uses[number] for value, number in self._numbers.items()}
+        return {value: self._use_counts[number] for value, number in self._numbers.items()}
 
 
 class PageIndex:
@@ -95,33 +96,33 @@ class PageIndex:
         def __getattr__(self, name: str) -> Column: ...
 
     def __init__(self) -> None:
-        self.rows: dict[bytes, int] = {}
-        self.keys: list[bytes | None] = []
+        self.row_of: dict[bytes, int] = {}
+        self.key_of: list[bytes | None] = []
         self.labels = {name: Labels() for name in LABEL_FIELDS}
         self.arrays: dict[str, Any] = {name: np.zeros(0, t) for name, t in COLUMNS.items()}
-        self._free: list[int] = []
+        self._free_rows: list[int] = []
         self._grow(256)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.row_of)
 
     @property
     def row_slots(self) -> int:
         """Number of row slots: every row number is below it."""
-        return len(self.keys)
+        return len(self.key_of)
 
     def insert(self, key: bytes, parent: int, unit: int, row: int = NO_ROW) -> int:
         """Insert a page below ``parent`` (a row, or ``NO_ROW``); call ``write_meta`` next."""
-        assert key not in self.rows, key
+        assert key not in self.row_of, key
         if row == NO_ROW:
-            row = self._free.pop() if self._free else len(self.keys)
-        while row >= len(self.keys):
-            self.keys.append(None)
+            row = self._free_rows.pop() if self._free_rows else len(self.key_of)
+        while row >= len(self.key_of):
+            self.key_of.append(None)
         if row >= len(self.parent):
             self._grow(max(row + 1, 2 * len(self.parent)))
-        assert self.keys[row] is None, row
-        self.rows[key] = row
-        self.keys[row] = key
+        assert self.key_of[row] is None, row
+        self.row_of[key] = row
+        self.key_of[row] = key
         self.parent[row] = parent
         self.children[row] = 0
         if parent != NO_ROW:
@@ -133,13 +134,13 @@ class PageIndex:
 
     def remove(self, row: int) -> int:
         """Remove a page without children. Returns its parent's row."""
-        key = self.keys[row]
+        key = self.key_of[row]
         assert key is not None, row
         assert self.children[row] == 0, (row, self.children[row])
-        del self.rows[key]
-        self.keys[row] = None
+        del self.row_of[key]
+        self.key_of[row] = None
         self._drop_labels(row)
-        self._free.append(row)
+        self._free_rows.append(row)
         self.expires[row] = math.inf
         parent = int(self.parent[row])
         if parent != NO_ROW:
@@ -148,11 +149,13 @@ class PageIndex:
 
     def free_unloaded_rows(self) -> None:
         """Make the row numbers without a loaded page available to ``insert``."""
-        self._free = [row for row in range(self.row_slots - 1, -1, -1) if self.keys[row] is None]
+        self._free_rows = [
+            row for row in range(self.row_slots - 1, -1, -1) if self.key_of[row] is None
+        ]
 
     def key_at(self, row: int) -> bytes | None:
         """Return the key of a row, or ``None`` if the row is free or does not exist."""
-        return self.keys[row] if row < len(self.keys) else None
+        return self.key_of[row] if row < len(self.key_of) else None
 
     def checksum(self, row: int) -> int:
         return (self.check_high[row] << 64) | self.check_low[row]
@@ -166,9 +169,10 @@ class PageIndex:
         return self.labels[name][getattr(self, name)[row]]
 
     def write_meta(self, row: int, meta: PageMeta) -> None:
-        numbers = {name: labels.take(getattr(meta, name)) for name, labels in self.labels.items()}
+        """Set all fields of the row's page."""
+        numbers = {name: labels.add(getattr(meta, name)) for name, labels in self.labels.items()}
         self._drop_labels(row)
-        for name in FIELDS:
+        for name in PAGE_FIELDS:
             value = numbers[name] if name in numbers else getattr(meta, name)
             getattr(self, name)[row] = as_number(value)
 
@@ -206,13 +210,13 @@ class PageIndex:
             labels.drop(getattr(self, name)[row])
         self.category[row] = NO_LABEL
 
-    def _grow(self, capacity: int) -> None:
-        for name, old in self.arrays.items():
+    def _grow(self, row_slots: int) -> None:
+        for name, array in self.arrays.items():
             # New rows have no label, like free ones.
-            new: Any = np.full(capacity, NO_LABEL if name == "category" else 0, old.dtype)
-            new[: len(old)] = old
-            self.arrays[name] = new
-            setattr(self, name, memoryview(new))
+            grown: Any = np.full(row_slots, NO_LABEL if name == "category" else 0, array.dtype)
+            grown[: len(array)] = array
+            self.arrays[name] = grown
+            setattr(self, name, memoryview(grown))
 
 
 def as_number(value: Any) -> Any:

@@ -91,7 +91,7 @@ class IndexWriter:
         try:  # rebuild a broken file from memory
             state.journal.create_empty(error)
             with state.lock:
-                rows = state.index.rows.values()
+                rows = state.index.row_of.values()
                 records = [make_record(state.index, row, state.ttl) for row in rows]
                 self._changed_rows.clear()
                 self._used_rows.clear()
@@ -99,6 +99,6 @@ class IndexWriter:
         except (sqlite3.Error, OSError) as second_error:
             state.faults.record(fault_kind(second_error), f"index: {second_error}")
             with state.lock:
-                self._changed_rows.update(state.index.rows.values())
+                self._changed_rows.update(state.index.row_of.values())
             return False
         return True

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sglang_canopy.disk.folder import Claim
+from sglang_canopy.disk.folder import FolderClaim
 from sglang_canopy.disk.index import PageIndex
-from sglang_canopy.disk.page import FIELDS as PAGE_FIELDS
+from sglang_canopy.disk.page import PAGE_FIELDS
 from sglang_canopy.private_file import set_aside
 from sglang_canopy.ttl.table import TTLTable
 
@@ -26,25 +26,25 @@ INDEX_VERSION = 5
 
 _STORE_FIELDS = ("id", "key", "parent", "unit", "checksum")
 """``id``: the row. ``parent``: the parent's row, or -1. ``unit``: the unit that stores the page."""
-FIELDS = (*_STORE_FIELDS, *PAGE_FIELDS)
+RECORD_FIELDS = (*_STORE_FIELDS, *PAGE_FIELDS)
 """Columns of the index file. A page's group is stored as the id of the group's root, in bytes."""
 
 JournalRecord = tuple[Any, ...]
 
-_COLUMN_NAMES = ", ".join(f'"{name}"' for name in FIELDS[1:])
+_COLUMN_NAMES = ", ".join(f'"{name}"' for name in RECORD_FIELDS[1:])
 _CREATE_SQL = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {_COLUMN_NAMES})"
-_PUT_SQL = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
+_PUT_SQL = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(RECORD_FIELDS))})"
 
 
 def make_record(index: PageIndex, row: int, ttl: TTLTable) -> JournalRecord:
-    """Return the record of the row: the values of ``FIELDS``."""
+    """Return the record of the row: the values of ``RECORD_FIELDS``."""
     meta = index.read_meta(row)
     values = {name: getattr(meta, name) for name in PAGE_FIELDS}
     has_group = 0 <= meta.group < len(ttl.groups)
     values["group"] = ttl.groups[meta.group].root.to_bytes(8, "little") if has_group else None
     return (
         row,
-        index.keys[row],
+        index.key_of[row],
         index.parent[row],
         index.unit[row],
         index.checksum(row).to_bytes(16, "little"),
@@ -59,7 +59,7 @@ class Journal:
     from a full disk.
     """
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: FolderClaim) -> None:
         self.folder = claim.pages
         self._claim = claim
         self.lock = threading.RLock()
@@ -83,7 +83,7 @@ class Journal:
                 raise sqlite3.DatabaseError(f"index version {version}, expected {INDEX_VERSION}")
             connection.execute(_CREATE_SQL)
             columns = [c[1] for c in connection.execute("PRAGMA table_info(pages)")]
-            if tuple(columns) != FIELDS:
+            if tuple(columns) != RECORD_FIELDS:
                 raise sqlite3.DatabaseError(f"index has columns {columns}")
             if version == 0:
                 connection.execute(f"PRAGMA user_version={INDEX_VERSION}")
@@ -93,7 +93,7 @@ class Journal:
         self._connection = connection
 
     def read_records(self) -> Iterator[JournalRecord]:
-        """Iterate over all records by id, as ``FIELDS``. The caller validates them."""
+        """Iterate over all records by id, as ``RECORD_FIELDS``. The caller validates them."""
         assert self._connection is not None
         self._connection.text_factory = _decode_text
         yield from self._connection.execute("SELECT * FROM pages ORDER BY id")

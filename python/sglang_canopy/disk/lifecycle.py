@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sglang_canopy.disk.eviction import Eviction
-from sglang_canopy.disk.folder import Claim, FolderUnavailable, claim_folder
+from sglang_canopy.disk.folder import FolderClaim, FolderUnavailable, claim_folder
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.journal import Journal
 from sglang_canopy.disk.lifetimes import Lifetimes
@@ -54,9 +54,9 @@ class Lifecycle:
         *,
         folder: str | os.PathLike[str],
         namespace: str,
-        temporary: bool,
+        is_temporary: bool,
     ) -> None:
-        self.claim: Claim | None = None
+        self.claim: FolderClaim | None = None
         self._was_opened = False
         self._starts_empty = False
         """Whether the next ``open`` begins a new folder of pages."""
@@ -65,7 +65,7 @@ class Lifecycle:
         self._index_writer = index_writer
         self._lifetimes = lifetimes
         self._eviction = eviction
-        self._folder, self._namespace, self._temporary = folder, namespace, temporary
+        self._folder, self._namespace, self._is_temporary = folder, namespace, is_temporary
 
     def open(self) -> bool:
         """Claim the folder and load its index; see ``DiskStore.open``."""
@@ -87,7 +87,7 @@ class Lifecycle:
             self.claim = claim_folder(
                 self._folder,
                 self._namespace,
-                temporary=self._temporary,
+                is_temporary=self._is_temporary,
                 starts_empty=self._starts_empty,
             )
             self._starts_empty = False
@@ -99,13 +99,13 @@ class Lifecycle:
                 state.unavailable = None
             self._was_opened = True
         except FolderUnavailable as error:
-            return self._give_up(error.fault, error)
+            return self._become_unavailable(error.fault, error)
         except CanopyError as error:
             if not self._was_opened:
                 raise
-            return self._give_up("io", error)
+            return self._become_unavailable("io", error)
         except (OSError, sqlite3.Error) as error:
-            return self._give_up(fault_kind(error), error)
+            return self._become_unavailable(fault_kind(error), error)
         self._index_writer.flush(everything=True)
         state.idle_namespaces.remove_temporary()
         return None
@@ -162,7 +162,7 @@ class Lifecycle:
             claim.remove_pages()
             claim.release()
 
-    def _give_up(self, fault: str, reason: object) -> str:
+    def _become_unavailable(self, fault: str, reason: object) -> str:
         state = self._state
         with state.lock:
             if str(reason) != state.unavailable:
@@ -202,7 +202,7 @@ class Lifecycle:
             is_renumbered = False
         if is_renumbered:
             state.journal.create_empty()
-            self._index_writer.mark_changed(*state.index.rows.values())
+            self._index_writer.mark_changed(*state.index.row_of.values())
         self._shrink_to_capacity(now)
         trimmed_bytes = state.segments.trim(state.units.end_unit)
         state.counters.orphan_units += trimmed_bytes // state.content.page_bytes
@@ -233,12 +233,13 @@ class Lifecycle:
     def _shrink_to_capacity(self, now: float) -> None:
         """Evict pages above the capacity, and move pages in units above the limit."""
         state, index, units = self._state, self._state.index, self._state.units
-        while units.used_units > units.limit:
+        while units.used_units > units.max_units:
             victim = state.evictable_pages.victim(now)
             assert victim is not None, "a tree without leaves"
             self._eviction.remove(victim.row, "capacity", now, is_victim=True)
         units.shrink()
-        self._move_down([row for row in index.rows.values() if index.unit[row] >= units.limit])
+        rows_above = [row for row in index.row_of.values() if index.unit[row] >= units.max_units]
+        self._move_down(rows_above)
 
     def _move_down(self, rows: Iterable[int]) -> None:
         """Copy the pages of ``rows`` into free units."""

@@ -1,7 +1,4 @@
-"""Uses and TTLs of pages.
-
-The caller holds the store's lock in methods with an underscore, and if the docstring requires it.
-"""
+"""Uses and TTLs of pages. Except for ``touch``, the caller holds the store's lock."""
 
 from __future__ import annotations
 
@@ -14,13 +11,14 @@ import numpy as np
 from sglang_canopy.disk.content import raw_key
 from sglang_canopy.disk.index import as_number
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.page import FIELDS, LABEL_FIELDS, PageMeta
+from sglang_canopy.disk.page import LABEL_FIELDS, PAGE_FIELDS, PageMeta
 from sglang_canopy.disk.state import StoreState
 
 _UNCHANGED_FIELDS = {"offset", "length", "tenant", "created"}
 _MAXIMUM_FIELDS = ("last_access", "history")
 _OVERWRITTEN_FIELDS = tuple(
-    set(FIELDS) - {*_UNCHANGED_FIELDS, *_MAXIMUM_FIELDS, *LABEL_FIELDS, "hits", "shared", "over"}
+    set(PAGE_FIELDS)
+    - {*_UNCHANGED_FIELDS, *_MAXIMUM_FIELDS, *LABEL_FIELDS, "hits", "shared", "over"}
 )
 
 
@@ -40,7 +38,7 @@ class Lifetimes:
         now, rows = state.clock(), []
         with state.lock:
             for key in raw_keys:
-                row = state.index.rows.get(key)
+                row = state.index.row_of.get(key)
                 if row is None:
                     break
                 rows.append(row)
@@ -51,17 +49,16 @@ class Lifetimes:
     def record_use(
         self, path: Sequence[int], meta: PageMeta, now: float, *, adds_hit: bool
     ) -> None:
-        """Record one use of all rows of ``path``. The caller holds the lock. ``adds_hit``: add one hit;
-        otherwise ``meta.hits`` is the true number. Columns are updated as arrays, because a path may
-        have thousands of pages."""
+        """Record one use of all rows of ``path``. ``adds_hit``: add one hit; otherwise ``meta.hits`` is
+        the true number. Columns are updated as arrays, because a path may have thousands of pages."""
         state, index, arrays = self._state, self._state.index, self._state.index.arrays
         meta = clamp_to_now(meta, now)
         rows = np.asarray(path, np.int64)
         self._mark_shared(rows, meta)
         for name in LABEL_FIELDS:
             if name not in _UNCHANGED_FIELDS:
-                number = index.labels[name].take(getattr(meta, name))
-                index.labels[name].move(arrays[name][rows], number)
+                number = index.labels[name].add(getattr(meta, name))
+                index.labels[name].move_uses(arrays[name][rows], number)
                 arrays[name][rows] = number
                 index.labels[name].drop(number)
         hits = arrays["hits"][rows]
@@ -79,15 +76,15 @@ class Lifetimes:
     def _mark_shared(self, rows: np.ndarray, meta: PageMeta) -> None:
         """Mark pages that another conversation used before as shared. Shared pages are never over."""
         index, arrays = self._state.index, self._state.index.arrays
-        conversations, old = index.labels["conversation"], arrays["conversation"][rows]
-        conversation = conversations.number_of(meta.conversation)
-        is_other = (old != conversations.number_of(None)) & (old != conversation)
+        labels, earlier = index.labels["conversation"], arrays["conversation"][rows]
+        number = labels.find_number(meta.conversation)
+        is_other = (earlier != labels.find_number(None)) & (earlier != number)
         shared = arrays["shared"][rows] | is_other | meta.shared
         arrays["shared"][rows] = shared
         arrays["over"][rows] = meta.over & ~shared
 
     def set_expiry(self, row: int) -> None:
-        """Set ``expires`` from the row's last use and TTL. The caller holds the lock."""
+        """Set ``expires`` from the row's last use and TTL."""
         state, index = self._state, self._state.index
         page_ttl_s = index.ttl_s[row]
         ttl_s = state.ttl.ttl_s(

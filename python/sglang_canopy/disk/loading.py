@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.disk.index import NO_ROW, PageIndex
 from sglang_canopy.disk.journal import JournalRecord
-from sglang_canopy.disk.page import FIELDS as PAGE_FIELDS
-from sglang_canopy.disk.page import ColumnType, PageMeta, is_valid_value
+from sglang_canopy.disk.page import PAGE_FIELDS, ColumnType, PageMeta, is_valid_value
 from sglang_canopy.disk.state import StoreState
 
 MAX_ROW, MAX_UNIT = (1 << 31) - 1, (1 << 40) - 1
@@ -37,45 +36,45 @@ def load_pages(
 ) -> tuple[list[int], list[int], bool]:
     """Fill the empty index. Returns the rows that were loaded, parents first, the row numbers of
     the file that were not, and whether the rows were renumbered."""
-    roots = {group.root: i for i, group in enumerate(state.ttl.groups)}
+    group_of = {group.root: i for i, group in enumerate(state.ttl.groups)}
     records: dict[int, _Record] = {}
     children_of: dict[int, list[int]] = {}
     unloaded_rows: list[int] = []
     for file_row, *values in journal_records:
-        record = _parse_record(file_row, values, roots)
+        record = _parse_record(file_row, values, group_of)
         if record is None or not state.segments.is_present(record.unit):
             unloaded_rows.append(file_row)
         else:
             records[file_row] = record
             children_of.setdefault(record.parent, []).append(file_row)
-    is_renumbered = max(records, default=0) > 4 * len(records) + state.units.limit + 1024
-    new_rows = {NO_ROW: NO_ROW}
-    units: set[int] = set()
+    is_renumbered = max(records, default=0) > 4 * len(records) + state.units.max_units + 1024
+    new_row_of = {NO_ROW: NO_ROW}  # by row number of the file
+    used_units: set[int] = set()
     index, future_uses = state.index, 0
     queue = deque(children_of.get(NO_ROW, ()))
     while queue:
         file_row = queue.popleft()
         record = records[file_row]
-        if record.unit in units or record.key in index.rows:
+        if record.unit in used_units or record.key in index.row_of:
             continue
-        units.add(record.unit)
+        used_units.add(record.unit)
         queue.extend(children_of.get(file_row, ()))
-        new_rows[file_row] = row_number = len(new_rows) - 1 if is_renumbered else file_row
+        new_row_of[file_row] = row_number = len(new_row_of) - 1 if is_renumbered else file_row
         meta = record.meta
         future_uses += meta.last_access > now
         meta.created, meta.last_access = min(meta.created, now), min(meta.last_access, now)
-        index.insert(record.key, new_rows[record.parent], record.unit, row_number)
+        index.insert(record.key, new_row_of[record.parent], record.unit, row_number)
         index.set_checksum(row_number, record.checksum)
         index.write_meta(row_number, meta)
     index.free_unloaded_rows()
     if future_uses:
         state.faults.record("clock", f"{future_uses} pages were used in the future", future_uses)
-    unloaded_rows += [file_row for file_row in records if file_row not in new_rows]
-    del new_rows[NO_ROW]
-    return list(new_rows.values()), unloaded_rows, is_renumbered
+    unloaded_rows += [file_row for file_row in records if file_row not in new_row_of]
+    del new_row_of[NO_ROW]
+    return list(new_row_of.values()), unloaded_rows, is_renumbered
 
 
-def _parse_record(file_row: Any, values: list[Any], roots: dict[int, int]) -> _Record | None:
+def _parse_record(file_row: Any, values: list[Any], group_of: dict[int, int]) -> _Record | None:
     """Return the record, or ``None`` if a value of it is impossible."""
     key, parent, unit, checksum, *fields = values
     is_valid = (
@@ -91,7 +90,7 @@ def _parse_record(file_row: Any, values: list[Any], roots: dict[int, int]) -> _R
         fields[i] = bool(fields[i]) if fields[i] in (0, 1) else fields[i]
     root = fields[_GROUP_INDEX]
     root_id = int.from_bytes(root, "little") if type(root) is bytes else -1
-    fields[_GROUP_INDEX] = roots.get(root_id, -1)
+    fields[_GROUP_INDEX] = group_of.get(root_id, -1)
     if not all(map(is_valid_value, PAGE_FIELDS, fields)):
         return None
     meta = PageMeta(*fields)

@@ -1,4 +1,4 @@
-"""Record of one page in a lower tier, and the storage type and validation of its fields."""
+"""Record of one page in a lower tier: its fields, the types of their columns, and their validation."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ _COLUMN_TYPES = {
     "float": ColumnType.SECONDS,
     "float | None": ColumnType.OPTIONAL,
 }
-FIELDS = {
+PAGE_FIELDS = {
     f.name: _COLUMN_TYPES.get(str(f.type), ColumnType.LABEL) for f in dataclasses.fields(PageMeta)
 }
 """Fields of a page's record, in order, with the types of their columns."""
-LABEL_FIELDS = tuple(name for name, kind in FIELDS.items() if kind is ColumnType.LABEL)
-OPTIONAL_FIELDS = tuple(name for name, kind in FIELDS.items() if kind is ColumnType.OPTIONAL)
-path_fields = operator.attrgetter(*(name for name in FIELDS if name not in ("offset", "length")))
+LABEL_FIELDS = tuple(name for name, kind in PAGE_FIELDS.items() if kind is ColumnType.LABEL)
+OPTIONAL_FIELDS = tuple(name for name, kind in PAGE_FIELDS.items() if kind is ColumnType.OPTIONAL)
+path_fields = operator.attrgetter(*(n for n in PAGE_FIELDS if n not in ("offset", "length")))
 """Function: the fields of a ``PageMeta`` that all pages of a node share, in order."""
 _TIME_FIELDS = ("created", "last_access", "keep_until", "return_at")
 _REQUIRED_LABELS = ("category", "source")
 """Labels that are never ``None``."""
-_MIN_WHOLES = {name: -1 if name == "group" else 0 for name in FIELDS}
+_MIN_WHOLES = {name: -1 if name == "group" else 0 for name in PAGE_FIELDS}
 
 
 def _make_storable(label: Any) -> str | int | None:
@@ -88,17 +88,17 @@ def _make_storable(label: Any) -> str | int | None:
 
 def is_valid_value(name: str, value: Any) -> bool:
     """Return whether a page's record may have this value of the field ``name``."""
-    kind = FIELDS[name]
-    if kind is ColumnType.FLAG:
+    column_type = PAGE_FIELDS[name]
+    if column_type is ColumnType.FLAG:
         return isinstance(value, bool)
-    if kind is ColumnType.WHOLE:
+    if column_type is ColumnType.WHOLE:
         return type(value) is int and _MIN_WHOLES[name] <= value <= _MAX_WHOLE
-    if kind is ColumnType.LABEL:
+    if column_type is ColumnType.LABEL:
         return _is_label(
             value, may_be_none=name not in _REQUIRED_LABELS, may_be_int=name == "conversation"
         )
     if value is None:
-        return kind is ColumnType.OPTIONAL
+        return column_type is ColumnType.OPTIONAL
     if name == "ttl_s":
         return type(value) in (int, float) and value >= 0  # may be infinite
     return (

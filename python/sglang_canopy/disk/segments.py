@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 
 SEGMENT_BYTES = 1 << 30
-_IOV_MAX = 1024
+_MAX_BUFFERS_PER_CALL = 1024
 
 Extent = tuple[int, Sequence[memoryview]]
 """A unit, and the buffers to write from or read into."""
 
 
 class SegmentFiles:
-    """Files in the folder of the descriptor ``directory``, which is duplicated. Thread-safe if
+    """Files in the folder of the descriptor ``folder_fd``, which is duplicated. Thread-safe if
     concurrent calls work on different units."""
 
-    def __init__(self, directory: int, unit_bytes: int) -> None:
+    def __init__(self, folder_fd: int, unit_bytes: int) -> None:
         self.unit_bytes = unit_bytes
         self.units_per_segment = max(1, SEGMENT_BYTES // unit_bytes)
-        self._directory = os.dup(directory)
-        self._files: dict[int, int] = {}
+        self._folder_fd = os.dup(folder_fd)
+        self._fd_by_segment: dict[int, int] = {}
         self._unit_counts: dict[int, int] = {}
         """Whole units of each file at the first call of ``is_present``: valid while pages are loaded only."""
         self._lock = threading.Lock()
@@ -45,10 +45,10 @@ class SegmentFiles:
 
     def is_present(self, unit: int) -> bool:
         """Return whether the file of ``unit`` is long enough to contain it."""
-        segment, index = divmod(unit, self.units_per_segment)
+        segment, unit_in_segment = divmod(unit, self.units_per_segment)
         if segment not in self._unit_counts:
             self._unit_counts[segment] = self._count_units(segment)
-        return index < self._unit_counts[segment]
+        return unit_in_segment < self._unit_counts[segment]
 
     def _count_units(self, segment: int) -> int:
         """Return the whole units in a file, 0 without the file."""
@@ -60,20 +60,20 @@ class SegmentFiles:
     def trim(self, end_unit: int) -> int:
         """Truncate the files at unit ``end_unit``. Returns the bytes removed."""
         removed_bytes = 0
-        for name in sorted(os.listdir(self._directory)):
+        for name in sorted(os.listdir(self._folder_fd)):
             segment = name.removeprefix("segment-").removesuffix(".kv")
             if not fnmatch(name, "segment-*.kv") or not segment.isdigit():
                 continue
             first_unit = int(segment) * self.units_per_segment
             kept_units = min(max(0, end_unit - first_unit), self.units_per_segment)
             kept_bytes = kept_units * self.unit_bytes
-            size_bytes = os.stat(name, dir_fd=self._directory).st_size
+            size_bytes = os.stat(name, dir_fd=self._folder_fd).st_size
             if size_bytes <= kept_bytes:
                 continue
             removed_bytes += size_bytes - kept_bytes
             if kept_units == 0:
                 self._close_file(int(segment))
-                os.unlink(name, dir_fd=self._directory)
+                os.unlink(name, dir_fd=self._folder_fd)
             else:
                 os.ftruncate(self._open(int(segment), create=False), kept_bytes)
         return removed_bytes
@@ -100,14 +100,14 @@ class SegmentFiles:
                     self._close_files()
 
     def _close_files(self) -> None:
-        for segment in list(self._files):
+        for segment in list(self._fd_by_segment):
             self._close_file(segment)
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
+        if self._folder_fd >= 0:
+            os.close(self._folder_fd)
+            self._folder_fd = -1
 
     def _close_file(self, segment: int) -> None:
-        fd = self._files.pop(segment, None)
+        fd = self._fd_by_segment.pop(segment, None)
         if fd is not None:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -127,15 +127,16 @@ class SegmentFiles:
                 first_undone = first
                 try:
                     first_unit, first_buffers = extents[first]
-                    segment, index = divmod(first_unit, self.units_per_segment)
+                    segment, unit_in_segment = divmod(first_unit, self.units_per_segment)
                     fd = self._open(segment, create=create)
                     # Transfer in small groups of whole pages, so that an error affects few pages.
-                    step = max(1, _IOV_MAX // len(first_buffers))
-                    for group in range(first, end, step):
-                        group_end = min(group + step, end)
-                        buffers = [view for _, views in extents[group:group_end] for view in views]
-                        transfer_all(fd, buffers, (index + group - first) * self.unit_bytes)
-                        first_undone = group_end
+                    group_pages = max(1, _MAX_BUFFERS_PER_CALL // len(first_buffers))
+                    for start in range(first, end, group_pages):
+                        stop = min(start + group_pages, end)
+                        buffers = [view for _, views in extents[start:stop] for view in views]
+                        offset = (unit_in_segment + start - first) * self.unit_bytes
+                        transfer_all(fd, buffers, offset)
+                        first_undone = stop
                 except OSError as error:
                     errors[first_undone:end] = [error] * (end - first_undone)
         return errors
@@ -156,11 +157,11 @@ class SegmentFiles:
         return runs
 
     def _open(self, segment: int, *, create: bool) -> int:
-        fd = self._files.get(segment)
+        fd = self._fd_by_segment.get(segment)
         if fd is None:
             flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-            fd = os.open(_file_name(segment), flags, 0o600, dir_fd=self._directory)
-            first_fd = self._files.setdefault(segment, fd)
+            fd = os.open(_file_name(segment), flags, 0o600, dir_fd=self._folder_fd)
+            first_fd = self._fd_by_segment.setdefault(segment, fd)
             if first_fd != fd:  # another thread was first
                 os.close(fd)
                 fd = first_fd
@@ -171,19 +172,19 @@ def _file_name(segment: int) -> str:
     return f"segment-{segment:05d}.kv"
 
 
-def _write_all(fd: int, buffers: list[memoryview], position: int) -> None:
+def _write_all(fd: int, buffers: list[memoryview], offset: int) -> None:
     while buffers:
-        written_bytes = os.pwritev(fd, buffers[:_IOV_MAX], position)
-        position += written_bytes
+        written_bytes = os.pwritev(fd, buffers[:_MAX_BUFFERS_PER_CALL], offset)
+        offset += written_bytes
         buffers = _remaining_buffers(buffers, written_bytes)
 
 
-def _read_all(fd: int, buffers: list[memoryview], position: int) -> None:
+def _read_all(fd: int, buffers: list[memoryview], offset: int) -> None:
     while buffers:
-        read_bytes = os.preadv(fd, buffers[:_IOV_MAX], position)
+        read_bytes = os.preadv(fd, buffers[:_MAX_BUFFERS_PER_CALL], offset)
         if read_bytes == 0:
             return
-        position += read_bytes
+        offset += read_bytes
         buffers = _remaining_buffers(buffers, read_bytes)
 
 

@@ -46,4 +46,4 @@ class StoreState:
         self.index_generation += 1
         self.index = PageIndex()
         self.evictable_pages = self.evictable_pages.make_empty(self.index)
-        self.units = UnitAllocator(self.units.limit)
+        self.units = UnitAllocator(self.units.max_units)

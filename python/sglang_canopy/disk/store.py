@@ -70,12 +70,12 @@ class DiskStore:
         quotas: Mapping[str, int] | None = None,
         clock: Callable[[], float] | None = None,
         namespace: str = "",
-        temporary: bool = False,
+        is_temporary: bool = False,
         counters: StoreCounters | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``clock``: by default
-        ``time.time``. ``temporary``: no later store uses this namespace; ``discard`` removes its
+        ``time.time``. ``is_temporary``: no later store uses this namespace; ``discard`` removes its
         folder. ``counters``: counters of a previous store, to be continued.
         """
         _check_sizes(page_bytes, capacity_bytes, quotas)
@@ -110,7 +110,7 @@ class DiskStore:
             eviction,
             folder=folder,
             namespace=namespace,
-            temporary=temporary,
+            is_temporary=is_temporary,
         )
         self.open()
 
@@ -164,7 +164,7 @@ class DiskStore:
         raw_keys = [raw_key(key) for key in keys]
         present_pages = unexpired_pages = 0
         with state.lock:
-            rows, expires = state.index.rows, state.index.expires
+            rows, expires = state.index.row_of, state.index.expires
             for key in raw_keys:
                 row = rows.get(key)
                 if row is None:
@@ -178,7 +178,7 @@ class DiskStore:
         """Return the metadata of each page, or ``None`` if it is not on disk."""
         state, raw_keys = self.state, [raw_key(key) for key in keys]
         with state.lock:
-            rows = [state.index.rows.get(key) for key in raw_keys]
+            rows = [state.index.row_of.get(key) for key in raw_keys]
             return [None if row is None else state.index.read_meta(row) for row in rows]
 
     def __len__(self) -> int:
@@ -217,7 +217,7 @@ class DiskStore:
         index = self.state.index
         batch = []
         for key, buffers in zip(raw_keys, targets):
-            row = index.rows.get(key)
+            row = index.row_of.get(key)
             if row is None:
                 break
             target = self.state.content.views(buffers)
@@ -240,7 +240,7 @@ class DiskStore:
             row = page.row
             counters.read_pages += 1
             counters.read_bytes += state.content.page_bytes
-            if index.keys[row] != page.key:
+            if index.key_of[row] != page.key:
                 continue  # removed during the read; the data read is valid
             if now > index.last_access[row]:
                 index.last_access[row] = now
@@ -251,7 +251,7 @@ class DiskStore:
     def _drop_bad_page(self, page: _PageRead, error: OSError | None, key: str, now: float) -> None:
         state = self.state
         # Keep another page that took the row or the key during the read.
-        if state.index.rows.get(page.key) != page.row:
+        if state.index.row_of.get(page.key) != page.row:
             return
         if state.index.checksum(page.row) != page.checksum:
             return
@@ -287,7 +287,7 @@ class DiskStore:
             return 0
         with state.lock:
             index, removed_pages = state.index, 0
-            rows = [row for row in index.rows.values() if index.label("tenant", row) == tenant]
+            rows = [row for row in index.row_of.values() if index.label("tenant", row) == tenant]
             for row in sorted(rows, key=lambda row: -index.offset[row]):  # children first
                 if not index.children[row]:
                     self._eviction.remove(row, "deleted", now)

@@ -99,7 +99,7 @@ class PageWriter:
         with state.lock:
             self._enter_batch(batch, errors, checksums, now)
             on_disk = [
-                was_on_disk or page.key in state.index.rows
+                was_on_disk or page.key in state.index.row_of
                 for was_on_disk, page in zip(on_disk, offered, strict=True)
             ]
         committed = self._index_writer.flush()
@@ -116,7 +116,7 @@ class PageWriter:
         """Set the views of pages that are not on disk, and make room for them in the folder."""
         state, content = self._state, self._state.content
         with state.lock:
-            absent = [i for i, page in enumerate(offered) if page.key not in state.index.rows]
+            absent = [i for i, page in enumerate(offered) if page.key not in state.index.row_of]
             pages_after = state.units.used_units + len(absent)
         for i in absent:
             offered[i].views = content.views(pages[i])
@@ -125,7 +125,7 @@ class PageWriter:
 
     def _use_present(self, offered: Sequence[_PageWrite], now: float) -> None:
         """Record a use of the offered pages that are on disk already."""
-        rows = self._state.index.rows
+        rows = self._state.index.row_of
         present = [page for page in offered if page.key in rows]
         self._state.counters.present_pages += len(present)
         for _, group in itertools.groupby(present, lambda page: path_fields(page.meta)):
@@ -137,7 +137,7 @@ class PageWriter:
         """Allocate a unit for a page that is not on disk, if permitted. Returns whether the page was
         on disk already."""
         state = self._state
-        if page.key in state.index.rows:
+        if page.key in state.index.row_of:
             return True
         if page.key in batch.placed_keys:
             return False  # duplicate in this batch
@@ -153,7 +153,7 @@ class PageWriter:
         """Allocate a unit for a page, evicting if needed. Returns false if the page is refused."""
         state, counters, meta = self._state, self._state.counters, page.meta
         if page.parent is not None and page.parent not in batch.placed_keys:
-            row = state.index.rows.get(page.parent)
+            row = state.index.row_of.get(page.parent)
             if row is None:
                 counters.refused_pages["no-prefix"] += 1
                 return False
@@ -207,8 +207,8 @@ class PageWriter:
         """Insert a written page into the index. Returns ``NO_ROW`` if its prefix was evicted
         meanwhile, or if another writer inserted it first."""
         state, index = self._state, self._state.index
-        parent = NO_ROW if page.parent is None else index.rows.get(page.parent)
-        if page.key in index.rows or parent is None:
+        parent = NO_ROW if page.parent is None else index.row_of.get(page.parent)
+        if page.key in index.row_of or parent is None:
             return NO_ROW
         row = index.insert(page.key, parent, page.unit)
         index.set_checksum(row, checksum)

@@ -13,12 +13,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from sglang_canopy import SGLANG_VERSION
-from sglang_canopy.admission.activation import AUTO as AUTO_GATE
+from sglang_canopy.admission.activation import GATE_AUTO
 from sglang_canopy.config import setups
 from sglang_canopy.config.refusals import unsupported_reasons
 from sglang_canopy.config.server_options import AutoPart
-from sglang_canopy.doctor.machine import AUTO as AUTO_PART
-from sglang_canopy.doctor.machine import REFUSED, TESTED, UNTESTED, Finding
+from sglang_canopy.doctor.machine import AUTO_PART, REFUSED, TESTED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 
@@ -133,7 +132,7 @@ def requested_features(args: argparse.Namespace) -> list[str]:
     """Return the features of ``setups.FLAGS`` that a command line enables."""
     is_requested = {
         setups.POLICIES: args.radix_eviction_policy in (AUTO, *live_names()),
-        setups.GATE: getattr(args, "canopy_session_gate", None) == AUTO_GATE,
+        setups.GATE: getattr(args, "canopy_session_gate", None) == GATE_AUTO,
         setups.DISK: getattr(args, "hicache_storage_backend", None) == "canopy",
         setups.DOCUMENTS: getattr(args, "canopy_documents", None) not in (None, "off"),
     }
@@ -194,14 +193,12 @@ def auto_findings(parts: Sequence[AutoPart]) -> list[Finding]:
 
 def tested_findings(args: argparse.Namespace) -> list[Finding]:
     """Return the set-ups that are tested, by the level of the tests and by part."""
-    rows = [
-        (level, f"{setup.name} ({', '.join(parts)})")
-        for setup, levels in _parts_by_level(args)
-        for level, parts in levels.items()
-        if level in (setups.SERVED, setups.CACHE)
-    ]
-    names = {level: [name for row_level, name in rows if row_level == level] for level, _ in rows}
-    return [Finding(TESTED, f"{level}: {', '.join(set_ups)}") for level, set_ups in names.items()]
+    names_by_level: dict[str, list[str]] = {}
+    for setup, levels in _parts_by_level(args):
+        for level, parts in levels.items():
+            if level in (setups.SERVED, setups.CACHE):
+                names_by_level.setdefault(level, []).append(f"{setup.name} ({', '.join(parts)})")
+    return [Finding(TESTED, f"{level}: {', '.join(n)}") for level, n in names_by_level.items()]
 
 
 def untested_findings(args: argparse.Namespace) -> list[Finding]:

@@ -18,7 +18,7 @@ from sglang_canopy import SGLANG_VERSION, __version__, releases
 
 REFUSED, FAULT, UNTESTED, NOTE = "refused", "fault", "untested", "note"
 """Kinds: the start stops; the machine lacks a requirement; not tested; for information."""
-TESTED, AUTO = "tested", "auto"
+TESTED, AUTO_PART = "tested", "auto"
 """Kinds: level of testing of the set-ups; state of the parts of ``--radix-eviction auto``."""
 
 STOPS = (REFUSED, FAULT)

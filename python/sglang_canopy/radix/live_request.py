@@ -23,7 +23,7 @@ from sglang_canopy.records import ABORT, Leaf, Request
 from sglang_canopy.tenant import tenant_namespace, tenant_of_req
 from sglang_canopy.ttl.table import RESIDUAL
 from sglang_canopy.wire.request_state import state_of
-from sglang_canopy.wire.stamp import ADDED, read_stamp
+from sglang_canopy.wire.stamp import PARAMS_ADDED, read_stamp
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -127,7 +127,7 @@ def make_live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     request without a stamp. ``block_tokens``: tokens per block of ``path``."""
     stamp = read_stamp(state_of(req).params)
     # Fields of other names here; the others have the same names.
-    stamp.pop(ADDED, None)
+    stamp.pop(PARAMS_ADDED, None)
     time, keep_s = stamp.pop("time", now + UNSTAMPED_GAP_S), stamp.pop("keep_s", None)
     stop_hint, sample_count = stamp.pop("stop", None), stamp.pop("samples", 0)
     alpha, beta = stamp.pop("alpha", None), stamp.pop("beta", None)

@@ -26,8 +26,8 @@ RouteHandler = Callable[[Any], Awaitable[Any]]
 
 
 class Refused(CanopyError):
-    """A refused request; the response has ``status`` instead of 400. retry_after_s: whole seconds, sent
-    as ``Retry-After``."""
+    """A refused request. ``status``: of the response, instead of 400. ``retry_after_s``: whole seconds,
+    sent as ``Retry-After``."""
 
     def __init__(self, status: int, reason: str, retry_after_s: int | None = None) -> None:
         super().__init__(reason)

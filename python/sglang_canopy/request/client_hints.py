@@ -16,7 +16,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.request.access import has_admin_key, is_same_secret
 
-FLAG = "--canopy-client-hints"
+CLIENT_HINTS_FLAG = "--canopy-client-hints"
 ON, OFF, TRUSTED = "on", "off", "trusted"
 MODES = (ON, OFF, TRUSTED)
 
@@ -71,7 +71,7 @@ def rule_of(mode: str, admin_api_key: str | None) -> HintRule:
     rule = HintRule(mode, admin_api_key, read_gateway_secret(os.environ))
     if mode == TRUSTED and not (rule.admin_api_key or rule.gateway_secret):
         raise CanopyError(
-            f"{FLAG} {TRUSTED} needs a credential; give --admin-api-key, or the gateway's secret in "
+            f"{CLIENT_HINTS_FLAG} {TRUSTED} needs a credential; give --admin-api-key, or the gateway's secret in "
             f"the environment variable {SECRET_VARIABLE} or in a file named by "
             f"{SECRET_FILE_VARIABLE}"
         )

@@ -4,8 +4,7 @@ Clients, agents and gateways have different fields and headers for their session
 those that Canopy reads; the first present is used. Names are scoped to the tenant, so that no
 tenant can refer to another's conversations.
 
-Agents' headers follow Dynamo 1.5
-(``lib/llm/src/protocols/agents.rs``).
+Agents' headers follow Dynamo 1.5 (``lib/llm/src/protocols/agents.rs``).
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ def _read_name(value: Any) -> str | None:
         return None
 
 
-def _make_fields(conversation: Any, over: Any = None) -> Fields | None:
+def _make_fields(conversation: Any, is_last: Any = None) -> Fields | None:
     name = _read_name(conversation)
     if name is None:
         return None
     fields: Fields = {"conversation": name, "linear": True}
-    if over is True or (isinstance(over, str) and over.strip().lower() in ("true", "1")):
+    if is_last is True or (isinstance(is_last, str) and is_last.strip().lower() in ("true", "1")):
         fields["over"] = True
     return fields
 

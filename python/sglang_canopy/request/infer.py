@@ -57,8 +57,8 @@ def infer_from_responses_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return category and turn by the rules of ``infer_from_chat``. Consecutive items of an answer
     (reasoning, calls, a message) count as one assistant turn."""
     items = [item for item in _as_list(body.get("input")) if isinstance(item, Mapping)]
-    answers = [_is_answer(item) for item in items]
-    turns = sum(now and not before for before, now in zip([False, *answers], answers))
+    are_answers = [_is_answer(item) for item in items]
+    turns = sum(now and not before for before, now in zip([False, *are_answers], are_answers))
     text = body.get("text")
     text_format = text.get("format") if isinstance(text, Mapping) else None
     category = chat_category(
@@ -71,10 +71,10 @@ def infer_from_responses_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_answer(item: Mapping[str, Any]) -> bool:
-    kind = str(item.get("type", ""))
-    if "role" in item or kind == "message":
+    item_type = str(item.get("type", ""))
+    if "role" in item or item_type == "message":
         return item.get("role") == "assistant"
-    return kind == "reasoning" or ("call" in kind and not kind.endswith("_output"))
+    return item_type == "reasoning" or ("call" in item_type and not item_type.endswith("_output"))
 
 
 def _item_has_image(item: Mapping[str, Any]) -> bool:

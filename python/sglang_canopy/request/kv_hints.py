@@ -12,7 +12,7 @@ from typing import Any
 
 PROTOCOL_VERSIONS = ("0.1", "1.0")
 ACTION_VERSIONS = ("1", "1.0")
-MAX_ACTIONS = 16
+MAX_READ_ACTIONS = 16
 """Maximum actions read from one envelope."""
 
 
@@ -22,7 +22,7 @@ def read_envelope(envelope: Any) -> tuple[bool, int]:
     ``envelope``: a mapping or SGLang's struct. A malformed one does nothing: SGLang rejects the request.
     """
     actions = _get(envelope, "actions")
-    read_actions = actions[:MAX_ACTIONS] if isinstance(actions, Sequence) else ()
+    read_actions = actions[:MAX_READ_ACTIONS] if isinstance(actions, Sequence) else ()
     is_known = _get(envelope, "protocol_version") in PROTOCOL_VERSIONS
     released = [is_known and _is_release(action) for action in read_actions]
     return any(released), released.count(False)

@@ -24,7 +24,7 @@ BODY_CHECKS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {}
 sampling parameters. Each raises ``CanopyError``."""
 
 
-_TEXT_KEYS = ("json_schema", "regex", "ebnf", "structural_tag")
+_TEXT_PARAMS = ("json_schema", "regex", "ebnf", "structural_tag")
 _MAX_INT32, _MAX_FLOAT32, _MAX_FLOAT64 = 2**31 - 1, 3.4028235e38, sys.float_info.max
 """Largest numbers of SGLang's tensors, and the largest that PyTorch converts to them."""
 
@@ -36,7 +36,7 @@ def check_sizes(obj: Any) -> None:
     """Raise ``CanopyError`` for too many samples, or fewer sampling parameters than prompts. ``obj``:
     SGLang's internal request or batch, before normalisation. Its sampling parameters lose
     ``is_normalized``, which SGLang accepts from clients and for which it skips its own checks."""
-    params, prompts = obj.sampling_params, _prompt_count(obj)
+    params, prompts = obj.sampling_params, _count_prompts(obj)
     param_sets = params if isinstance(params, list) else [params]
     if isinstance(params, list) and len(params) < prompts:
         raise CanopyError(
@@ -90,7 +90,7 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
 
         if not isinstance(embeds, PositionalEmbeds):  # JSON holds none
             raise CanopyError(f"positional_embed_overrides must be tensors, got {embeds!r:.60}")
-    for key in _TEXT_KEYS:
+    for key in _TEXT_PARAMS:
         if not isinstance(text := getattr(params, key), str | None):
             _refuse(key, "a string", text)
     if params.top_k > _MAX_INT32:
@@ -99,9 +99,9 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
         _refuse("stream_interval", "a number", params.stream_interval)
     bias = {} if params.logit_bias is None else params.logit_bias
     for value in bias.values() if isinstance(bias, Mapping) else [bias]:
-        limit = _MAX_FLOAT64 if isinstance(value, int) else math.inf
-        upper = limit if params.top_k == 1 else _MAX_FLOAT32  # only a greedy request takes infinity
-        if not isinstance(value, int | float) or not -limit <= value <= upper:
+        bound = _MAX_FLOAT64 if isinstance(value, int) else math.inf
+        upper = bound if params.top_k == 1 else _MAX_FLOAT32  # only a greedy request takes infinity
+        if not isinstance(value, int | float) or not -bound <= value <= upper:
             _refuse("logit_bias", f"an object of numbers up to {_MAX_FLOAT32:g}", value)
     for token in (params.stop_token_ids or ()) if params.min_new_tokens else ():
         if not 0 <= token <= vocabulary:
@@ -112,7 +112,7 @@ def _refuse(key: str, allowed: str, value: Any) -> NoReturn:
     raise CanopyError(f"sampling_params key {key!r} must be {allowed}, got {value!r:.60}")
 
 
-def _prompt_count(obj: Any) -> int:
+def _count_prompts(obj: Any) -> int:
     if obj.text is not None:
         return 1 if isinstance(obj.text, str) else len(obj.text)
     ids = obj.input_ids

@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import check_extra_key, tenants_of_prompts
-from sglang_canopy.wire.stamp import FIELDS, OTHER_PARTS_KEYS
+from sglang_canopy.wire.stamp import CLIENT_FIELDS, OTHER_PARTS_KEYS
 
 
 def headers_of(request: Any) -> Mapping[str, str] | None:
@@ -35,15 +35,15 @@ def body_of(request: Any) -> Mapping[str, Any]:
     read = getattr(request, "json", None)
     if read is None:
         return {}
-    step = read()
+    coroutine = read()
     try:
-        step.send(None)
+        coroutine.send(None)
     except StopIteration as done:
         return done.value if isinstance(done.value, Mapping) else {}
     except Exception:
         return {}
     finally:
-        step.close()
+        coroutine.close()
     return {}
 
 
@@ -54,7 +54,9 @@ def read_metadata(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(metadata, Mapping):
         return {}
     return {
-        k: _parse_value(metadata[k], check) for k, (_, check) in FIELDS.items() if k in metadata
+        k: _parse_value(metadata[k], check)
+        for k, (_, check) in CLIENT_FIELDS.items()
+        if k in metadata
     }
 
 
@@ -98,7 +100,7 @@ REQUIRE_TENANT_FLAG = "--canopy-require-tenant"
 CARRIERS_FLAG = "--canopy-carriers"
 NO_CARRIERS, IN_METADATA = "none", "metadata"
 CARRIERS = (NO_CARRIERS, IN_METADATA)
-"""Additional places of a generation request's tenant and of our other keys."""
+"""Where else a generation request may carry its tenant and Canopy's other keys."""
 
 OFF, WARN, ON = "off", "warn", "on"
 MODES = (OFF, WARN, ON)
@@ -213,11 +215,8 @@ class RequireTenant:
             return None
         self._has_warned = True
         gateway_headers = [name for name in GATEWAY_HEADERS if headers.get(name)]
-        through = (
-            f", and came through a gateway ({', '.join(gateway_headers)})"
-            if gateway_headers
-            else ""
-        )
+        gateway = f", and came through a gateway ({', '.join(gateway_headers)})"
+        through = gateway if gateway_headers else ""
         others = ", though others do" if self._has_seen_tenant else ""
         return (
             f"{_MISSING_TEXT}{others}{through}: it shares KV with all such requests. {_REMEDY_TEXT}"

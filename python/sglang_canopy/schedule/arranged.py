@@ -15,25 +15,25 @@ from typing import Generic, Protocol, TypeVar
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.cost import Prefill
-from sglang_canopy.schedule.cost_queue import Waiting
+from sglang_canopy.schedule.cost_queue import WaitingRequest
 
 HEAD_LOOKUPS = 8
 """Requests at the head of the queue whose prefix match is refreshed in every pass."""
 ROUND_LOOKUPS = 4
 """Further requests refreshed per pass, round-robin."""
-SHARERS = 128
+SHARER_CANDIDATES = 128
 """Requests at the head of the queue considered for sharing a step with a chunked prefill."""
 
-STEPS = 2
-"""Steps' worth of tokens checked against the overtaking budgets. More than one, because a refreshed
-prefix match may be longer and let more requests into a step."""
+CHECKED_STEPS = 2
+"""Steps whose tokens are checked against the overtaking budgets. More than one, because a refreshed
+prefix match may be longer, so that a step admits more requests."""
 
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
 
 
-class Requests(Protocol[T_in]):
-    """Scheduler-specific view of a request, implemented by the server and the simulator."""
+class RequestView(Protocol[T_in]):
+    """A scheduler's view of its requests, implemented by the server and the simulator."""
 
     def tenant(self, request: T_in) -> Hashable:
         """Return the tenant to charge for it (``tenant.ChargedTenants``)."""
@@ -59,28 +59,28 @@ class Requests(Protocol[T_in]):
         """Return the time in seconds, equal on all ranks."""
 
 
-class Arranged(Generic[T]):
-    """The scheduler's waiting queue, sorted by ``shortest``."""
+class ArrangedQueue(Generic[T]):
+    """The scheduler's waiting queue, sorted by ``bounded_queue``."""
 
-    def __init__(self, shortest: BoundedShortest, requests: Requests[T]) -> None:
-        self.shortest = shortest
-        self._requests = requests
-        self._waiting: dict[T, Waiting] = {}
-        self._admitted: dict[T, Waiting] = {}
+    def __init__(self, bounded_queue: BoundedShortest, view: RequestView[T]) -> None:
+        self.bounded_queue = bounded_queue
+        self._view = view
+        self._waiting: dict[T, WaitingRequest] = {}
+        self._admitted: dict[T, WaitingRequest] = {}
         """Admitted requests, which may be retracted."""
         self._in_order: list[T] = []
         """The waiting requests in admission order, as of the latest pass."""
-        self._alone: T | None = None
+        self._lone_request: T | None = None
         """A new request that waits alone. SGLang matches it when it admits it: it is not looked up, and
         has neither cost nor budget, unless it still waits in the next pass."""
         self._next_lookup = 0
 
     def __len__(self) -> int:
-        return len(self._waiting) + (self._alone is not None)
+        return len(self._waiting) + (self._lone_request is not None)
 
     def requests(self) -> list[T]:
         """Return the waiting requests, and the admitted ones that are not known to have ended."""
-        alone = () if self._alone is None else (self._alone,)
+        alone = () if self._lone_request is None else (self._lone_request,)
         return [*self._waiting, *alone, *self._admitted]
 
     def arrange(self, queue: Sequence[T], chunked: T | None = None) -> list[T]:
@@ -91,24 +91,25 @@ class Arranged(Generic[T]):
             present = set(queue)
             for aborted in [request for request in waiting if request not in present]:
                 self.forget(aborted)
-        self.shortest.set_chunked_prompt(None if chunked is None else self._admitted.get(chunked))
+        chunked_prompt = None if chunked is None else self._admitted.get(chunked)
+        self.bounded_queue.set_chunked_prompt(chunked_prompt)
         if len(self._in_order) > len(waiting):  # some have left
             self._in_order = [request for request in self._in_order if request in waiting]
-        previous, self._alone = self._alone, None
+        previous, self._lone_request = self._lone_request, None
         if len(queue) == len(new) == 1 and chunked is None:
             (only,) = new
             if only is not previous and only not in self._admitted:
-                self._alone, self._in_order = only, new
+                self._lone_request, self._in_order = only, new
                 return self.current()
         for request in sorted(new, key=lambda request: request is not previous):  # the older first
-            self._requests.match(request)
+            self._view.match(request)
             self._enqueue(request)
-        self.shortest.set_time(self._requests.time_s())
+        self.bounded_queue.set_time(self._view.time_s())
         if len(queue) < 2:
             self._in_order = list(queue)
             return self.current()
         self._refresh()
-        self._in_order = [entry.request for entry in self.shortest.in_order()]
+        self._in_order = [waiting.request for waiting in self.bounded_queue.in_order()]
         return self.current()
 
     def current(self) -> list[T]:
@@ -116,52 +117,53 @@ class Arranged(Generic[T]):
         return list(self._in_order)
 
     def _enqueue(self, request: T) -> None:
-        requests, waiting = self._requests, self._admitted.pop(request, None)
-        prefill = requests.prefill(request, waiting is not None)  # retracted: its match is old
+        view, waiting = self._view, self._admitted.pop(request, None)
+        prefill = view.prefill(request, waiting is not None)  # retracted: its match is old
         if waiting is not None:
-            self.shortest.requeue(waiting, prefill)
+            self.bounded_queue.requeue(waiting, prefill)
         else:
-            tenant, urgency = requests.tenant(request), requests.urgency(request)
-            waiting = self.shortest.add(prefill, tenant, urgency, request)
+            tenant, urgency = view.tenant(request), view.urgency(request)
+            waiting = self.bounded_queue.add(prefill, tenant, urgency, request)
         self._waiting[request] = waiting
 
     def admit(self, requests: Collection[T]) -> None:
         """Record admitted requests."""
-        if self._alone is not None and self._alone in requests:
-            self._enqueue(self._alone)
-            self._alone = None
+        if self._lone_request is not None and self._lone_request in requests:
+            self._enqueue(self._lone_request)
+            self._lone_request = None
         admitted = self._waiting.keys() & set(requests)
         if not admitted:
             return
         entered = [self._waiting.pop(request) for request in self._in_order if request in admitted]
         self._in_order = [request for request in self._in_order if request not in admitted]
         self._admitted |= {waiting.request: waiting for waiting in entered}
-        self.shortest.admit(entered)
+        self.bounded_queue.admit(entered)
 
     def forget(self, request: T) -> bool:
         """Drop a request that ended; return whether it was admitted."""
-        if request is self._alone:
-            self._alone, self._in_order = None, []
+        if request is self._lone_request:
+            self._lone_request, self._in_order = None, []
             return False
         waiting = self._waiting.pop(request, None)
         if waiting is not None:
-            self.shortest.remove(waiting)
-            # ``_in_order`` follows in the next pass: a search here is a pass for each of many aborts.
+            self.bounded_queue.remove(waiting)
+            # The next pass updates ``_in_order``: a search here would take a pass for each abort.
             if not self._waiting:
                 self._in_order = []
             return False
         waiting = self._admitted.pop(request, None)
-        if waiting is not None and waiting is self.shortest.chunked_prompt:
-            self.shortest.set_chunked_prompt(None)
+        if waiting is not None and waiting is self.bounded_queue.chunked_prompt:
+            self.bounded_queue.set_chunked_prompt(None)
         return waiting is not None
 
     def over_budget(self) -> list[T]:
         """Return the requests at the head of the order that would overdraw a budget."""
-        tokens = STEPS * self._requests.step_tokens()
-        return [entry.request for entry in self.shortest.over_budget(self._entries(), tokens)]
+        tokens = CHECKED_STEPS * self._view.step_tokens()
+        overdrawing = self.bounded_queue.over_budget(self._waiting_in_order(), tokens)
+        return [waiting.request for waiting in overdrawing]
 
     def share_step(
-        self, chunk_tokens: int, step_tokens: int, page: int, free_tokens: float
+        self, chunk_tokens: int, step_tokens: int, page_tokens: int, free_tokens: float
     ) -> tuple[list[T], int] | None:
         """Move to the head of the order requests that share a step with the chunked prefill.
 
@@ -170,43 +172,44 @@ class Arranged(Generic[T]):
         most ``free_tokens`` of memory. Return requests that would overdraw a budget once the sharers
         are admitted, and the tokens left for the chunked prefill; ``None`` without sharers.
         """
-        shared_tokens = step_tokens - min(max(page, step_tokens // 2), chunk_tokens)
+        shared_tokens = step_tokens - min(max(page_tokens, step_tokens // 2), chunk_tokens)
         chunk_limit = step_tokens
 
-        def shares(waiting: Waiting) -> bool:
+        def shares(waiting: WaitingRequest) -> bool:
             nonlocal chunk_limit, free_tokens, shared_tokens
             tokens = waiting.prefill.uncached
-            pages = -(-tokens // page) * page
-            if tokens >= chunk_tokens or pages > shared_tokens:
+            padded_tokens = -(-tokens // page_tokens) * page_tokens
+            if tokens >= chunk_tokens or padded_tokens > shared_tokens:
                 return False
-            now = self._requests.prefill(waiting.request, True)
-            needed = now.uncached + now.reserved + page
-            needed += self._requests.unlocked_tokens(waiting.request)
-            if now.uncached > tokens or needed > free_tokens:  # its prefix shrank meanwhile
+            prefill = self._view.prefill(waiting.request, True)
+            needed_tokens = prefill.uncached + prefill.reserved + page_tokens
+            needed_tokens += self._view.unlocked_tokens(waiting.request)
+            if prefill.uncached > tokens or needed_tokens > free_tokens:  # its prefix shrank
                 return False
-            shared_tokens -= pages
-            chunk_limit -= -(-now.uncached // page) * page
-            free_tokens -= needed
+            shared_tokens -= padded_tokens
+            chunk_limit -= -(-prefill.uncached // page_tokens) * page_tokens
+            free_tokens -= needed_tokens
             return True
 
-        head: Iterator[Waiting] = islice(self._entries(), SHARERS)
-        if (prompt := self.shortest.chunked_prompt) is not None:
+        head: Iterator[WaitingRequest] = islice(self._waiting_in_order(), SHARER_CANDIDATES)
+        if (prompt := self.bounded_queue.chunked_prompt) is not None:
             head = (waiting for waiting in head if waiting.urgency >= prompt.urgency)
-        sharers = {waiting.request: None for waiting in self.shortest.select(head, shares)}
+        sharers = {waiting.request: None for waiting in self.bounded_queue.select(head, shares)}
         if not sharers:
             return None
         self._in_order = [*sharers, *(each for each in self._in_order if each not in sharers)]
-        return self.over_budget(), max(page, chunk_limit // page * page)
+        return self.over_budget(), max(page_tokens, chunk_limit // page_tokens * page_tokens)
 
-    def _entries(self) -> Iterator[Waiting]:
-        """Yield the entries of the waiting requests in the current order."""
+    def _waiting_in_order(self) -> Iterator[WaitingRequest]:
+        """Yield the waiting requests in the current order."""
         return (self._waiting[request] for request in self._in_order if request in self._waiting)
 
     def _refresh(self) -> None:
-        size = len(self._in_order)
-        chosen = list(islice(self._in_order, HEAD_LOOKUPS))
-        for _ in range(min(ROUND_LOOKUPS, size - len(chosen))):
-            self._next_lookup = max((self._next_lookup + 1) % size, HEAD_LOOKUPS)
+        """Look up the prefixes of the first requests, and of a few others in turn."""
+        count = len(self._in_order)
+        chosen = self._in_order[:HEAD_LOOKUPS]
+        for _ in range(min(ROUND_LOOKUPS, count - len(chosen))):
+            self._next_lookup = max((self._next_lookup + 1) % count, HEAD_LOOKUPS)
             chosen.append(self._in_order[self._next_lookup])
         for request in chosen:
-            self.shortest.update(self._waiting[request], self._requests.prefill(request, True))
+            self.bounded_queue.update(self._waiting[request], self._view.prefill(request, True))

@@ -5,7 +5,7 @@ Cost is the predicted seconds of the server that a request takes: its prefill, w
 would fill the pool and no lower tier keeps what it evicts, the order is by net cost: less the seconds
 that cached KV saves, which may be evicted while its request waits.
 Shortest-first minimises the mean wait but starves long requests, so each request gets an overtaking
-budget on arrival:
+budget on arrival::
 
     B = lambda c + beta    seconds of younger work that may be admitted before it
 
@@ -32,13 +32,13 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
+from sglang_canopy.schedule.age_order import AgeOrder
 from sglang_canopy.schedule.cost import Cost, Prefill, PrefillCost
-from sglang_canopy.schedule.cost_queue import CostQueue, Waiting, simulate_admission
+from sglang_canopy.schedule.cost_queue import CostQueue, WaitingRequest, simulate_admission
 from sglang_canopy.schedule.fair_shares import FairShares, Share
-from sglang_canopy.schedule.passing import Passing
 
 COST_FACTOR = 10.0
 """lambda: the budget grows by this multiple of the request's own cost."""
@@ -70,31 +70,31 @@ class BoundedShortest:
         self._numbers = itertools.count()
         self._queues: dict[tuple[int, Share], CostQueue] = {}
         """Priority and share -> queue. Empty queues are dropped, except the chunked prefill's."""
-        self.chunked_prompt: Waiting | None = None
+        self.chunked_prompt: WaitingRequest | None = None
         """The chunked prefill in progress."""
-        self.admitted_by = {"shortest": 0, "budget": 0}
+        self.admission_counts = {"shortest": 0, "budget": 0}
         """Admissions by reason. "budget": a cheaper request was passed over because it would have
         overdrawn a budget or did not fit."""
 
     def add(
         self, prefill: Prefill, tenant: Hashable = None, urgency: int = 0, request: Any = None
-    ) -> Waiting:
+    ) -> WaitingRequest:
         """Add a new request. ``tenant``: to charge it to (``tenant.ChargedTenants``)."""
-        share, costs = self.shares.share_of(tenant), self._price(prefill)
-        waiting = Waiting(next(self._numbers), tenant, share, urgency, prefill, *costs)
-        waiting.request = request
-        waiting.budget_s = self.cost_factor * waiting.cost + self.base_budget_s
-        waiting.budget_left_s = waiting.budget_s
-        self._queue_of(waiting).add(waiting, youngest=True)
+        number, share = next(self._numbers), self.shares.share_of(tenant)
+        cost_s, net_cost_s = self._price(prefill)
+        budget_s = self.cost_factor * cost_s + self.base_budget_s
+        costs_s = cost_s, net_cost_s, budget_s, budget_s
+        waiting = WaitingRequest(number, tenant, share, urgency, prefill, *costs_s, request)
+        self._queue_of(waiting).add(waiting)
         return waiting
 
-    def requeue(self, waiting: Waiting, prefill: Prefill) -> None:
+    def requeue(self, waiting: WaitingRequest, prefill: Prefill) -> None:
         """Requeue a retracted request at its old position, with the rest of its budget."""
         waiting.prefill = prefill
-        waiting.cost, waiting.net_cost = self._price(prefill)
-        self._queue_of(waiting).add(waiting, youngest=False)
+        waiting.cost_s, waiting.net_cost_s = self._price(prefill)
+        self._queue_of(waiting).add(waiting)
 
-    def update(self, waiting: Waiting, prefill: Prefill) -> None:
+    def update(self, waiting: WaitingRequest, prefill: Prefill) -> None:
         """Update the cost of ``waiting`` after a new prefix match."""
         self._queue_of(waiting).update(waiting, prefill, self._price)
 
@@ -109,55 +109,55 @@ class BoundedShortest:
             queue.reprice(self._price)
 
     def _price(self, prefill: Prefill) -> tuple[float, float]:
-        cost = self.cost.seconds(prefill)
+        """Return cost and net cost, in seconds."""
+        cost_s = self.cost.seconds(prefill)
         if not self.is_kv_at_risk:
-            return cost, cost
-        uncached = Prefill(prefill.uncached + prefill.cached, reserved=prefill.reserved)
-        return cost, 2 * cost - self.cost.seconds(uncached)
+            return cost_s, cost_s
+        cold_prefill = Prefill(prefill.uncached + prefill.cached, reserved=prefill.reserved)
+        return cost_s, 2 * cost_s - self.cost.seconds(cold_prefill)
 
     def _update_risk(self) -> None:
         """Order by net cost once ``unbacked_tokens`` wait, and until fewer than half of them do."""
-        uncached_tokens = sum(queue.uncached_tokens for queue in self._queues.values())
+        prefills = (w.prefill for queue in self._queues.values() for w in queue.requests.values())
         limit = self.unbacked_tokens / 2 if self.is_kv_at_risk else self.unbacked_tokens
-        if self.is_kv_at_risk != (uncached_tokens > limit):
-            self.is_kv_at_risk = not self.is_kv_at_risk
+        is_at_risk = limit < math.inf and sum(prefill.uncached for prefill in prefills) > limit
+        if self.is_kv_at_risk != is_at_risk:
+            self.is_kv_at_risk = is_at_risk
             self.reprice()
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: WaitingRequest) -> None:
         """Remove an aborted request."""
-        queue = self._queue_of(waiting)
-        queue.remove(waiting)
-        self._drop_if_empty(waiting, queue)
+        self._queue_of(waiting).remove(waiting)
+        self._drop_if_empty(waiting)
 
-    def admit(self, admitted: Iterable[Waiting]) -> None:
+    def admit(self, admitted: Iterable[WaitingRequest]) -> None:
         """Admit requests in this order, charging budgets and fair shares."""
         for waiting in admitted:
             queue = self._queue_of(waiting)
-            shortest = queue.by_net_cost[0][2] is waiting
-            self.admitted_by["shortest" if shortest else "budget"] += 1
+            is_shortest = queue.by_net_cost[0][2] is waiting
+            self.admission_counts["shortest" if is_shortest else "budget"] += 1
             queue.admit(waiting)
-            self._drop_if_empty(waiting, queue)
-            self.shares.charge(waiting.tenant, waiting.share, waiting.cost)
+            self._drop_if_empty(waiting)
+            self.shares.charge(waiting.tenant, waiting.share, waiting.cost_s)
 
-    def set_chunked_prompt(self, waiting: Waiting | None) -> None:
+    def set_chunked_prompt(self, waiting: WaitingRequest | None) -> None:
         """Set the chunked prefill; ``None`` ends it."""
         previous, self.chunked_prompt = self.chunked_prompt, waiting
         if waiting is not previous:
             if previous is not None:
-                queue = self._queue_of(previous)
-                queue.set_chunked_prompt(None)
-                self._drop_if_empty(previous, queue)
+                self._queue_of(previous).set_chunked_prompt(None)
+                self._drop_if_empty(previous)
             if waiting is not None:
                 self._queue_of(waiting).set_chunked_prompt(waiting)
 
     def select(
-        self, candidates: Iterable[Waiting], fits: Callable[[Waiting], bool]
-    ) -> list[Waiting]:
+        self, candidates: Iterable[WaitingRequest], fits: Callable[[WaitingRequest], bool]
+    ) -> list[WaitingRequest]:
         """Select candidates, in order, that ``fits`` accepts and that overdraw no budget.
 
         Candidates that are not selected count as still waiting.
         """
-        trials: dict[CostQueue, Passing] = {}
+        trials: dict[CostQueue, AgeOrder] = {}
         selected = []
         for waiting in candidates:
             trial = self._trial(trials, waiting)
@@ -166,16 +166,16 @@ class BoundedShortest:
                 selected.append(waiting)
         return selected
 
-    def over_budget(self, order: Iterable[Waiting], tokens: int) -> list[Waiting]:
+    def over_budget(self, order: Iterable[WaitingRequest], tokens: int) -> list[WaitingRequest]:
         """Return requests that would overdraw a budget if admitted in this order.
 
         Budgets of requests outside ``order``, and of the chunked prefill, count. Only the head of
         ``order`` is checked, up to ``tokens`` uncached tokens.
         """
-        if all(queue.passing.least_allowance() >= queue.work for queue in self._queues.values()):
+        if all(queue.allows_every_order() for queue in self._queues.values()):
             return []
-        trials: dict[CostQueue, Passing] = {}
-        over = []
+        trials: dict[CostQueue, AgeOrder] = {}
+        overdrawing = []
         for waiting in order:
             if tokens <= 0:
                 break
@@ -184,57 +184,54 @@ class BoundedShortest:
                 simulate_admission(trial, waiting)
                 tokens -= waiting.prefill.uncached
             else:
-                over.append(waiting)
-        return over
+                overdrawing.append(waiting)
+        return overdrawing
 
-    def in_order(self, head: int = SORTED_HEAD) -> list[Waiting]:
+    def in_order(self, sorted_head: int = SORTED_HEAD) -> list[WaitingRequest]:
         """Return the queue in admission order.
 
-        Only the first ``head`` requests are sorted; the rest of each priority is in order of arrival. Prices
-        the queue anew when net costs begin or end to count; call ``admit`` to admit.
+        Only the first ``sorted_head`` requests are sorted; the rest of each priority is in order of
+        arrival. Prices the queue anew when net costs begin or end to count; call ``admit`` to admit.
         """
         self._update_risk()
-        ordered: list[Waiting] = []
+        ordered: list[WaitingRequest] = []
         starts: dict[Share, float] = {}
         by_urgency: defaultdict[int, dict[Share, CostQueue]] = defaultdict(dict)
         for (urgency, share), queue in self._queues.items():
             if queue.requests:
                 by_urgency[urgency][share] = queue
         for _, by_share in sorted(by_urgency.items(), key=itemgetter(0), reverse=True):
-            first = len(ordered)
             walks = {share: queue.walk() for share, queue in by_share.items()}
-            heads = {share: next(walk) for share, walk in walks.items()}
+            next_by_share = {share: next(walk) for share, walk in walks.items()}
             starts = self.shares.starts(by_share) | starts
-            while heads and len(ordered) < head:
-                share = min(heads, key=starts.__getitem__)
-                ordered.append(heads[share])
-                starts[share] += heads[share].cost
+            while next_by_share and len(ordered) < sorted_head:
+                share = min(next_by_share, key=starts.__getitem__)
+                ordered.append(next_by_share[share])
+                starts[share] += next_by_share[share].cost_s
                 following = next(walks[share], None)
                 if following is None:
-                    del heads[share]
+                    del next_by_share[share]
                 else:
-                    heads[share] = following
-            behind: dict[int, Waiting] = {}
-            for queue in by_share.values():
-                behind |= queue.requests
-            for waiting in ordered[first:]:
-                del behind[waiting.number]
-            ordered += map(behind.__getitem__, sorted(behind))
+                    next_by_share[share] = following
+            requests = (w for queue in by_share.values() for w in queue.requests.values())
+            head = {*ordered}
+            ordered += sorted((w for w in requests if w not in head), key=attrgetter("number"))
         return ordered
 
-    def _trial(self, trials: dict[CostQueue, Passing], waiting: Waiting) -> Passing:
+    def _trial(self, trials: dict[CostQueue, AgeOrder], waiting: WaitingRequest) -> AgeOrder:
         """Return the budgets of the queue of ``waiting`` in ``trials``, at first a copy."""
         queue = self._queue_of(waiting)
         if queue not in trials:
-            trials[queue] = queue.passing.copy()
+            trials[queue] = queue.age_order.copy()
         return trials[queue]
 
-    def _queue_of(self, waiting: Waiting) -> CostQueue:
+    def _queue_of(self, waiting: WaitingRequest) -> CostQueue:
         key = waiting.urgency, waiting.share
         if key not in self._queues:
             self._queues[key] = CostQueue()
         return self._queues[key]
 
-    def _drop_if_empty(self, waiting: Waiting, queue: CostQueue) -> None:
+    def _drop_if_empty(self, waiting: WaitingRequest) -> None:
+        queue = self._queue_of(waiting)
         if not queue.requests and queue.chunked_prompt is None:
             del self._queues[waiting.urgency, waiting.share]

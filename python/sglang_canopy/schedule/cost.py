@@ -28,19 +28,19 @@ from typing import Protocol
 import numpy as np
 from scipy.optimize import nnls
 
-BATCHES = 256
-"""Latest batches used in a fit."""
+FIT_BATCHES = 256
+"""Number of the latest batches used in a fit."""
 REFIT_BATCHES = 32
 """Batches between fits."""
-MIN_BATCHES = 8
+MIN_FIT_BATCHES = 8
 """Batches required for the first fit."""
-PRIOR = (0.0, 1e-4, 0.0, 0.0)
+PRIOR_COEFFICIENTS = (0.0, 1e-4, 0.0, 0.0)
 """Coefficients before the first fit: 10,000 tokens/s. Only ratios of costs matter until then."""
-MIN_S = 1e-6
+MIN_COST_S = 1e-6
 """Minimum cost of a request, so that ratios are finite. Batches faster than this are ignored."""
-MAX_S = 3600.0
+MAX_BATCH_S = 3600.0
 """Batches slower than this are ignored."""
-STEP_TOKENS = 8192
+DEFAULT_STEP_TOKENS = 8192
 """Default token limit of a step (SGLang's ``--chunked-prefill-size``)."""
 
 
@@ -74,35 +74,35 @@ class PrefillCost:
     adopt those of one rank.
     """
 
-    def __init__(self, step_tokens: int = STEP_TOKENS) -> None:
+    def __init__(self, step_tokens: int = DEFAULT_STEP_TOKENS) -> None:
         self.step_tokens = step_tokens
-        self.coefficients: Coefficients = PRIOR
+        self.coefficients: Coefficients = PRIOR_COEFFICIENTS
         """Seconds per batch, token, token pair and loaded token."""
-        self._rows: deque[tuple[float, float, float, float, float]] = deque(maxlen=BATCHES)
+        self._batches: deque[tuple[float, float, float, float, float]] = deque(maxlen=FIT_BATCHES)
 
-    def add(self, batch: Iterable[Prefill], seconds: float) -> None:
-        """Record a batch; implausible durations are ignored."""
-        if not MIN_S <= seconds <= MAX_S:
+    def record_batch(self, batch: Iterable[Prefill], seconds: float) -> None:
+        """Record the duration of a batch, unless it is implausible."""
+        if not MIN_COST_S <= seconds <= MAX_BATCH_S:
             return
         uncached = pairs = loaded = 0.0
-        for part in batch:
-            uncached += part.uncached
-            pairs += _pairs(part)
-            loaded += part.loaded
+        for prefill in batch:
+            uncached += prefill.uncached
+            pairs += _pairs(prefill)
+            loaded += prefill.loaded
         if uncached > 0:
-            self._rows.append((1.0, uncached, pairs, loaded, seconds))
+            self._batches.append((1.0, uncached, pairs, loaded, seconds))
 
     def fit(self) -> Coefficients:
         """Fit the latest batches; return zeros if there are too few."""
-        if len(self._rows) < MIN_BATCHES:
+        if len(self._batches) < MIN_FIT_BATCHES:
             return 0.0, 0.0, 0.0, 0.0
-        rows = np.array(self._rows)
-        seconds = rows[:, 4]
-        features = rows[:, :4] / seconds[:, None]
-        scale = np.linalg.norm(features, axis=0)
-        scale[scale == 0.0] = 1.0
-        solution, _ = nnls(features / scale, np.ones(len(rows)))
-        base, token, pair, loaded = map(float, solution / scale)
+        batches = np.array(self._batches)
+        seconds = batches[:, 4]
+        features = batches[:, :4] / seconds[:, None]
+        feature_norms = np.linalg.norm(features, axis=0)
+        feature_norms[feature_norms == 0.0] = 1.0
+        solution, _ = nnls(features / feature_norms, np.ones(len(batches)))
+        base, token, pair, loaded = map(float, solution / feature_norms)
         return base, token, pair, loaded
 
     def adopt(self, coefficients: Coefficients) -> None:
@@ -111,13 +111,13 @@ class PrefillCost:
             self.coefficients = coefficients
 
     def seconds(self, request: Prefill) -> float:
-        """Return the cost, with ``base`` in proportion to the tokens; at least ``MIN_S``.
+        """Return the cost, with ``base`` in proportion to the tokens; at least ``MIN_COST_S``.
 
         Short prompts share a step; long prompts need several.
         """
         base, token, pair, load = self.coefficients
         linear = (base / self.step_tokens + token) * request.uncached + load * request.loaded
-        return max(linear + pair * _pairs(request), MIN_S)
+        return max(linear + pair * _pairs(request), MIN_COST_S)
 
 
 def _pairs(request: Prefill) -> float:
@@ -125,10 +125,10 @@ def _pairs(request: Prefill) -> float:
     return request.uncached * (request.cached + request.uncached / 2)
 
 
-DECODE_STEPS = 256
-"""Latest decode steps in the median."""
-ANSWERS = 256
-"""Latest answers in the used part of their reservations."""
+MEDIAN_STEPS = 256
+"""Number of the latest decode steps in the median."""
+MEASURED_ANSWERS = 256
+"""Number of the latest answers in ``used_share``."""
 MIN_ANSWERS = 8
 
 
@@ -136,41 +136,43 @@ class AnswerCost:
     """Price of answers. Only ``adopt`` changes it; ranks that adopt equal values agree."""
 
     def __init__(self, max_running: int, pool_tokens: int) -> None:
-        """``max_running``: most running requests. ``pool_tokens``: KV on the device."""
+        """``max_running``: most running requests. ``pool_tokens``: capacity of the KV pool."""
         self.max_running = max_running
         self.pool_tokens = pool_tokens
         self.step_s = 0.0
         """Seconds of a decode step; 0, which makes answers free, before the first is adopted."""
-        self.used = 1.0
-        """Part of the reserved tokens that answers generate."""
-        self._steps: deque[float] = deque(maxlen=DECODE_STEPS)
-        self._answers: deque[tuple[int, int]] = deque(maxlen=ANSWERS)
+        self.used_share = 1.0
+        """Share of their reserved tokens that answers generate."""
+        self._step_seconds: deque[float] = deque(maxlen=MEDIAN_STEPS)
+        self._answer_lengths: deque[tuple[int, int]] = deque(maxlen=MEASURED_ANSWERS)
+        """Reserved and generated tokens."""
 
     def record_step(self, seconds: float) -> None:
         """Record the duration of a batch that only decoded."""
-        self._steps.append(seconds)
+        self._step_seconds.append(seconds)
 
     def record_answer(self, reserved: int, generated: int) -> None:
         """Record the tokens of a finished answer. Call in equal order on all ranks."""
         if reserved > 0:
-            self._answers.append((reserved, generated))
+            self._answer_lengths.append((reserved, generated))
 
     def median_step_s(self) -> float:
         """Return the median decode step of this rank, 0 without one."""
-        return statistics.median(self._steps) if self._steps else 0.0
+        return statistics.median(self._step_seconds) if self._step_seconds else 0.0
 
     def adopt(self, step_s: float) -> None:
         """Set the price, with the first rank's ``step_s``."""
         self.step_s = step_s
-        if len(self._answers) >= MIN_ANSWERS:
-            reserved, generated = map(sum, zip(*self._answers, strict=True))
-            self.used = generated / reserved
+        if len(self._answer_lengths) >= MIN_ANSWERS:
+            reserved, generated = map(sum, zip(*self._answer_lengths, strict=True))
+            self.used_share = generated / reserved
 
-    def seconds(self, prompt: int, reserved: int) -> float:
-        """Return the cost of an answer to ``prompt`` tokens, for which ``reserved`` are reserved."""
-        answer = self.used * reserved
-        share = max(1.0 / self.max_running, (prompt + answer) / self.pool_tokens)
-        return answer * self.step_s * min(share, 1.0)
+    def seconds(self, prompt_tokens: int, reserved: int) -> float:
+        """Return the cost of an answer to a prompt, for which ``reserved`` tokens are reserved."""
+        answer_tokens = self.used_share * reserved
+        pool_share = (prompt_tokens + answer_tokens) / self.pool_tokens
+        server_share = min(max(1.0 / self.max_running, pool_share), 1.0)
+        return answer_tokens * self.step_s * server_share
 
 
 class ServerCost:
@@ -181,5 +183,5 @@ class ServerCost:
         self._answers = answers
 
     def seconds(self, request: Prefill) -> float:
-        prompt = request.cached + request.uncached
-        return self._prefill.seconds(request) + self._answers.seconds(prompt, request.reserved)
+        answer_s = self._answers.seconds(request.cached + request.uncached, request.reserved)
+        return self._prefill.seconds(request) + answer_s

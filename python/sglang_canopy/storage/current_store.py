@@ -17,9 +17,9 @@ from sglang_canopy.storage.settings import StorageSettings
 
 logger = logging.getLogger(__name__)
 
-Views = Sequence[Sequence[memoryview]]
+PageViews = Sequence[Sequence[memoryview]]
 """Memory of each page, as the host pool's buffers."""
-RETRY_S = 5.0
+MAX_RETRY_INTERVAL_S = 5.0
 """Maximum seconds between attempts to open an unavailable folder."""
 
 
@@ -43,7 +43,7 @@ class CurrentStore:
         self.namespace = namespace
         """Namespace of model, layout and rank, without updates of the weights."""
         self.page_bytes = page_bytes
-        self.interval_s = min(settings.sweep_s, RETRY_S)
+        self.interval_s = min(settings.sweep_s, MAX_RETRY_INTERVAL_S)
         self._is_suspended = False
         self._weights_id = weights.WEIGHTS.id
         self.store = self._open_store()
@@ -96,7 +96,7 @@ class CurrentStore:
             self.table.add_refusal()  # pages written to an earlier folder may be lost
             self._log_open()
 
-    def write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:
+    def write(self, keys: Sequence[str], views: PageViews, prefix_key: str | None) -> None:
         """Write pages. ``prefix_key``: parent of the first page, unless the tree described one."""
         # NOTE: take the store before checking ``is_outdated``: a store replaced after the check is closed
         # and ignores the write.
@@ -112,7 +112,7 @@ class CurrentStore:
         if not all(stored):
             self.table.add_refusal()
 
-    def read(self, keys: Sequence[str], views: Views) -> list[bool]:
+    def read(self, keys: Sequence[str], views: PageViews) -> list[bool]:
         """Read pages, up to the first missing page."""
         store = self.store
         if self.is_outdated:
@@ -168,7 +168,7 @@ class CurrentStore:
             ttl=previous.ttl if previous is not None else settings.ttl,
             quotas=settings.quota_bytes,
             namespace=f"{self.namespace}|weights={weights_id}" if weights_id else self.namespace,
-            temporary=bool(weights_id),
+            is_temporary=bool(weights_id),
             counters=previous.counters if previous is not None else None,
         )
 

@@ -115,8 +115,8 @@ class DiskLink(DiskTier):
                 result = Drain(self.tree, cache, store, self.time_left_s(seconds)).run()
                 logger.info(
                     "Canopy disk tier: drained %d pages in %.1f s; %d pages are lost.",
-                    result.pages,
-                    result.seconds,
+                    result.written_pages,
+                    result.duration_s,
                     result.lost_pages,
                 )
             except Exception:  # the pages written so far are usable

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-ROUND_S = 30.0
+MIN_ROUND_S = 30.0
 """Minimum seconds between two rounds."""
 MAX_PAGES_PER_REQUEST = 256
 """Maximum pages rewritten per arriving request, except that one node always fits."""
-MAX_WRITES = 64
+MAX_PENDING_WRITES = 64
 """Maximum pending writes of any kind; at this number rewrites stop."""
-RENEW_BYTES_S = 32 << 20
+RENEWAL_BYTES_PER_S = 32 << 20
 """Maximum bytes per second for renewals, averaged over ten seconds."""
-MAX_WAITING = 4096
+MAX_WAITING_NODES = 4096
 """Maximum nodes waiting for a rewrite. Others are considered at their next use."""
 
 
@@ -62,7 +62,7 @@ class DiskRetry:
         self._round_began_at = float("-inf")
         self._waiting: dict[UnifiedTreeNode, bool] = {}
         """Nodes to write again -> whether only to renew their lifetime."""
-        self._credit_bytes = 10.0 * RENEW_BYTES_S
+        self._credit_bytes = 10.0 * RENEWAL_BYTES_PER_S
         self._credited_at = 0.0
 
     def start_round(self) -> None:
@@ -87,7 +87,7 @@ class DiskRetry:
 
     def record_node_use(self, node: UnifiedTreeNode, backend: Any) -> None:
         """Queue ``node``, used by a finished request, if its pages need a rewrite on ``backend``."""
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= MAX_WAITING_NODES:
             return
         if self._lacks_write(node):
             self._waiting[node] = False
@@ -97,12 +97,12 @@ class DiskRetry:
     def record_arrival(self) -> bool:
         """Write some of the waiting nodes. Return whether the ranks agree again now on the storage."""
         now = self.tree.clock.now
-        is_due = now - self._round_began_at >= ROUND_S
+        is_due = now - self._round_began_at >= MIN_ROUND_S
         if is_due:
             self._round_began_at = now
             self.round += self.on_any_rank(PAGES.take_refusal())
-        max_credit_bytes = 10.0 * RENEW_BYTES_S
-        earned_bytes = RENEW_BYTES_S * (now - self._credited_at)
+        max_credit_bytes = 10.0 * RENEWAL_BYTES_PER_S
+        earned_bytes = RENEWAL_BYTES_PER_S * (now - self._credited_at)
         self._credit_bytes = min(max_credit_bytes, self._credit_bytes + earned_bytes)
         self._credited_at = now
         if self._waiting:
@@ -147,7 +147,7 @@ class DiskRetry:
         return pinned_s > 0 and now - node.canopy.disk_written_at >= pinned_s / 2
 
     def on_any_rank(self, is_true: bool) -> bool:
-        """Return whether ``is_true`` holds on any rank; false with pipeline stages, which cannot sync."""
+        """Return whether ``is_true`` holds on any rank; false with pipeline stages, which cannot agree."""
         cache = self.attachment.cache
         if cache is None or cache.pp_size > 1:
             return False
@@ -166,7 +166,7 @@ class DiskRetry:
             pages += len(node.hash_value)
             if (written_nodes and pages > MAX_PAGES_PER_REQUEST) or len(
                 cache.ongoing_backup
-            ) >= MAX_WRITES:
+            ) >= MAX_PENDING_WRITES:
                 break
             written_nodes += 1
             if self._waiting[node]:

@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_BYTES = 32 << 20
+UNMEASURED_BYTES = 32 << 20
 """Bytes written before the speed is measured."""
 BATCH_PAGES = 64
 """Pages of small nodes between two agreements."""
-SAFETY_SHARE = 0.8
+RELIED_SHARE = 0.8
 """Share of the measured speed that is relied on."""
-_WAIT_S = 0.002
-_WAIT = -1
+_POLL_S = 0.002
+_WAIT_FOR_WRITES = -1
 """In place of a number of pages: wait for pending writes."""
 
 
 @dataclass(slots=True)
 class DrainResult:
-    pages: int = 0
+    written_pages: int = 0
     """Pages written by this rank."""
     lost_pages: int = 0
     """Pages that only memory holds: time ran out, or the disk tier refused them."""
-    seconds: float = 0.0
+    duration_s: float = 0.0
 
 
 class Drain:
@@ -98,9 +98,9 @@ class Drain:
             self._wait()
         for node_id in list(self._locks):
             self._unlock(node_id)
-        result.pages = self.store.counters.written_pages - written_before
+        result.written_pages = self.store.counters.written_pages - written_before
         result.lost_pages = sum(len(keys) - self.store.count_leading(keys) for keys in absent_keys)
-        result.seconds = self._monotonic() - self._began_at
+        result.duration_s = self._monotonic() - self._began_at
         return result
 
     def _find_absent(self) -> list[UnifiedTreeNode]:
@@ -115,8 +115,8 @@ class Drain:
         is_whole_here = [self.store.count_leading(n.hash_value) == len(n.hash_value) for n in nodes]
         return [
             node
-            for node, whole in zip(nodes, min_over_ranks(self.cache, is_whole_here))
-            if not whole
+            for node, is_whole in zip(nodes, min_over_ranks(self.cache, is_whole_here))
+            if not is_whole
         ]
 
     def _agree_pages_in_time(self, max_pages: int) -> int:
@@ -126,9 +126,9 @@ class Drain:
         while True:
             self.cache.check_hicache_events()
             pages = min_over_ranks(self.cache, [self._own_pages_in_time(max_pages)])[0]
-            if pages != _WAIT:
+            if pages != _WAIT_FOR_WRITES:
                 return pages
-            time.sleep(_WAIT_S)
+            time.sleep(_POLL_S)
 
     def _own_pages_in_time(self, max_pages: int) -> int:
         left_s = self._time_left_s()
@@ -138,12 +138,12 @@ class Drain:
         pending_pages = sum(self._passed_pages.get(node_id, 0) for node_id, _ in writes)
         written_pages = self._total_passed_pages - pending_pages
         if not written_pages:
-            first_pages = max(1, FIRST_BYTES // self._page_bytes)
-            return min(max_pages, first_pages) if pending_pages < first_pages else _WAIT
+            first_pages = max(1, UNMEASURED_BYTES // self._page_bytes)
+            return min(max_pages, first_pages) if pending_pages < first_pages else _WAIT_FOR_WRITES
         pages_per_s = written_pages / (self._monotonic() - self._began_at)
         if pending_pages > pages_per_s:  # more than a second's work
-            return _WAIT
-        return min(max_pages, max(0, int(SAFETY_SHARE * pages_per_s * left_s) - pending_pages))
+            return _WAIT_FOR_WRITES
+        return min(max_pages, max(0, int(RELIED_SHARE * pages_per_s * left_s) - pending_pages))
 
     def _write(self, node: UnifiedTreeNode) -> None:
         """Start to write ``node``, unless the host has no room for its copy."""
@@ -198,7 +198,7 @@ class Drain:
     def _wait(self) -> None:
         """Wait for writes, and release the host copies of completed writes."""
         self.cache.check_hicache_events()
-        time.sleep(_WAIT_S)
+        time.sleep(_POLL_S)
 
     def _time_left_s(self) -> float:
         return self._ends_at - self._monotonic()

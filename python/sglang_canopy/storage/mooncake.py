@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BACKEND = "mooncake"
+MOONCAKE_BACKEND = "mooncake"
 MAX_PIN_S = 86_400.0
 """Default of the master's ``max_kv_soft_pin_ttl``; longer pins are refused."""
 
@@ -35,8 +35,8 @@ MAX_PIN_S = 86_400.0
 def install_backend(ttl: TTLTable | None) -> None:
     """Register this class, with these TTLs, as ``--hicache-storage-backend mooncake``."""
     CanopyMooncakeStore.ttl = ttl
-    StorageBackendFactory._registry.pop(BACKEND, None)
-    StorageBackendFactory.register_backend(BACKEND, __name__, CanopyMooncakeStore.__name__)
+    StorageBackendFactory._registry.pop(MOONCAKE_BACKEND, None)
+    StorageBackendFactory.register_backend(MOONCAKE_BACKEND, __name__, CanopyMooncakeStore.__name__)
 
 
 def pin_s(meta: PageMeta | None, ttl: TTLTable | None, now: float) -> float:

@@ -13,14 +13,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sglang_canopy.disk.page import FIELDS, PageMeta, path_fields
+from sglang_canopy.disk.page import PAGE_FIELDS, PageMeta, path_fields
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
 from sglang_canopy.ranks import all_over_ranks, broadcast_from_first, reduction_groups
 from sglang_canopy.records import Request, copy_record
 
 MAX_RUNS = 64
 """Maximum nodes into which one run of different pages is split."""
-_LAST_ACCESS_INDEX = list(FIELDS).index("last_access") - 2
+_LAST_ACCESS_INDEX = list(PAGE_FIELDS).index("last_access") - 2
 """Position in ``path_fields`` of the one field that may differ: a rank's clock records it."""
 
 Metas = Sequence[PageMeta | None]

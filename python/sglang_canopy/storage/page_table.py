@@ -3,12 +3,12 @@
 The tree runs on the scheduler thread and works with nodes. HiCache's controller calls the storage
 backend on other threads, with page keys only. One ``PageTable`` per process (``PAGES``) connects them:
 
-scheduler thread                                 storage threads ``describe(keys, metas, parents)``  before
-a write  ->  ``description(key)``, ``parent(key)`` ``add_use(keys, meta)``             a request hit   ->
-``take_uses()`` ``add_request(event, request)``     arrive, finish  ->  ``take_requests()``
-``take_read(keys)``                 on insertion    <-  ``add_read(keys, metas)`` ``take_refusal()``
-now and then    <-  ``add_refusal()`` ``mark_rewrite(keys)``              before a write  ->
-``take_rewrites(keys)``
+- ``describe``, before a write, for ``description`` and ``parent`` on the storage threads
+- ``mark_rewrite``, before a write, for ``take_rewrites``
+- ``add_use``, after a hit, for ``take_uses``
+- ``add_request``, when a request arrives or finishes, for ``take_requests``
+- ``take_read``, when read pages enter the tree, of what the storage threads passed to ``add_read``
+- ``take_refusal``, at intervals, of what they passed to ``add_refusal``
 
 All parts are bounded: the oldest entries are dropped. A dropped entry makes metadata less accurate, but
 never yields a wrong page.

@@ -26,7 +26,7 @@ DYNAMIC_BACKEND = {
 }
 """SGLang's dynamic backend entry: module and class to load."""
 
-FLAG = "--hicache-storage-backend-extra-config"
+EXTRA_CONFIG_FLAG = "--hicache-storage-backend-extra-config"
 DEFAULT_CAPACITY_GB = 10.0
 _REMOVED_VARIABLES = {"CANOPY_DISK_PATH": "path", "CANOPY_DISK_CAPACITY_GB": "capacity_gb"}
 """Variables of earlier releases. A server that ignored them would leave its store unused."""
@@ -87,18 +87,18 @@ class StorageSettings:
         for variable, key in _REMOVED_VARIABLES.items():
             if variable in os.environ:
                 raise CanopyError(
-                    f"{variable} is no longer read: unset it, and give {key} in {FLAG}"
+                    f"{variable} is no longer read: unset it, and give {key} in {EXTRA_CONFIG_FLAG}"
                 )
         values = {k: v for k, v in (extra or {}).items() if k not in _SGLANG_KEYS}
         gigabytes = values.pop("capacity_gb", None)
         if gigabytes is not None and "capacity_bytes" in values:
-            raise CanopyError(f"{FLAG}: give capacity_gb or capacity_bytes, not both")
+            raise CanopyError(f"{EXTRA_CONFIG_FLAG}: give capacity_gb or capacity_bytes, not both")
         if "capacity_bytes" not in values:
             gigabytes = DEFAULT_CAPACITY_GB if gigabytes is None else gigabytes
             is_valid = _is_number(gigabytes) and 0 < gigabytes < 1e9
             if not is_valid:
                 raise CanopyError(
-                    f"{FLAG}: key 'capacity_gb' must be a number of gigabytes above 0, "
+                    f"{EXTRA_CONFIG_FLAG}: key 'capacity_gb' must be a number of gigabytes above 0, "
                     f"got {gigabytes!r:.80}"
                 )
             values["capacity_bytes"] = int(gigabytes * 1e9)
@@ -109,7 +109,7 @@ class StorageSettings:
         try:
             return declared.make(cls, values)  # type: ignore[no-any-return]
         except CanopyError as error:
-            raise CanopyError(f"{FLAG}: {error}, capacity_gb (float)") from None
+            raise CanopyError(f"{EXTRA_CONFIG_FLAG}: {error}, capacity_gb (float)") from None
 
 
 _BYTES = "a whole number of bytes"
@@ -125,7 +125,7 @@ def _parse_ttl(ttl: Any) -> TTLTable:
             return TTLTable(residual_ttl_s=float(ttl))
         return TTLTable.from_json(ttl)
     except CanopyError as error:
-        raise CanopyError(f"{FLAG}: key 'ttl': {error}") from None
+        raise CanopyError(f"{EXTRA_CONFIG_FLAG}: key 'ttl': {error}") from None
 
 
 def _is_number(value: Any) -> bool:

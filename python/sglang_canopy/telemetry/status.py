@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import releases
-from sglang_canopy.admission.agents import AFTER_TOOL, SWIFT_S
+from sglang_canopy.admission.agents import AFTER_TOOL_SUFFIX, SWIFT_S
 from sglang_canopy.policy.registry import config_of
 from sglang_canopy.private_file import SET_ASIDE_COUNTS
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, REFUSALS, TIERS
@@ -217,10 +217,12 @@ class StatusCollector:
         model = getattr(learner, "model", None) if gate is None else gate.model
         events = model.categories.root.all_events[:] if model is not None else []
         if gate is not None:
-            recognised = gate.agents.recognised
+            recognised = gate.agents.agent_answers
         else:
             results = (
-                counts.requests for counts in categories if counts.category.endswith(AFTER_TOOL)
+                counts.requests
+                for counts in categories
+                if counts.category.endswith(AFTER_TOOL_SUFFIX)
             )
             recognised = sum(results) + round(sum(events[: age_bin(SWIFT_S)]))
         return {"recognised": recognised, "returns": round(sum(events))}

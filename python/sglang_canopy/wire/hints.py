@@ -19,7 +19,7 @@ from sglang_canopy.records import CLIENT
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import STAMP_FIELDS, client_fields
 
-MAX_WAITING = 1024
+MAX_WAITING_HINTS = 1024
 MAX_WAITING_OF_TENANT = 128
 MAX_HINTS_PER_MESSAGE = 128
 SEND_INTERVAL_S = 0.2
@@ -36,7 +36,7 @@ Hint = dict[str, Any]
 
 
 class TooManyHints(CanopyError):
-    """A tenant has too many waiting hints, or sent too many in a second; the total raises nothing."""
+    """A tenant has too many waiting hints, or sent too many in a second."""
 
 
 class WaitingHints:
@@ -44,10 +44,10 @@ class WaitingHints:
 
     def __init__(self) -> None:
         self._rate = TenantRate(TENANT_HINTS_PER_S, MAX_TENANT_BURST)
-        self._hints: BoundedByTenant[str, Hint] = BoundedByTenant(MAX_WAITING)
+        self._hints: BoundedByTenant[str, Hint] = BoundedByTenant(MAX_WAITING_HINTS)
 
     def add(self, body: Any, now: float, source: str = CLIENT) -> None:
-        """Add one hint of ``source``, such as ``{"conversation": ..., "over": true}``. now: seconds.
+        """Add one hint of ``source``, such as ``{"conversation": ..., "over": true}``, at ``now`` (s).
         Raises ``CanopyError`` for a body that is not a hint, ``TooManyHints`` if too many of the tenant
         wait, or it sends too many in a second."""
         hint = hint_of(body, now, source)
@@ -153,7 +153,7 @@ def _is_hint(hint: Any) -> bool:
         return False
     try:
         for name, value in hint.items():
-            _CHECKS[name](value)
+            _HINT_CHECKS[name](value)
     except (KeyError, ValueError):
         return False
     return True
@@ -165,29 +165,29 @@ def _check_tenant(value: Any) -> None:
 
 
 _REQUIRED_KEYS = {"tenant", "conversation", "time", "source"}
-_CHECKS = {name: STAMP_FIELDS[name] for name in ("conversation", "time", "source", *_HINT_KEYS)}
-_CHECKS["tenant"] = _check_tenant
+_HINT_CHECKS = {n: STAMP_FIELDS[n] for n in ("conversation", "time", "source", *_HINT_KEYS)}
+_HINT_CHECKS["tenant"] = _check_tenant
 
 
-MAX_TENANTS = 4096
+MAX_BUCKETS = 4096
 """Maximum tenants with a bucket. A forgotten tenant starts again with a full bucket."""
 
 
 class TenantRate:
-    """At most ``burst`` calls at once and ``per_s`` per second, for each tenant."""
+    """At most ``burst`` calls at once and ``calls_per_s`` per second, for each tenant."""
 
-    def __init__(self, per_s: float, burst: int) -> None:
-        self.per_s, self.burst = per_s, burst
+    def __init__(self, calls_per_s: float, burst: int) -> None:
+        self.calls_per_s, self.burst = calls_per_s, burst
         self._buckets: OrderedDict[str | None, tuple[float, float]] = OrderedDict()
         """Tokens left in each tenant's bucket, and the time (seconds) of that count."""
 
     def take(self, tenant: str | None, now: float) -> bool:
         """Take one token at ``now`` (seconds). Returns whether one was available."""
         tokens, counted_at = self._buckets.pop(tenant, (float(self.burst), now))
-        tokens = min(self.burst, tokens + self.per_s * max(0.0, now - counted_at))
+        tokens = min(self.burst, tokens + self.calls_per_s * max(0.0, now - counted_at))
         is_available = tokens >= 1.0
         self._buckets[tenant] = tokens - is_available, max(now, counted_at)
-        if len(self._buckets) > MAX_TENANTS:
+        if len(self._buckets) > MAX_BUCKETS:
             self._buckets.popitem(last=False)
         return is_available
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.wire.stamp import ADDED, PREFIX, STAMP_KEY
+from sglang_canopy.wire.stamp import KEY_PREFIX, PARAMS_ADDED, STAMP_KEY
 
-_REQUEST = "__req__"
+_REQUEST_KEY = "__req__"
 """SGLang adds the request under this key, for custom logit processors."""
 
 
@@ -48,13 +48,13 @@ def _take_params(req: Any) -> dict[str, Any]:
         return canopy_params
     other_params: dict[str, Any] = {}
     for key, value in custom_params.items():
-        target = canopy_params if isinstance(key, str) and key.startswith(PREFIX) else other_params
-        target[key] = value
+        is_canopys = isinstance(key, str) and key.startswith(KEY_PREFIX)
+        (canopy_params if is_canopys else other_params)[key] = value
     if canopy_params:
         stamp = canopy_params.get(STAMP_KEY)
-        is_added = isinstance(stamp, dict) and stamp.get(ADDED) is True
+        is_added = isinstance(stamp, dict) and stamp.get(PARAMS_ADDED) is True
         req.sampling_params = copy.copy(params)
         req.sampling_params.custom_params = (
-            None if is_added and not other_params.keys() - {_REQUEST} else other_params
+            None if is_added and not other_params.keys() - {_REQUEST_KEY} else other_params
         )
     return canopy_params

@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_canopy.records import CLIENT, GATEWAY
 
-PREFIX = "canopy"
+KEY_PREFIX = "canopy"
 """Prefix of all keys of Canopy."""
 
 STAMP_KEY = "canopy"
@@ -25,7 +25,7 @@ STAMP_KEY = "canopy"
 FORCED_CALL = "forced"
 """``tool_parser`` of a request that forces a tool call, in place of a parser's name."""
 
-ADDED = "added"
+PARAMS_ADDED = "added"
 """Stamp flag: the client sent no ``custom_params``, so the scheduler removes the field."""
 
 EPOCH_S = time.time() - time.monotonic()
@@ -101,7 +101,7 @@ def _number(low: float, high: float, unit: str) -> Callable[[Any], float]:
     return check
 
 
-FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+CLIENT_FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_category": ("category", _check_name),
     "canopy_turn": ("turn", _whole_number(1, MAX_TURN)),
     "canopy_conversation": ("conversation", conversation_name),
@@ -117,12 +117,12 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 _MAX_TIME_S = 1e10
 _check_time = _number(0.0, _MAX_TIME_S, "seconds")
 STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
-    **dict(FIELDS.values()),
+    **dict(CLIENT_FIELDS.values()),
     "source": _one_of(CLIENT, GATEWAY),
     "linear": _check_flag,
     "samples": _whole_number(2, MAX_SAMPLES),
     "tool_parser": _check_name,
-    ADDED: _check_flag,
+    PARAMS_ADDED: _check_flag,
     "time": _check_time,
     "epoch": _number(-_MAX_TIME_S, _MAX_TIME_S, "seconds"),
     "alpha": _number(0.0, _MAX_TIME_S, "seconds a token"),
@@ -154,12 +154,13 @@ def client_fields(custom_params: Any) -> tuple[dict[str, Any], dict[str, str]]:
     fields: dict[str, Any] = {}
     errors: dict[str, str] = {}
     for key, value in custom_params.items() if isinstance(custom_params, Mapping) else ():
-        if not isinstance(key, str) or not key.startswith(PREFIX) or key in OTHER_PARTS_KEYS:
+        if not isinstance(key, str) or not key.startswith(KEY_PREFIX) or key in OTHER_PARTS_KEYS:
             continue
-        if key not in FIELDS:
-            errors[key] = f"unknown key {_short(key)}; Canopy's keys are: {', '.join(FIELDS)}"
+        if key not in CLIENT_FIELDS:
+            known_keys = ", ".join(CLIENT_FIELDS)
+            errors[key] = f"unknown key {_short(key)}; Canopy's keys are: {known_keys}"
             continue
-        field, check = FIELDS[key]
+        field, check = CLIENT_FIELDS[key]
         try:
             fields[field] = check(value)
         except ValueError as error:

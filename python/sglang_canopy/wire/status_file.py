@@ -23,7 +23,7 @@ FOLDER_VARIABLE = "CANOPY_STATUS_DIR"
 MAX_FILE_BYTES = 1 << 20
 
 _PREFIX = "canopy-status-"
-_STALE_S = 60.0
+_ABANDONED_S = 60.0
 """Age of an abandoned folder, in seconds; a live server touches its folder every second."""
 
 
@@ -41,7 +41,7 @@ def make_folder() -> tempfile.TemporaryDirectory[str]:
 
 RANKS, OBSERVED, ANSWER = "rank", "observed", "answer"
 """Kinds of files: a rank with Canopy's tree, an observed rank, a single answer."""
-ADDITIONS: list[str] = []
+ADDED_KINDS: list[str] = []
 """Kinds that other plugins add to the answer of ``/canopy/status``."""
 
 
@@ -73,10 +73,10 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
                 peers.setdefault(int(rank), {})[peer] = status
             else:
                 status_by_rank[int(rank)] = status
-    for number, status in status_by_rank.items():
-        peer_statuses = sorted(peers.get(number, {}).items())
+    for rank_number, status in status_by_rank.items():
+        peer_statuses = sorted(peers.get(rank_number, {}).items())
         status["peers"] = [{"peer": name, **peer_status} for name, peer_status in peer_statuses]
-    return [status_by_rank[number] for number in sorted(status_by_rank)]
+    return [status for _, status in sorted(status_by_rank.items())]
 
 
 def _read_json(path: Path) -> Any:
@@ -102,10 +102,11 @@ def take_answers(name: str) -> list[Any]:
 def _remove_abandoned() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         with contextlib.suppress(OSError, ValueError):
-            owner = int(path.name.removeprefix(_PREFIX).partition("-")[0])
+            owner_pid = int(path.name.removeprefix(_PREFIX).partition("-")[0])
             status = path.lstat()
             is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-            if is_ours and time.time() - status.st_mtime > _STALE_S and not _is_alive(owner):
+            is_abandoned = time.time() - status.st_mtime > _ABANDONED_S and not _is_alive(owner_pid)
+            if is_ours and is_abandoned:
                 shutil.rmtree(path, ignore_errors=True)
 
 

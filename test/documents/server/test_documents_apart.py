@@ -30,7 +30,7 @@ from canopy_lab.live.replay import server_plugin
 hooks = sys.modules.get("canopy_documents.plugin.hooks")
 names = [name for name in sys.modules if name.startswith("canopy_documents")]
 series = "canopy_documents.plugin.series" in sys.modules
-callbacks = len(arrivals._on_created) + len(arrivals._on_queued)
+callbacks = len(arrivals._created_callbacks) + len(arrivals._queued_callbacks)
 print(json.dumps({
     "modules": sorted(names),
     "in_place": hooks and all(hook.is_in_place() for hook in hooks.HOOKS),

@@ -9,7 +9,7 @@ import pytest
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.radix.live_request import LiveRequest, RequestPhase
-from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.arranged import ArrangedQueue
 from sglang_canopy.server.scheduler.admission import Admission, take_times
 from sglang_canopy.wire.request_state import RequestState
 
@@ -191,7 +191,7 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
         take_times(scheduler, [repr(now_s + 19.0)])
         for i in (2, 1, 0):
             scheduler.end(f"r{i}{turn}")
-        if scheduler.gate.activation.active:
+        if scheduler.gate.activation.is_active:
             break
     assert scheduler.gate.stats()["pauses"] == 1
     scheduler.add(Req("paused", "s2", 40, now_s + 20.0))
@@ -308,7 +308,7 @@ def scheduler_with_waiting(count: int, is_always_on: bool) -> Scheduler:
 @pytest.mark.parametrize("is_always_on", [False, True])
 def test_arrivals_and_steps_do_not_read_the_queue(is_always_on, monkeypatch) -> None:
     scheduler = scheduler_with_waiting(300, is_always_on)
-    monkeypatch.delattr(Arranged, "requests")  # read to find requests that left
+    monkeypatch.delattr(ArrangedQueue, "requests")  # read to find requests that left
     queue_lengths = []
     for number in range(20):
         scheduler.add(Req(f"late{number}", f"late{number}", 80, 1.0 + number / 1e3))
@@ -323,7 +323,7 @@ def test_an_abort_in_the_queue_is_noticed_by_its_length(is_always_on) -> None:
     aborted = scheduler.waiting_queue.pop(7)
     retry = Req("again", aborted.canopy.request.conversation, 90, 1.0)
     scheduler.add(retry)
-    assert aborted not in scheduler.gate.by_ticket
+    assert aborted not in scheduler.gate.requests
     others = scheduler.waiting_queue[:-1]
     assert retry.canopy.request.seniority > max(req.canopy.request.seniority for req in others)
 
@@ -353,7 +353,7 @@ def test_a_preempted_and_a_chosen_request_both_keep_their_admission(reports_abor
         return SimpleNamespace(reqs=[urgent]), None
 
     scheduler.admission.choose(scheduler, scheduler.running_batch, choose)
-    assert [*scheduler.gate.by_ticket] == [running, urgent]
+    assert [*scheduler.gate.requests] == [running, urgent]
     assert running.canopy.request.phase is RequestPhase.ADMITTED
 
 
@@ -369,7 +369,7 @@ def test_requests_retracted_together_keep_their_admission(reports_aborts: bool) 
         req.canopy.request.phase = RequestPhase.ADMITTED
         scheduler.add(req)
     scheduler.offer()
-    assert [*scheduler.gate.by_ticket] == retracted
+    assert [*scheduler.gate.requests] == retracted
     assert {req.canopy.request.phase for req in retracted} == {RequestPhase.ADMITTED}
 
 

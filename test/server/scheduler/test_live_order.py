@@ -53,8 +53,8 @@ def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> No
 def test_requests_not_announced_by_sglang_have_a_record_in_the_queue(tree, monkeypatch) -> None:
     """SGLang announces no request for embeddings, and none before 0.5.23. A hook has set the extra key."""
     listeners = [lambda _, req: setattr(req, "extra_key", "docs")]
-    monkeypatch.setattr(arrivals, "_on_queued", listeners)
-    monkeypatch.setattr(arrivals, "_on_created", [])
+    monkeypatch.setattr(arrivals, "_queued_callbacks", listeners)
+    monkeypatch.setattr(arrivals, "_created_callbacks", [])
     announced = req_at(tree, tokens(200, 1), 1.0, extra_key="docs")
     add_to_queue(tree, [], req := Req("r", "", announced.origin_input_ids, SamplingParams()))
     assert req.canopy.request.path == announced.canopy.request.path != []
@@ -93,7 +93,7 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     tree.cache.admission.choose(scheduler, None, lambda: (batch, None))
     assert set(arrange(tree, remaining)) == set(remaining)
     assert len(queue_order.bounded_queue.in_order()) == len(remaining) == len(queue_order.arranged)
-    cost_s = queue_order.cost.seconds(queue_order.prefill(admitted, False))
+    cost_s = queue_order.prefill_cost.seconds(queue_order.prefill(admitted, False))
     assert queue_order.bounded_queue.shares._next_start[None] == pytest.approx(cost_s)
     # A retracted request is queued again, with its position.
     assert set(arrange(tree, [*remaining, admitted])) == {*remaining, admitted}
@@ -238,7 +238,7 @@ def test_one_that_waited_alone_stays_older_than_one_that_the_gate_puts_before_it
     older, younger = req_at(tree, tokens(100, 1), 1.0), req_at(tree, tokens(100, 2), 2.0)
     order.arrange([older])
     order.arrange([younger, older])
-    assert [waiting.request for waiting in order.shortest.in_order(0)] == [older, younger]
+    assert [waiting.request for waiting in order.bounded_queue.in_order(0)] == [older, younger]
 
 
 def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.schedule.cost import PRIOR, REFIT_BATCHES
+from sglang_canopy.schedule.cost import PRIOR_COEFFICIENTS, REFIT_BATCHES
 from support.worker import run_in_scheduler_process
 
 RUN_TIMEOUT_S = 900
@@ -35,7 +35,7 @@ def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_mode
     assert max(positions["short"]) < max(positions["long"])
     assert sum(positions["short"]) < sum(positions["long"])
     assert result["batches"] >= REFIT_BATCHES
-    assert result["fitted"] != list(PRIOR)
+    assert result["fitted"] != list(PRIOR_COEFFICIENTS)
 
 
 @pytest.mark.long

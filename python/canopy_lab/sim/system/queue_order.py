@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from canopy_lab.sim.system.job import SimulatedRequest
-from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.arranged import ArrangedQueue
 from sglang_canopy.schedule.bounded_shortest import BASE_BUDGET_S, COST_FACTOR, BoundedShortest
-from sglang_canopy.schedule.cost import MIN_S, Prefill
+from sglang_canopy.schedule.cost import MIN_COST_S, Prefill
 
 MAX_MATCHED_JOBS = 128
 """SGLang's ``lpm`` and ``hrrn`` do not sort longer queues (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
@@ -147,13 +147,13 @@ class BoundedShortestFirst:
         self._shares = share
         self.deferred: frozenset[SimulatedRequest] = frozenset()
         """Jobs that would overdraw a budget in this step."""
-        self._arranged = Arranged(BoundedShortest(self, cost_factor, base_budget_s), self)
+        self._arranged = ArrangedQueue(BoundedShortest(self, cost_factor, base_budget_s), self)
 
     def order(
         self, waiting: Jobs, view: QueueView, chunked: SimulatedRequest | None = None
     ) -> Jobs:
         self._view = view
-        self._arranged.shortest.unbacked_tokens = view.unbacked_tokens
+        self._arranged.bounded_queue.unbacked_tokens = view.unbacked_tokens
         return self._arranged.arrange(waiting, chunked)
 
     def defer(self) -> None:
@@ -185,7 +185,7 @@ class BoundedShortestFirst:
         """Return the cost of ``request``, in seconds."""
         assert self._view is not None
         loading_s = self._view.load_s(request.loaded) if request.loaded else 0.0
-        return max(self._view.marginal_s(request.uncached, request.cached) + loading_s, MIN_S)
+        return max(self._view.marginal_s(request.uncached, request.cached) + loading_s, MIN_COST_S)
 
     def tenant(self, job: SimulatedRequest) -> str | None:
         return job.request.tenant

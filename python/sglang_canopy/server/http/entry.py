@@ -35,9 +35,9 @@ from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.series import IGNORED_METRICS
 from sglang_canopy.telemetry.window import TtftHour
 from sglang_canopy.wire.stamp import (
-    ADDED,
-    FIELDS,
+    CLIENT_FIELDS,
     FORCED_CALL,
+    PARAMS_ADDED,
     STAMP_KEY,
     client_fields,
     make_stamp,
@@ -62,8 +62,8 @@ class HttpOptions:
         self.hint_rule = hint_rule or HintRule(options.client_hints)
         self.require_tenant = RequireTenant(options.require_tenant)
         self.carriers = options.carriers
-        self.ignored: Counter[str] = Counter()
-        """Ignored fields by name, since the start; unknown names count as ``OTHER``."""
+        self.ignored_fields: Counter[str] = Counter()
+        """Ignored fields by name, since the start; unknown names count as ``OTHER_FIELDS``."""
         self._metric_labels = metric_labels
         self._metrics: Metrics | None = None
         self.ttft_fit = TtftFit()
@@ -73,20 +73,20 @@ class HttpOptions:
 
     def ignore(self, name: str, error: str, count: int = 1) -> None:
         """Count a wrong field, in metrics too; log the first of each name."""
-        name = name if name in FIELDS or name == KV_HINTS else OTHER
-        if not self.ignored[name]:
+        name = name if name in CLIENT_FIELDS or name == KV_HINTS else OTHER_FIELDS
+        if not self.ignored_fields[name]:
             logger.warning("canopy: %s is ignored (logged once): %s", name, error)
-        self.ignored[name] += count
+        self.ignored_fields[name] += count
         if self._metric_labels is None:
             return
         if self._metrics is None:  # SGLang has set the folder of the series by now
             self._metrics = Metrics(0, self._metric_labels, metrics=IGNORED_METRICS)
-        self._metrics.export_status({"ignored_fields": dict(self.ignored)})
+        self._metrics.export_status({"ignored_fields": dict(self.ignored_fields)})
 
 
-KV_HINTS, OTHER = "kv_hints", "other"
+KV_HINTS, OTHER_FIELDS = "kv_hints", "other"
 
-current = HttpOptions(RequestOptions())
+http_options = HttpOptions(RequestOptions())
 """Options of this process: defaults until ``set_options`` replaces them by the server's. The defaults do
 not depend on the environment: an error here would keep SGLang from loading the plugin."""
 
@@ -94,13 +94,14 @@ not depend on the environment: an error here would keep SGLang from loading the 
 def set_options(server_args: Any) -> HttpOptions:
     """Apply the server's options, before it serves. Raises ``CanopyError`` for an invalid secret, and
     for the hint mode ``trusted`` without a key or secret."""
-    global current
+    global http_options
     options = options_of(server_args).requests
     labels = None
     if getattr(server_args, "enable_metrics", False):
         labels = server_args.extra_metric_labels or {}
-    current = HttpOptions(options, rule_of(options.client_hints, server_args.admin_api_key), labels)
-    return current
+    hint_rule = rule_of(options.client_hints, server_args.admin_api_key)
+    http_options = HttpOptions(options, hint_rule, labels)
+    return http_options
 
 
 def stamp_chat(
@@ -108,8 +109,8 @@ def stamp_chat(
 ) -> None:
     """Hook after ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    calls = tool_parser_field(self.tool_call_parser, request.tools, request.tool_choice)
-    stamp(adapted, infer_from_chat(request) | calls, raw_request)
+    parser_field = tool_parser_field(self.tool_call_parser, request.tools, request.tool_choice)
+    stamp_request(adapted, infer_from_chat(request) | parser_field, raw_request)
 
 
 def drop_billing_line(serving: Any, request: Any, *_: Any, **__: Any) -> None:
@@ -132,7 +133,7 @@ def stamp_generation(
             if path.endswith("/v1/responses"):
                 parser = self.config_value("tool_call_parser")
                 inferred |= tool_parser_field(parser, body.get("tools"), body.get("tool_choice"))
-            stamp(obj, inferred, request)
+            stamp_request(obj, inferred, request)
     options = options_of(self.server_args)
     if options.gate is not None:
         start_ticker(self)
@@ -140,14 +141,15 @@ def stamp_generation(
 
 
 def _read_releases(obj: Any) -> list[dict[str, Any]]:
-    """Return the fields that the ``kv_hints`` of a request, or of each in a batch, set."""
+    """Return the fields set by the ``kv_hints`` of a request, or of each request in a batch."""
     envelopes = getattr(obj, "kv_hints", None)
     fields: list[dict[str, Any]] = []
     for envelope in envelopes if isinstance(envelopes, list) else [envelopes]:
-        released, ignored = kv_hints.read_envelope(envelope)
-        if ignored:
-            current.ignore(KV_HINTS, "the known action is kv.release, version 1.0", ignored)
-        fields.append({"over": True} if released else {})
+        is_released, ignored_actions = kv_hints.read_envelope(envelope)
+        if ignored_actions:
+            error = "the known action is kv.release, version 1.0"
+            http_options.ignore(KV_HINTS, error, ignored_actions)
+        fields.append({"over": True} if is_released else {})
     return fields or [{}]
 
 
@@ -155,13 +157,13 @@ def write_tenant(obj: Any, request: Any) -> None:
     """Write the tenant into a request or batch. Raises ``CanopyError`` if it is wrong, or required
     and missing. Idempotent."""
     headers = headers_of(request)
-    set_tenant(obj, headers, body_of(request), current.carriers)
-    warning = current.require_tenant.check(obj, headers, lambda: _is_sglangs_own(request))
+    set_tenant(obj, headers, body_of(request), http_options.carriers)
+    warning = http_options.require_tenant.check(obj, headers, lambda: _is_sglangs_own(request))
     if warning is not None:
         logger.warning("canopy: %s", warning)
 
 
-def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
+def stamp_request(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     """Validate and stamp the sampling parameters of a request or batch. ``request``: its HTTP request,
     if any. Requests stamped by their route are left unchanged. Hints that the headers do not authorise
     are dropped. The parameters are copied, because the caller may reuse them."""
@@ -171,7 +173,7 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     params = obj.sampling_params = _copy_params(obj.sampling_params)
     write_tenant(obj, request)
     body, headers = body_of(request), index_headers(headers_of(request))
-    metadata = read_metadata(body) if current.carriers == sent.IN_METADATA else {}
+    metadata = read_metadata(body) if http_options.carriers == sent.IN_METADATA else {}
     metadata |= read_dropped_params(request_path(request), body)
     released = _read_releases(obj)
     if len(released) > 1 and isinstance(params, dict):  # each prompt has its own hints
@@ -205,7 +207,7 @@ _HEALTH_PATHS = ("/health", "/health_generate")
 
 def _copy_params(params: Any) -> Any:
     if isinstance(params, list):
-        return [dict(item) if isinstance(item, dict) else item for item in params]
+        return [dict(each) if isinstance(each, dict) else each for each in params]
     return dict(params) if isinstance(params, dict) else {} if params is None else params
 
 
@@ -220,22 +222,22 @@ def _write_stamp(
     """Read the ``custom_params`` of ``params``, and add the stamp. ``metadata``: Canopy's keys from
     other parts of the body; ``custom_params`` overrides them. ``conversation_fields``: conversation
     from other fields, used if Canopy's fields lack it. ``released``: from ``kv_hints``, used
-    likewise."""
+    likewise. Requests without an HTTP request have no ``headers``."""
     custom_params = params.get("custom_params")
     all_params = {**metadata, **(custom_params if isinstance(custom_params, Mapping) else {})}
     fields, errors = client_fields(all_params)
     for key, error in errors.items():
-        current.ignore(key, error)
+        http_options.ignore(key, error)
     if "conversation" not in fields:
         fields = {**conversation_fields, **fields}
-    fields = current.hint_rule.authorise({**released, **fields}, headers)
-    stamp = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
+    fields = http_options.hint_rule.authorise({**released, **fields}, headers)
+    stamp = make_stamp(inferred, fields, time.monotonic(), http_options.hint_rule.source(headers))
     samples = params.get("n")
     if isinstance(samples, int) and samples > 1:  # SGLang checks ``n`` later
         stamp["samples"] = samples
     if custom_params is None:
-        stamp[ADDED] = True
-    coefficients = current.ttft_fit.coefficients()
+        stamp[PARAMS_ADDED] = True
+    coefficients = http_options.ttft_fit.coefficients()
     if coefficients is not None:
         stamp["alpha"], stamp["beta"] = coefficients
     # SGLang may refuse to pass on a wrong value: too large a number, or nested objects.
@@ -249,13 +251,13 @@ def record_first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     queueing, to the last hour's times. ``result``: time of the token, if it is in the past."""
     created = state.time_stats.created_time
     if created > 0.0:
-        current.ttft_hour.add((result or time.perf_counter()) - created)
+        http_options.ttft_hour.add((result or time.perf_counter()) - created)
     if recv_obj.time_stats is None:
         return
     times = recv_obj.time_stats[i]
     prefill_s = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and prefill_s > 0.0:
-        current.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], prefill_s)
+        http_options.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], prefill_s)
 
 
 def tool_parser_field(parser: str | None, tools: Any, choice: Any) -> dict[str, str]:

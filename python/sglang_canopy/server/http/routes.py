@@ -35,10 +35,10 @@ APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 _PATH_INDEX = 2
 """Index of the path and query in the arguments of uvicorn's access records."""
 
-hints = WaitingHints()
+waiting_hints = WaitingHints()
 """Hints of ``POST /canopy/hint`` waiting for transmission to the schedulers."""
 
-_delivery: asyncio.Task[None] | None = None
+_delivery_task: asyncio.Task[None] | None = None
 
 _status_folder: Any = None
 """Folder with the schedulers' status files, deleted when this process ends."""
@@ -50,7 +50,7 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     _status_folder = status_file.make_folder()
     new_shown_key()
     use_our_application(server_args)
-    _add_all(server_args)
+    _add_all_routes(server_args)
 
 
 def use_our_application(server_args: Any) -> None:
@@ -71,10 +71,10 @@ def add_worker_routes(server_args: Any) -> None:
         from sglang.srt.utils.auth import add_api_key_middleware
 
         add_api_key_middleware(app, api_key=None, admin_api_key=server_args.admin_api_key)
-    _add_all(server_args)
+    _add_all_routes(server_args)
 
 
-def _add_all(server_args: Any) -> None:
+def _add_all_routes(server_args: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
     _hide_queries()
@@ -101,8 +101,8 @@ async def _report_status(
     whatif = combine_meters(meters)
     policy = ranks[0]["running"] if ranks else _sglangs_policy(server_args)
     auto = ranks[0].get("auto") if ranks else None
-    floors = [meter for meter in meters if meter["floor"]]
-    switches = None if auto is None else (POLICY, LRU) if floors else ()
+    has_floor = any(meter["floor"] for meter in meters)
+    switches = None if auto is None else (POLICY, LRU) if has_floor else ()
     return {
         "version": __version__,
         "off": releases.SWITCHED_OFF | (ranks[0].get("off", {}) if ranks else {}),
@@ -114,8 +114,8 @@ async def _report_status(
         "ttft_model": http_options.ttft_fit.stats(),
         "ttft_hour": http_options.ttft_hour.points(),
         "client_hints": http_options.hint_rule.mode,
-        "hints_waiting": len(hints),
-        "ignored_fields": dict(http_options.ignored),
+        "hints_waiting": len(waiting_hints),
+        "ignored_fields": dict(http_options.ignored_fields),
         "refused_requests": _refusals([*ranks, *observed_ranks]),
         "uptime_s": time.monotonic() - started_at,
         "process": os.getpid(),
@@ -123,7 +123,7 @@ async def _report_status(
         "auto_parts": ranks[0].get("auto_parts") if ranks else None,
         "whatif": whatif,
         "whatif_in_words": None if whatif is None else describe_total(whatif),
-        **{kind: next(iter(status_file.read_all(kind)), None) for kind in status_file.ADDITIONS},
+        **{kind: next(iter(status_file.read_all(kind)), None) for kind in status_file.ADDED_KINDS},
         "ranks": ranks,
     }
 
@@ -142,9 +142,9 @@ class QueryFilter(logging.Filter):
 
 def _hide_queries() -> None:
     """Install the filter in this process. Uvicorn's logging set-up keeps it."""
-    log = logging.getLogger("uvicorn.access")
-    if not any(isinstance(log_filter, QueryFilter) for log_filter in log.filters):
-        log.addFilter(QueryFilter())
+    access_log = logging.getLogger("uvicorn.access")
+    if not any(isinstance(log_filter, QueryFilter) for log_filter in access_log.filters):
+        access_log.addFilter(QueryFilter())
 
 
 async def _serve_file(name: str, _request: Any) -> Any:
@@ -181,22 +181,22 @@ async def _send(kind: MessageKind, text: str) -> list[Any]:
 
 async def _queue_hint(request: Any) -> dict[str, Any]:
     """``POST /canopy/hint``: queue one hint and start its delivery."""
-    rule = entry.current.hint_rule
+    rule = entry.http_options.hint_rule
     if not rule.accepts(request.headers):
         raise access.Refused(
             403,
-            f"this server runs with {client_hints.FLAG} {rule.mode}: hints are "
+            f"this server runs with {client_hints.CLIENT_HINTS_FLAG} {rule.mode}: hints are "
             + ("not accepted" if rule.mode == client_hints.OFF else _ACCEPTED_FROM),
         )
     body = await access.read_json(request, MAX_HINT_BYTES, "a hint")
     if isinstance(body, dict):
         body |= tenant_fields(request, body)
     try:
-        hints.add(body, time.monotonic(), rule.source(request.headers))
+        waiting_hints.add(body, time.monotonic(), rule.source(request.headers))
     except TooManyHints as error:
         raise access.Refused(429, str(error), retry_after_s=1) from None
     _start_delivery()
-    return {"waiting": len(hints)}
+    return {"waiting": len(waiting_hints)}
 
 
 _ACCEPTED_FROM = (
@@ -207,13 +207,13 @@ _ACCEPTED_FROM = (
 
 def _start_delivery() -> None:
     """Send waiting hints now, or with a running delivery. Call it in the event loop."""
-    global _delivery
-    if _delivery is None or _delivery.done():
-        _delivery = asyncio.get_running_loop().create_task(_deliver())
+    global _delivery_task
+    if _delivery_task is None or _delivery_task.done():
+        _delivery_task = asyncio.get_running_loop().create_task(_deliver())
 
 
 async def _deliver() -> None:
     try:
-        await deliver(hints, partial(_send, HINTS), lambda: asyncio.sleep(SEND_INTERVAL_S))
+        await deliver(waiting_hints, partial(_send, HINTS), lambda: asyncio.sleep(SEND_INTERVAL_S))
     except Exception:
         logger.exception("canopy: hints could not be sent; they are sent with the next one")

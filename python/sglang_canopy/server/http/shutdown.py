@@ -24,13 +24,13 @@ def extend_shutdown(handler: Any, *_: Any, **__: Any) -> None:
     and extend SGLang's wait by the same time."""
     global _announcement
     manager = handler.tokenizer_manager
-    budget_s = options_of(manager.server_args).tiers.drain_s
+    drain_s = options_of(manager.server_args).tiers.drain_s
     has_disk = manager.server_args.hicache_storage_backend is not None
-    if _announcement is not None or not has_disk or not budget_s:
+    if _announcement is not None or not has_disk or not drain_s:
         return
     from sglang.srt.managers import tokenizer_manager
 
-    tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS = SGLANG_EXIT_S + budget_s
+    tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS = SGLANG_EXIT_S + drain_s
     _announcement = asyncio.get_running_loop().create_task(_announce_drain(manager))
 
 

@@ -49,9 +49,10 @@ class Admission:
         if gate is None:
             return
         request = req.canopy.request
+        has_error = req.finished() or req.to_finish is not None
         if request.warm_up is not None:
             request.seniority = request.warm_up.seniority
-        elif _is_gated(req) and req not in gate.by_ticket:
+        elif not (has_error or request.is_health_probe or req in gate.requests):
             self._forget_departed(scheduler)
             gate.advance(gate.now)
             request.seniority = gate.arrive(req, request).number
@@ -92,7 +93,7 @@ class Admission:
             return choose_by_sglang()
         self._forget_departed(scheduler, running)
         is_holding = gate is not None and bool(gate.waiting)
-        may_hold = gate is not None and (is_holding or gate.activation.active)
+        may_hold = gate is not None and (is_holding or gate.activation.is_active)
         if not may_hold and not order.is_on:
             return self._admit(choose_by_sglang())
         candidates = self._candidates = scheduler.waiting_queue
@@ -171,26 +172,19 @@ class Admission:
         queue, gate, arranged = scheduler.waiting_queue, self.gate, self.order.arranged
         if self._candidates is not None:
             return
-        is_unchanged = (
-            len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
-        )
+        count = len(queue)
+        is_unchanged = count >= len(arranged) if gate is None else count == len(self._waiting)
         if is_unchanged and (not batches or releases.reports_aborts(scheduler)):
             return
         present = {*queue, scheduler.chunked_req}
         for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
             present.update(getattr(batch, "reqs", None) or ())
-        tracked = dict.fromkeys((*arranged.requests(), *(() if gate is None else gate.by_ticket)))
+        tracked = dict.fromkeys((*arranged.requests(), *(() if gate is None else gate.requests)))
         for req in tracked:
             if req.finished() or req not in present:
                 self.forget(req)
         if gate is not None:
             self._waiting = set(queue)
-
-
-def _is_gated(req: Any) -> bool:
-    """Return whether ``req``, which is no parallel sample, is gated. Requests with an error and health
-    probes are not."""
-    return not (req.finished() or req.to_finish is not None or req.canopy.request.is_health_probe)
 
 
 def admission_of(owner: Any) -> Admission | None:
@@ -202,9 +196,9 @@ def admission_of(owner: Any) -> Admission | None:
 def take_times(scheduler: Any, times: Iterable[str]) -> bool:
     """Pass the times in messages to the gate; ignore a text that is not a number."""
     if (admission := admission_of(scheduler)) is not None:
-        for time in times:
+        for text in times:
             with contextlib.suppress(ValueError):
-                admission.set_time(scheduler, float(time))
+                admission.set_time(scheduler, float(text))
     return True
 
 
@@ -276,9 +270,7 @@ def refuse_second_chunk(
 
 def record_batch_result(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler.process_batch_result``."""
-    admission = admission_of(scheduler)
-    if admission is not None:
+    if (admission := admission_of(scheduler)) is not None:
         admission.record_batch(batch)
-    observer = observer_of(scheduler)
-    if observer is not None:
+    if (observer := observer_of(scheduler)) is not None:
         observer.record_batch(batch)

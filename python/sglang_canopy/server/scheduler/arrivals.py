@@ -19,16 +19,16 @@ from sglang_canopy.wire.request_state import state_of
 
 logger = logging.getLogger(__name__)
 
-_on_created: list[Callable[[Any, Any], bool]] = []
-_on_queued: list[Callable[[Any, Any], object]] = []
+_created_callbacks: list[Callable[[Any, Any], bool]] = []
+_queued_callbacks: list[Callable[[Any, Any], object]] = []
 
 
-def attach(created: Callable[[Any, Any], bool], queued: Callable[[Any, Any], object]) -> None:
+def subscribe(created: Callable[[Any, Any], bool], queued: Callable[[Any, Any], object]) -> None:
     """Call another plugin's functions with the scheduler and each request. ``created`` returns whether
     the request is late, that is, registered only when it is queued."""
-    if created not in _on_created:
-        _on_created.append(created)
-        _on_queued.append(queued)
+    if created not in _created_callbacks:
+        _created_callbacks.append(created)
+        _queued_callbacks.append(queued)
 
 
 def register_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
@@ -38,7 +38,7 @@ def register_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any
         req.extra_key = unreserved_key(req.extra_key)
     if scheduler.enable_lora and _core(scheduler) is not None:
         isolate_adapter_keys(req)
-    are_late = [call(scheduler, req) for call in _on_created]
+    are_late = [on_created(scheduler, req) for on_created in _created_callbacks]
     # Images get their own tokens later; until then all images look alike. A late request gets its
     # extra key when it is queued.
     if recv_req is not None and recv_req.mm_inputs is None and not any(are_late):
@@ -50,8 +50,8 @@ def register_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     # SGLang calls no hook for an embedding's request, and before 0.5.23 for none at all.
     if not hasattr(req, "canopy"):
         register_created(req, scheduler, None)
-    for call in _on_queued:
-        call(scheduler, req)
+    for on_queued in _queued_callbacks:
+        on_queued(scheduler, req)
     _register(scheduler, req)
     admission = admission_of(scheduler)
     # SGLang matches a request that waits alone, as it admits it.
@@ -63,8 +63,7 @@ def register_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
 
 def admit_batch(batch: Any, *_: Any, **__: Any) -> None:
     """Hook before ``ScheduleBatch.prepare_for_extend``: admit the requests of ``batch``."""
-    core = _core(batch)
-    if core is not None:
+    if (core := _core(batch)) is not None:
         for req in batch.reqs:
             core.requests.admit(req)
 
@@ -74,9 +73,8 @@ def end_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **_
     another."""
     reason = abort.finished_reason or {}
     status = reason.get("status_code")
-    is_priority_error = "priority is disabled" in reason.get(
-        "message", ""
-    )  # with a full queue's status
+    # This error has the status of a full queue.
+    is_priority_error = "priority is disabled" in reason.get("message", "")
     if status == HTTPStatus.SERVICE_UNAVAILABLE and not is_priority_error:
         refusal = QUEUE
     else:
@@ -127,11 +125,9 @@ def _explain(scheduler: Any, texts: list[str]) -> bool:
 
 
 def _begin_drain(scheduler: Any, _texts: list[str]) -> bool:
-    core = _core(scheduler)
-    if core is None:
-        return False
-    core.disk.begin_drain(scheduler.tree_cache.drain_s)
-    return True
+    if (core := _core(scheduler)) is not None:
+        core.disk.begin_drain(scheduler.tree_cache.drain_s)
+    return core is not None
 
 
 messages.register_handler(messages.TIME, take_times)
@@ -141,18 +137,14 @@ messages.register_handler(messages.HINTS, _apply_hints)
 
 
 def _register(scheduler: Any, req: Any) -> None:
-    core = _core(scheduler)
-    if core is not None:
+    if (core := _core(scheduler)) is not None:
         core.requests.register(req)
 
 
 def _count_refusal(scheduler: Any, req: Any, reason: int) -> None:
-    core = _core(scheduler)
-    if core is not None:
+    if (core := _core(scheduler)) is not None:
         core.requests.refuse(core.requests.register(req), reason)
-        return
-    observer = observer_of(scheduler)
-    if observer is not None:
+    elif (observer := observer_of(scheduler)) is not None:
         observer.refuse(req, reason)
 
 

@@ -17,11 +17,11 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.ranks import broadcast_from_first, reduction_groups
 from sglang_canopy.records import GATEWAY
-from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.arranged import ArrangedQueue
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.cost import (
+    DEFAULT_STEP_TOKENS,
     REFIT_BATCHES,
-    STEP_TOKENS,
     AnswerCost,
     Prefill,
     PrefillCost,
@@ -33,26 +33,26 @@ from sglang_canopy.wire.request_state import state_of
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
-PROTECT_PASSES = 32
+PROTECTION_PASSES = 32
 """Passes between two renewals of the protection (as for SGLang's LRU)."""
 PROTECTED_REQUESTS = 128
 """Requests at the head of the queue whose prefixes are protected (also SGLang's number)."""
 
 
 class LiveOrder:
-    """The order of the requests of a scheduler with ``cache``, as ``Arranged`` reads them. All methods
+    """The order of the requests of a scheduler with ``cache``, as ``ArrangedQueue`` reads them. All methods
     but ``status`` are called on the scheduler's thread."""
 
     def __init__(
-        self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = STEP_TOKENS
+        self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = DEFAULT_STEP_TOKENS
     ) -> None:
         """``step_tokens``: maximum tokens of a prefill step."""
         self.is_on = options.queue_order == BOUNDED_SHORTEST
-        self.cost = PrefillCost(step_tokens)
+        self.prefill_cost = PrefillCost(step_tokens)
         self.answer_cost = AnswerCost(
             cache.req_to_token_pool.size, cache.token_to_kv_pool_allocator.size
         )
-        self.bounded_queue = BoundedShortest(ServerCost(self.cost, self.answer_cost))
+        self.bounded_queue = BoundedShortest(ServerCost(self.prefill_cost, self.answer_cost))
         if not cache.tree_core.live.host_tokens:
             self.bounded_queue.unbacked_tokens = self.answer_cost.pool_tokens
         self._charged_tenants = ChargedTenants()
@@ -60,11 +60,11 @@ class LiveOrder:
         """SGLang's: 1 if lower priorities are more urgent, else -1; 0 without priorities."""
         self._cache = cache
         self._core = cache.tree_core
-        self.arranged = Arranged(self.bounded_queue, self)
-        self._passes = 0
+        self.arranged = ArrangedQueue(self.bounded_queue, self)
+        self._pass_count = 0
         self.batch_ended_at = 0.0
-        """Time on the monotonic clock."""
-        self.prefills = 0
+        """End of the latest batch, on the monotonic clock."""
+        self.prefill_batches = 0
         """Prefill batches so far; equal on all ranks."""
 
     def status(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class LiveOrder:
         return {
             "order": BOUNDED_SHORTEST if self.is_on else SGLANG,
             "waiting_requests": len(self.arranged) if self.is_on else None,
-            "admitted": dict(self.bounded_queue.admitted_by) if self.is_on else None,
+            "admitted": dict(self.bounded_queue.admission_counts) if self.is_on else None,
         }
 
     # ---- the cost of a request ----
@@ -96,17 +96,19 @@ class LiveOrder:
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
             return
         lengths = zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False)
-        prefills = (Prefill(new, old, _loaded_tokens(req, old)) for req, new, old in lengths)
-        self.cost.add(prefills, now - batch_began_at)
-        self.prefills += 1
-        if self.prefills % REFIT_BATCHES == 0:
+        prefills = (
+            Prefill(new, cached, _loaded_tokens(req, cached)) for req, new, cached in lengths
+        )
+        self.prefill_cost.record_batch(prefills, now - batch_began_at)
+        self.prefill_batches += 1
+        if self.prefill_batches % REFIT_BATCHES == 0:
             self._agree()
 
     def _agree(self) -> None:
         """Adopt the first rank's fit and decode step. Collective."""
-        fit_and_step_s = self.cost.fit(), self.answer_cost.median_step_s()
+        fit_and_step_s = self.prefill_cost.fit(), self.answer_cost.median_step_s()
         coefficients, step_s = broadcast_from_first(reduction_groups(self._cache), fit_and_step_s)
-        self.cost.adopt(coefficients)
+        self.prefill_cost.adopt(coefficients)
         self.answer_cost.adopt(step_s)
         self.bounded_queue.reprice()
 
@@ -116,7 +118,7 @@ class LiveOrder:
         self, chunked: Any, step_tokens: int, page_tokens: int
     ) -> tuple[list[Any], int] | None:
         """Let requests share the next step with ``chunked``, within the memory that it leaves; see
-        ``Arranged.share_step``."""
+        ``ArrangedQueue.share_step``."""
         remaining_tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
         free_tokens = self._cache.token_to_kv_pool_allocator.available_size()
         free_tokens += self._cache.evictable_size() - remaining_tokens
@@ -134,18 +136,16 @@ class LiveOrder:
         """Renew, at intervals, the protection of the prefixes of ``queue``'s first requests."""
         if not queue:
             return
-        self._passes += 1
-        if self._passes % PROTECT_PASSES != 1:
+        self._pass_count += 1
+        if self._pass_count % PROTECTION_PASSES != 1:
             return
-        paths = []
+        core, paths = self._core, []
         for req in queue[:PROTECTED_REQUESTS]:
             self.look_up(req)
-            paths.append(
-                (self._core.node_by_id(req.best_match_node), self._core.requests.register(req))
-            )
-        self._core.protected.protect_queue(paths)
+            paths.append((core.node_by_id(req.best_match_node), core.requests.register(req)))
+        core.protected.protect_queue(paths)
 
-    # ---- requests as ``Arranged`` reads them, from the match that ``look_up`` stored ----
+    # ---- requests as ``ArrangedQueue`` reads them, from the match that ``look_up`` stored ----
 
     def tenant(self, req: Any) -> Hashable:
         request, now = self._core.requests.register(req), self._core.clock.now
@@ -178,7 +178,7 @@ class LiveOrder:
         return tokens
 
     def step_tokens(self) -> int:
-        return self.cost.step_tokens
+        return self.prefill_cost.step_tokens
 
     def time_s(self) -> float:
         """Return the time of the latest arrival, which is equal on all ranks."""

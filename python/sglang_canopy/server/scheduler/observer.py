@@ -28,7 +28,8 @@ BLOCK_TOKENS = 64
 def meter_of(
     server_args: Any, cache: Any, running: str, policy: Policy | None = None
 ) -> Meter | None:
-    """Return the meter for a scheduler with this cache, if its server has one."""
+    """Return the meter for a scheduler with this cache, if its server has one. ``running``: name of
+    the policy that ranks; ``policy``: its object, if it is one of Canopy's."""
     options = options_of(server_args).meter
     if options is None:
         return None
@@ -75,18 +76,23 @@ class Observer:
     def record_batch(self, batch: Any) -> None:
         """Record the requests of a computed batch that have ended."""
         for req in batch.reqs:
-            if req.finished() and _mark_observed(req):
-                self._try(self._record_end, req)
+            if req.finished():
+                self._observe_once(req, self._record_end)
 
     def refuse(self, req: Any, reason: int) -> None:
         """Count ``req``, which ended for a reason of ``counters.REFUSALS``, unless it was admitted."""
-        if not req.output_ids and not req.retraction_count and _mark_observed(req):
-            self._try(self._count_refusal, req, reason)
+        if not req.output_ids and not req.retraction_count:
+            self._observe_once(req, self._count_refusal, reason)
 
-    def _try(self, step: Callable[..., None], *args: Any) -> None:
-        """Run a step. An error must not end a server that is only observed."""
+    def _observe_once(self, req: Any, record: Callable[..., None], *args: Any) -> None:
+        """Call ``record`` with ``req``, unless ``req`` was observed before. An error must not end a
+        server that is only observed."""
+        state = state_of(req)
+        if state.observed:
+            return
+        state.observed = True
         try:
-            step(*args)
+            record(req, *args)
         except Exception:
             if not self._has_failed:
                 self._has_failed = True
@@ -111,13 +117,6 @@ class Observer:
         self.meter.record_request(request, req.cached_tokens_device + req.cached_tokens_host)
 
 
-def _mark_observed(req: Any) -> bool:
-    """Mark ``req`` as observed; return whether it was not before."""
-    state = state_of(req)
-    is_first, state.observed = not state.observed, True
-    return is_first
-
-
 def observer_of(scheduler: Any) -> Observer | None:
     """Return the scheduler's observer; ``None`` without ``--canopy-observe``."""
     observer: Observer | None = getattr(scheduler, "canopy", None)
@@ -127,8 +126,7 @@ def observer_of(scheduler: Any) -> Observer | None:
         if options is not None and options.observe:
             from sglang_canopy.telemetry import reporter
 
-            running = str(args.radix_eviction_policy)
-            meter = meter_of(args, scheduler.tree_cache, running)
+            meter = meter_of(args, scheduler.tree_cache, str(args.radix_eviction_policy))
             assert meter is not None
             observer = Observer(meter)
             has_metrics = bool(getattr(args, "enable_metrics", False))

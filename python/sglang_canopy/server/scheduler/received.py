@@ -14,7 +14,7 @@ from typing import Any
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request.client_hints import rule_of
-from sglang_canopy.wire.stamp import ADDED, STAMP_KEY, client_fields, make_stamp
+from sglang_canopy.wire.stamp import PARAMS_ADDED, STAMP_KEY, client_fields, make_stamp
 
 
 def stamp_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
@@ -64,7 +64,7 @@ def _add_stamp(custom_params: Any, server_args: Any) -> dict[str, Any]:
     rule = rule_of(requests.client_hints, server_args.admin_api_key)
     stamp = make_stamp({"category": "generate"}, rule.authorise(fields, None), time.monotonic())
     if custom_params is None:
-        stamp[ADDED] = True
+        stamp[PARAMS_ADDED] = True
     return {**fields_sent, STAMP_KEY: stamp}
 
 

@@ -84,11 +84,11 @@ class Addon:
     def load_for_help(self) -> None:
         """Add the flag to ``sglang serve --help`` (entry point ``sglang.srt.platforms``)."""
 
-        def add(result: Any, parser: argparse.ArgumentParser) -> None:
+        def add_to_server(result: Any, parser: argparse.ArgumentParser) -> None:
             if "--radix-eviction-policy" in parser._option_string_actions:
                 self.add_flags(result, parser)
 
-        plugin.add_to_help(add)
+        plugin.add_to_help(add_to_server)
 
     def add_flags(self, _result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
         """Hook after ``ServerArgs.add_cli_args``."""
@@ -102,21 +102,21 @@ class Addon:
             os.environ.pop(self.variable, None)
             return
         os.environ[self.variable] = "1"
-        _install(self._load_feature_hooks(), f"canopy_{self.name}")
+        _install_hooks(self._load_feature_hooks(), f"canopy_{self.name}")
 
 
-def _install(hooks: tuple[Hook, ...], name: str) -> None:
+def _install_hooks(hooks: tuple[Hook, ...], name: str) -> None:
     """Install hooks after SGLang has installed all others. Idempotent."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
     if not all(hook.is_in_place() for hook in hooks):
         source = HookSource(name, "sglang-canopy")
-        targets = defaultdict(list)
+        functions_by_target = defaultdict(list)
         for hook in hooks:
             check_signature(hook)
-            targets[hook.target].append((HookType(hook.kind), hook.function, source))
+            functions_by_target[hook.target].append((HookType(hook.kind), hook.function, source))
         check_complete()
-        for target, functions in targets.items():
+        for target, functions in functions_by_target.items():
             # NOTE: ``apply_hooks`` skips functions that have hooks already.
             HookRegistry._apply_target(target, functions)
     check_in_place(hooks)

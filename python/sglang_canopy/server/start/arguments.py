@@ -20,24 +20,24 @@ from sglang_canopy.request import client_hints
 from sglang_canopy.server.start import flags
 from sglang_canopy.server.start.self_check import check_complete, stop
 
-HELP = "Workload-aware caching (sglang-canopy). More flags: docs/reference/flags.md."
+GROUP_HELP = "Workload-aware caching (sglang-canopy). More flags: docs/reference/flags.md."
 
 
 def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
     """Hook after ``ServerArgs.add_cli_args``: add Canopy's flags once, and to SGLang's parser only."""
-    options = {name: action for action in parser._actions for name in action.option_strings}
-    policy = options.get("--radix-eviction-policy")
-    if policy is None or flags.SHORT_FLAG in options:
+    actions = {flag: action for action in parser._actions for flag in action.option_strings}
+    policy_action = actions.get("--radix-eviction-policy")
+    if policy_action is None or flags.SHORT_FLAG in actions:
         return
-    group = parser.add_argument_group("canopy", HELP)
+    group = parser.add_argument_group("canopy", GROUP_HELP)
     group.add_argument(
         flags.SHORT_FLAG,
         dest="radix_eviction_policy",
         default=argparse.SUPPRESS,
-        choices=policy.choices,
+        choices=policy_action.choices,
         help=flags.short_help(),
     )
-    flags.add_flags(group, options)
+    flags.add_flags(group, actions)
 
 
 def expand_arguments(argv: list[str]) -> Any:
@@ -45,12 +45,11 @@ def expand_arguments(argv: list[str]) -> Any:
     X`` becomes the long form. The file of ``--config`` is read as SGLang does, since it may name a
     policy; arguments on the command line override it."""
     short, long = flags.SHORT_FLAG, "--radix-eviction-policy"
-    merged = _with_config(argv)
-    long_form = [
+    expanded = [
         long + arg[len(short) :] if arg == short or arg.startswith(short + "=") else arg
-        for arg in merged
+        for arg in _with_config(argv)
     ]
-    return (long_form + auto.added_arguments(long_form),), {}
+    return (expanded + auto.added_arguments(expanded),), {}
 
 
 def _with_config(argv: list[str]) -> list[str]:

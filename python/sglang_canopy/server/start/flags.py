@@ -34,8 +34,8 @@ from sglang_canopy.tenant import tenant_digest
 
 logger = logging.getLogger(__name__)
 
-_NEEDS_HOST_TIER = ("host_eviction", "host_ttl", "drain_s")
-_NEEDS_OUR_DISK = ("disk_eviction", "disk", "drain_s")
+_HOST_TIER_FIELDS = ("host_eviction", "host_ttl", "drain_s")
+_OUR_DISK_FIELDS = ("disk_eviction", "disk", "drain_s")
 """Fields of ``TierFlags`` that need the tier."""
 
 SHORT_FLAG = "--radix-eviction"
@@ -48,13 +48,14 @@ def short_help() -> str:
     return f"Short for {SHORT_FLAG}-policy. Canopy adds {names}, and auto, which is wa and more."
 
 
-def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:
-    """Add Canopy's flags to SGLang's parser, and the backend to its choices."""
+def add_flags(group: argparse._ArgumentGroup, actions: Mapping[str, argparse.Action]) -> None:
+    """Add Canopy's flags to SGLang's parser, and the backend to its choices. ``actions``: the parser's,
+    by flag."""
     for flag_class in FLAG_CLASSES:
         declared.add_flags(group, flag_class)
-    backend = options.get("--hicache-storage-backend")
-    if backend is not None and backend.choices is not None and BACKEND not in backend.choices:
-        backend.choices = [*backend.choices, BACKEND]
+    action = actions.get("--hicache-storage-backend")
+    if action is not None and action.choices is not None and BACKEND not in action.choices:
+        action.choices = [*action.choices, BACKEND]
 
 
 def has_canopy_flags(server_args: Any, args: Any) -> bool:
@@ -99,11 +100,11 @@ def _check_tiers(
 ) -> None:
     for field in typed_flags:
         flag = option_of(TierFlags, field).flag
-        if field in _NEEDS_HOST_TIER and not is_canopy:
+        if field in _HOST_TIER_FIELDS and not is_canopy:
             raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
-        if field in _NEEDS_HOST_TIER and not server_args.enable_hierarchical_cache:
+        if field in _HOST_TIER_FIELDS and not server_args.enable_hierarchical_cache:
             raise CanopyError(f"{flag} needs a host tier; add --enable-hierarchical-cache")
-        if field in _NEEDS_OUR_DISK and not uses_our_disk:
+        if field in _OUR_DISK_FIELDS and not uses_our_disk:
             raise CanopyError(
                 f"{flag} needs our disk tier; add --enable-hierarchical-cache "
                 "--hicache-storage-backend canopy"

@@ -53,7 +53,7 @@ HOOKS = (
         "before",
         arguments.expand_arguments,
         ("argv",),
-        "expand `--radix-eviction` and plan files",
+        "expand `--radix-eviction` and `auto`, also in the file of `--config`",
     ),
     Hook(
         _SRT + "server_args.ServerArgs.from_cli_args",

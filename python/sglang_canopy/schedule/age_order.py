@@ -1,4 +1,4 @@
-"""Find the cheapest member that may overtake all older members.
+"""Members of a queue by age, of which the cheapest that every older member allows goes next.
 
 Members are in order of arrival. Each has a cost and an allowance: the seconds of younger work that
 may still be admitted before it. A member may go next if no older member's allowance is below its
@@ -14,35 +14,38 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 _MIN_CAPACITY = 16
 
+Seconds = Sequence[float] | NDArray[np.float64]
 
-class Passing:
-    """Members by position, 0 being the oldest; costs and allowances in seconds.
+
+class AgeOrder:
+    """Members by position, 0 for the oldest; costs and allowances in seconds.
 
     A member with infinite cost is never chosen; one with infinite allowance restricts no other.
     """
 
     __slots__ = ("_allowances", "_costs", "members")
 
-    def __init__(self, costs: Sequence[float] = (), allowed: Sequence[float] = ()) -> None:
+    def __init__(self, costs: Seconds = (), allowances: Seconds = ()) -> None:
         self.members = len(costs)
         capacity = max(_MIN_CAPACITY, 2 * self.members)
         self._costs = np.full(capacity, math.inf)
         self._allowances = np.full(capacity, math.inf)
         self._costs[: self.members] = costs
-        self._allowances[: self.members] = allowed
+        self._allowances[: self.members] = allowances
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.members == len(self._costs)
 
-    def append(self, cost: float, allowed: float) -> int:
+    def append(self, cost: float, allowance: float) -> int:
         """Append the youngest member and return its position."""
         position = self.members
         self.members += 1
-        self._costs[position], self._allowances[position] = cost, allowed
+        self._costs[position], self._allowances[position] = cost, allowance
         return position
 
     def set_cost(self, position: int, cost: float) -> None:
@@ -51,17 +54,17 @@ class Passing:
     def allowance(self, position: int) -> float:
         return self._allowances.item(position)
 
-    def set_allowance(self, position: int, allowed: float) -> None:
-        self._allowances[position] = allowed
+    def set_allowance(self, position: int, allowance: float) -> None:
+        self._allowances[position] = allowance
 
     def least_allowance(self) -> float:
         return float(self._allowances[: self.members].min(initial=math.inf))
 
-    def pass_by(self, position: int, seconds: float) -> None:
+    def charge_older(self, position: int, seconds: float) -> None:
         """Charge ``seconds`` to the allowance of every member older than ``position``."""
         self._allowances[:position] -= seconds
 
-    def shortest(self) -> int:
+    def cheapest(self) -> int:
         """Return the position of the cheapest member that may go next; the older wins a tie.
 
         Returns -1 if no member may go, which requires that the oldest has infinite cost.
@@ -69,10 +72,10 @@ class Passing:
         if not self.members:
             return -1
         costs = self._costs[: self.members]
-        allowed = np.empty(self.members)
-        allowed[0] = math.inf
-        np.minimum.accumulate(self._allowances[: self.members - 1], out=allowed[1:])
-        eligible_costs = np.where(allowed >= costs, costs, math.inf)
+        least_older = np.empty(self.members)  # least allowance of the older members
+        least_older[0] = math.inf
+        np.minimum.accumulate(self._allowances[: self.members - 1], out=least_older[1:])
+        eligible_costs = np.where(least_older >= costs, costs, math.inf)
         position = int(eligible_costs.argmin())
         return position if eligible_costs.item(position) < math.inf else -1
 
@@ -81,8 +84,5 @@ class Passing:
         least = self._allowances[:position].min(initial=math.inf)
         return bool(least >= self._costs[position])
 
-    def copy(self) -> Passing:
-        other = Passing.__new__(Passing)
-        other.members = self.members
-        other._costs, other._allowances = self._costs.copy(), self._allowances.copy()
-        return other
+    def copy(self) -> AgeOrder:
+        return AgeOrder(self._costs[: self.members], self._allowances[: self.members])
