@@ -26,7 +26,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from canopy_documents.server import options
     from sglang_canopy.server.http import entry, routes
 
-    monkeypatch.setattr(routes, "hints", WaitingHints())
+    monkeypatch.setattr(routes, "waiting_hints", WaitingHints())
 
     @contextlib.contextmanager
     def serve_routes(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_canopy.schedule import bounded_shortest
 from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, SORTED_HEAD, BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
-from sglang_canopy.schedule.cost_queue import BUDGET_HEAD, Waiting
+from sglang_canopy.schedule.cost_queue import BUDGET_HEAD, WaitingRequest
 from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, FairShares
 from support.bound_ledger import BoundLedger
 
@@ -23,7 +23,7 @@ def make_queue(cost_factor: float = 1.0, base_budget_s: float = 0.0) -> BoundedS
     return BoundedShortest(cost, cost_factor, base_budget_s)
 
 
-def serve(queue: BoundedShortest) -> Waiting:
+def serve(queue: BoundedShortest) -> WaitingRequest:
     """Admit the first request."""
     waiting = queue.in_order()[0]
     queue.admit([waiting])
@@ -144,10 +144,10 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, full_step_s, rng) ->
     queue = make_queue(cost_factor, base_budget_s)
     queue.unbacked_tokens = rng.choice([math.inf, 100])
     done_s, remaining_s, half_step_s = 0.0, 0.0, 0.0
-    chunk: Waiting | None = None
+    chunk: WaitingRequest | None = None
     latest_s: dict[int, float] = {}
 
-    def fits_half_step(waiting: Waiting) -> bool:
+    def fits_half_step(waiting: WaitingRequest) -> bool:
         nonlocal half_step_s
         has_room = waiting.cost_s <= half_step_s
         half_step_s -= waiting.cost_s * has_room

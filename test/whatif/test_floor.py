@@ -113,7 +113,7 @@ def test_an_uncertain_sample_needs_a_larger_loss():
     certain, uncertain = Floor(CAPACITY_TOKENS), Floor(CAPACITY_TOKENS)
     for _ in range(40):
         certain.compare(90, REQUEST_TOKENS, REQUEST_TOKENS)
-        uncertain.compare(90, REQUEST_TOKENS, REQUEST_TOKENS, tolerance=0.1)
+        uncertain.compare(90, REQUEST_TOKENS, REQUEST_TOKENS, error_share=0.1)
     assert certain.is_behind
     assert not uncertain.is_behind
 
