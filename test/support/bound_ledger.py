@@ -48,7 +48,7 @@ class BoundLedger:
 
     def _add(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         waiting = original(*args, **kwargs)
-        budget_s = self.queue.cost_factor * waiting.cost + self.queue.base_budget_s
+        budget_s = self.queue.cost_factor * waiting.cost_s + self.queue.base_budget_s
         self._waiting[waiting] = _Account(budget_s)
         return waiting
 
@@ -58,7 +58,7 @@ class BoundLedger:
             self._admitted[waiting] = self._waiting.pop(waiting)
             for passed, account in self._waiting.items():
                 if passed.number < waiting.number and _budget(passed) == _budget(waiting):
-                    account.passed_s += waiting.cost
+                    account.passed_s += waiting.cost_s
                     exceeds_allowance = account.passed_s > account.allowed_s + ROUNDING_S
                     if exceeds_allowance and self.is_excluded(passed):
                         self.excluded_passes += 1

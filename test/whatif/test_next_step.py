@@ -45,7 +45,7 @@ SAVES_TEXT = "wa would save 12.5 ± 3.0 points more of your prompt tokens"
         (meter(WA_IS_BETTER), "canopy-lru", {"auto_policies": AUTO_POLICIES}, f"^Nothing to do: {SAVES_TEXT}"),
         (meter(WA_IS_BETTER), "canopy-lru", {"auto_policies": ()}, f"^{SAVES_TEXT} than canopy-lru: restart with "),
         (meter(arm("etlru", 0.535, 0.015)), "wa", {"auto_policies": AUTO_POLICIES}, " than wa: restart with .* etlru$"),
-        (meter(), "wa", {"auto_policies": AUTO_POLICIES}, "^Keep auto_policies: "),
+        (meter(), "wa", {"auto_policies": AUTO_POLICIES}, "^Keep auto: "),
         (meter(arm("wa", 0.41), LARGER_HOST_IS_BETTER), "canopy-lru", {}, "More memory would: host x2 saves 11.0 ± 0.8 points more.$"),
     ],
 )  # fmt: skip
