@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
@@ -113,7 +112,5 @@ TestHybridTree = HybridTreeMachine.TestCase
 TestHybridTree.settings = settings(
     max_examples=settings.default.max_examples // 2,
     stateful_step_count=25,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TestHybridTree = pytest.mark.timeout(300)(TestHybridTree)

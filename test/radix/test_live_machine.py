@@ -253,10 +253,4 @@ def report_at_once():
 
 
 TestTree = LiveTreeMachine.TestCase
-TestTree.settings = settings(
-    max_examples=settings.default.max_examples,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-TestTree = pytest.mark.timeout(300)(TestTree)
+TestTree.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))

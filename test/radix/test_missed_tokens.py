@@ -270,10 +270,4 @@ class MissesMachine(RuleBasedStateMachine):
 
 
 TestMisses = MissesMachine.TestCase
-TestMisses.settings = settings(
-    max_examples=settings.default.max_examples,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-TestMisses = pytest.mark.timeout(300)(TestMisses)
+TestMisses.settings = settings(stateful_step_count=25, suppress_health_check=list(HealthCheck))
