@@ -58,7 +58,7 @@ class BoundedMachine(RuleBasedStateMachine):
         self.remove(*filter(None, [entry]))
 
     @rule()
-    def take_turns(self) -> None:
+    def pop_round_robin(self) -> None:
         entry = self.bounded.pop_round_robin()
         if not self.tenant_order:
             assert entry is None

@@ -92,8 +92,9 @@ def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
             assert len(by_prompts.memory._prompts) <= 20
             assert by_bytes.memory.text_bytes <= 200_000
     assert by_prompts.breaks().findings[0].kind == "time"
-    numbers = [segment.number for segment in by_prompts.memory._segments.values() if segment.uses]
-    assert len(numbers) == len(set(numbers)) == len(by_prompts.memory._segments)
+    segments = by_prompts.memory._segments.values()
+    numbers = [segment.number for segment in segments if segment.prompt_count]
+    assert len(numbers) == len(set(numbers)) == len(segments)
 
 
 def test_a_key_in_use_outlives_unused_ones():

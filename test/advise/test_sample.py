@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from canopy_lab.advise.sample import RequestSampler, conversation_key, read_sample
+from canopy_lab.advise.sample import RequestSampler, hash_conversation, read_sample
 from canopy_lab.sim.stack import lru_curve
 from sglang_canopy.errors import CanopyError
 from support.tiny_traces import request_of
@@ -44,8 +44,8 @@ def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
     for order in (rows, shuffled):
         sampler = RequestSampler(100, 10**9)
         for row in order:
-            if sampler.selects(conversation_key(row)):
-                sampler.add(conversation_key(row), row)
+            if sampler.selects(hash_conversation(row)):
+                sampler.add(hash_conversation(row), row)
         assert sampler.one_in in (8, 16, 32)
         samples.append(sampler.requests())
     sample, shuffled_sample = samples
@@ -59,7 +59,7 @@ def test_blocks_are_merged_before_conversations_are_dropped():
     rows = [request_of(float(i), range(i * 1000, i * 1000 + 64), conversation=str(i), block_tokens=16) for i in range(50)]  # fmt: skip
     sampler = RequestSampler(1000, 900)
     for row in rows:
-        sampler.add(conversation_key(row), row)
+        sampler.add(hash_conversation(row), row)
     assert sampler.merged == 4
     assert {request.block_tokens for request in sampler.requests()} == {64}
     assert sampler.one_in == 1

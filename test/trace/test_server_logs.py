@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from canopy_lab.advise.sample import conversation_key, read_sample
+from canopy_lab.advise.sample import hash_conversation, read_sample
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.guess import guess_format
 from canopy_lab.trace.lines import Tolerance
@@ -151,4 +151,4 @@ def test_an_image_counts_as_an_image_and_not_as_its_bytes(tmp_path: Path) -> Non
 def test_names_with_slashes_are_conversations_of_their_own() -> None:
     """Clients name sessions as paths; only in agents' traces is the first part a parent."""
     trace = open_trace(LOGS / "names-with-slashes-are-conversations-of-their-own.jsonl", "openai")
-    assert len({conversation_key(request) for request in trace}) == 3
+    assert len({hash_conversation(request) for request in trace}) == 3

@@ -26,6 +26,7 @@ from sglang_canopy.whatif.sampled_caches import MIN_BLOCKS, Origins
 from sglang_canopy.whatif.total import combine_meters, describe_total
 
 BLOCK_TOKENS = 16
+THRESHOLD_CONFIG = {"threshold-lru": {"threshold_tokens": 5 * BLOCK_TOKENS}}
 
 
 def request_at(time_s, path, category="default"):
@@ -45,15 +46,23 @@ def chat_turns(seed, conversations=40, turns=8):
         yield conversation, request_at(10.0 * step, path, rng.choice(["chat", "agent"]))
 
 
-def serve(policy, blocks, seed, meter=None, **options):
-    """Return the hit ratio of a tree of ``blocks`` blocks; ``meter`` receives every request."""
-    tree, hit_tokens, prompt_tokens = RadixTree(make_policy(policy), blocks, BLOCK_TOKENS), 0, 0
-    for _, request in chat_turns(seed, **options):
-        tokens = tree.access(request) * BLOCK_TOKENS
-        hit_tokens, prompt_tokens = hit_tokens + tokens, prompt_tokens + request.prompt_tokens
+def serve(policy, capacity_blocks, seed, meter=None):
+    """Return the hit ratio of a tree of ``capacity_blocks``; ``meter`` receives every request."""
+    tree = RadixTree(make_policy(policy), capacity_blocks, BLOCK_TOKENS)
+    hit_tokens = prompt_tokens = 0
+    for _, request in chat_turns(seed):
+        request_hit_tokens = tree.access(request) * BLOCK_TOKENS
+        hit_tokens += request_hit_tokens
+        prompt_tokens += request.prompt_tokens
         if meter is not None:
-            meter.record_request(request, tokens)
+            meter.record_request(request, request_hit_tokens)
     return hit_tokens / prompt_tokens
+
+
+def record_all(meter, requests):
+    """Record requests of which the server hit nothing."""
+    for request in requests:
+        meter.record_request(request, 0)
 
 
 def shadow_hit_ratio(meter, policy, capacity):
@@ -88,7 +97,7 @@ def document_requests(seed):
 
 
 class ArmError(NamedTuple):
-    error: float
+    hit_ratio_error: float
     stated_error: float
 
 
@@ -111,7 +120,7 @@ def estimate_errors(sample_stride, seed):
 
 def test_shared_prefixes_are_not_lost_in_a_sample():
     """A sample of conversations would have each document once or never, and show no gain of more memory."""
-    assert max(map(abs, [estimate_errors(8, seed).error for seed in range(6)])) < 0.02
+    assert max(map(abs, [estimate_errors(8, seed).hit_ratio_error for seed in range(6)])) < 0.02
 
 
 def test_the_stated_error_covers_the_real_one():
@@ -125,8 +134,7 @@ def test_the_stated_error_covers_the_real_one():
 def test_a_meter_without_a_floor_states_none(policy, has_floor):
     setup = MeterSetup((LRU,), configs={"canopy-tlru": {"threshold_tokens": 100}}, floor=has_floor)
     meter = Meter(setup, TierTokens(60 * BLOCK_TOKENS), policy)
-    for _, request in chat_turns(3):
-        meter.record_request(request, 0)
+    record_all(meter, (request for _, request in chat_turns(3)))
     assert (meter.stats()["floor"] is not None) == has_floor
     assert not meter.is_behind or has_floor
 
@@ -146,7 +154,7 @@ def test_the_time_of_one_request_in_a_stride_counts_for_all_of_it(monkeypatch):
 def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
     tolerances = []
     monkeypatch.setattr(Floor, "compare", lambda *arguments: tolerances.append(arguments[4]))
-    setup = MeterSetup((LRU, "threshold-lru"), sample_stride=4, configs=CONFIGS)
+    setup = MeterSetup((LRU, "threshold-lru"), sample_stride=4, configs=THRESHOLD_CONFIG)
     meter, errors = Meter(setup, TierTokens(4 * MIN_BLOCKS * BLOCK_TOKENS), "threshold-lru"), []
     for _, request in chat_turns(3, conversations=200):
         count_before = len(tolerances)
@@ -160,8 +168,7 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
 def test_every_estimate_builds_on_the_servers_own_hits():
     """The server hits nothing, so an arm's estimate is its lead over the running arm's shadow cache."""
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK_TOKENS), LRU)
-    for _, request in chat_turns(3):
-        meter.record_request(request, 0)
+    record_all(meter, (request for _, request in chat_turns(3)))
     rows = {(row["policy"], row["capacity"]): row for row in meter.describe_arms()}
     assert rows[LRU, NOW_LABEL]["hit_ratio"] == 0.0
     assert rows[LRU, NOW_LABEL]["running"]
@@ -212,9 +219,6 @@ def test_another_running_policy_restarts_the_estimates():
     assert meter.stats()["running"] == "wa"
 
 
-CONFIGS = {"threshold-lru": {"threshold_tokens": 5 * BLOCK_TOKENS}}
-
-
 def mixed_requests(request_count, hot_blocks=4, new_blocks=6, period=2):
     """Yield requests. One in ``period`` has the same prompt of ``hot_blocks``, the others have new prompts of
     ``new_blocks``. ``threshold-lru`` evicts the shorter prompts first."""
@@ -225,10 +229,9 @@ def mixed_requests(request_count, hot_blocks=4, new_blocks=6, period=2):
 
 
 def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
-    setup = MeterSetup((LRU,), (1.0,), configs=CONFIGS)
+    setup = MeterSetup((LRU,), (1.0,), configs=THRESHOLD_CONFIG)
     meter = Meter(setup, TierTokens(12 * BLOCK_TOKENS), "threshold-lru")
-    for request in mixed_requests(800):
-        meter.record_request(request, 0)
+    record_all(meter, mixed_requests(800))
     assert meter.is_behind
     meter.restart(LRU)
     for request in mixed_requests(800, hot_blocks=8, new_blocks=2, period=4):
@@ -238,10 +241,9 @@ def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
 
 
 def test_a_policy_with_other_options_is_compared_as_it_runs():
-    setup = MeterSetup((LRU, "threshold-lru"), (1.0,), configs=CONFIGS)
+    setup = MeterSetup((LRU, "threshold-lru"), (1.0,), configs=THRESHOLD_CONFIG)
     meter = Meter(setup, TierTokens(12 * BLOCK_TOKENS), "threshold-lru")
-    for request in mixed_requests(800):
-        meter.record_request(request, 0)
+    record_all(meter, mixed_requests(800))
     assert shadow_hit_ratio(meter, "threshold-lru", NOW_LABEL) == 0.0
     assert shadow_hit_ratio(meter, LRU, NOW_LABEL) == pytest.approx(0.4, abs=0.01)
     blocks_before = meter.caches.count_blocks()
@@ -252,27 +254,24 @@ def test_a_policy_with_other_options_is_compared_as_it_runs():
 
 def test_a_few_requests_decide_nothing():
     meter = Meter(MeterSetup(), TierTokens(12 * BLOCK_TOKENS), LRU)
-    for request in mixed_requests(5):
-        meter.record_request(request, 0)
+    record_all(meter, mixed_requests(5))
     assert meter.undecided_reason == "too few requests: 5 of 200"
     assert "too few requests" in describe_total(combine_meters([meter.stats()]))
 
 
 def test_without_evictions_the_meter_is_undecided():
     meter = Meter(MeterSetup(), TierTokens(10**4 * BLOCK_TOKENS), LRU)
-    for request in mixed_requests(300):
-        meter.record_request(request, 0)
+    record_all(meter, mixed_requests(300))
     assert meter.undecided_reason == "the cache has not filled: nothing to win"
 
 
 def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
     """In shadow caches of a few blocks a policy could fall below the floor by chance."""
-    setup = MeterSetup((LRU,), (1.0,), sample_stride=8, configs=CONFIGS)
+    setup = MeterSetup((LRU,), (1.0,), sample_stride=8, configs=THRESHOLD_CONFIG)
     meter = Meter(setup, TierTokens(8 * (MIN_BLOCKS - 1) * BLOCK_TOKENS), "threshold-lru")
     comparisons = []
     monkeypatch.setattr(Floor, "compare", lambda *arguments: comparisons.append(arguments))
-    for request in mixed_requests(400, hot_blocks=40, new_blocks=60):
-        meter.record_request(request, 0)
+    record_all(meter, mixed_requests(400, hot_blocks=40, new_blocks=60))
     assert meter.caches.sampled_requests > 300
     assert not comparisons
     assert meter.undecided_reason.startswith("too small a sample")
@@ -281,8 +280,7 @@ def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
 
 def test_an_arm_with_too_few_blocks_is_not_reported():
     meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), 2), TierTokens(1_000 * BLOCK_TOKENS), LRU)
-    for request in mixed_requests(1_000):
-        meter.record_request(request, 0)
+    record_all(meter, mixed_requests(1_000))
     assert [row["capacity"] for row in meter.describe_arms()] == [NOW_LABEL]
     assert meter.stats()["too_small"] == ["canopy-lru device x0.015625"]
     assert meter.undecided_reason is None
@@ -291,10 +289,9 @@ def test_an_arm_with_too_few_blocks_is_not_reported():
 def test_an_estimate_of_few_requests_has_a_wide_interval():
     errors = []
     for request_count in (300, 3000):
-        setup = MeterSetup(("threshold-lru", LRU), (1.0,), configs=CONFIGS)
+        setup = MeterSetup(("threshold-lru", LRU), (1.0,), configs=THRESHOLD_CONFIG)
         meter = Meter(setup, TierTokens(12 * BLOCK_TOKENS), LRU)
-        for request in mixed_requests(request_count):
-            meter.record_request(request, 0)
+        record_all(meter, mixed_requests(request_count))
         assert meter.undecided_reason is None
         (arm,) = (row for row in meter.describe_arms() if row["policy"] == "threshold-lru")
         assert arm["sampling_error"] == 0.0
@@ -333,8 +330,7 @@ def test_origins_are_bounded_and_those_used_last_stay():
 
 def test_the_meter_reports_uncounted_requests_and_keeps_the_count_across_a_change():
     meter = Meter(MeterSetup((LRU, "wa")), TierTokens(64 * BLOCK_TOKENS), LRU)
-    for request in [request for _, request in chat_turns(3)][:30]:
-        meter.record_request(request, 0)
+    record_all(meter, [request for _, request in chat_turns(3)][:30])
     for second in range(7):
         short_request = request_at(1e4 + second, ())
         short_request.prompt_tokens = BLOCK_TOKENS - 1

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from canopy_documents.fuse.encode import Encoder
 from canopy_documents.quality import tasks
-from canopy_documents.quality.answers import Case, contains_answer, tokenise
+from canopy_documents.quality.answers import Case, contains_answer, make_case
 from comparators import SELECTORS, make_selector, questions
 from comparators.quality import (
     FORCED_TOKENS,
@@ -79,7 +79,7 @@ def evaluate(
     measurements: list[dict[str, Any]] = []
     encoders: dict[tuple[int, ...], Encoder] = {}  # the text before the documents is computed once
     for example in tqdm(examples, unit="example", disable=not show_progress):
-        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
+        case = make_case(tokenizer, example, plan.chunks, plan.chunk_tokens)
         measurements += _measure_example(plan, names, model, tokenizer, case, encoders)
         if on_example is not None:
             on_example(_report(plan, names, measurements))
@@ -133,7 +133,7 @@ def _measure_example(
                         "encode": encoding,
                         "ratio": ratio,
                         "task": case.task,
-                        "tokens": len(case.ids),
+                        "tokens": len(case.token_ids),
                         "full_right": is_right,
                         "right": text is not None and contains_answer(text, case.answers),
                         "f1": f1(text, case.answers) if text is not None else None,

@@ -19,7 +19,7 @@ from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.selectors import OfflineSelector
 from canopy_documents.quality import answers as quality
-from canopy_documents.quality.answers import Case, greedy_steps, normalise, prompt_of_case, text_of
+from canopy_documents.quality.answers import Case, greedy_steps, normalise, prompt_of_case
 from canopy_documents.store.chunk import Chunk
 from comparators import make_selector
 
@@ -46,7 +46,7 @@ def reference_of(
     model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED_TOKENS
 ) -> Reference:
     """Return full recompute of the prompt, its greedy continuation, and its text of ``answer_tokens``."""
-    ids = torch.tensor(case.ids, device=model.device)
+    ids = torch.tensor(case.token_ids, device=model.device)
     cache = dense_cache(model, ids.numel() + max(FORCED_TOKENS, answer_tokens))
     start = time.perf_counter()
     logits_row = model.logits(row_forward.prefill(model, ids, cache.truncated(ids.numel()))[-1:])
@@ -180,7 +180,7 @@ def _continue_answer(
 ) -> str:
     """Greedy text of at most ``max_tokens`` tokens that begins with ``start``, behind n tokens of the cache."""
     steps = greedy_steps(model, cache, n, start, max_tokens, tokenizer.eos_token_id)
-    return text_of(tokenizer, row_forward.finish(steps))
+    return quality.answer_text(tokenizer, row_forward.finish(steps))
 
 
 def f1(text: str, answers: Iterable[str]) -> float:

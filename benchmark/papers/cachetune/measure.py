@@ -19,7 +19,7 @@ from canopy_documents.fuse.encode import Encoder
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.selectors import OfflineSelector
-from canopy_documents.quality.answers import Case, prompt_of_case, tokenise
+from canopy_documents.quality.answers import Case, make_case, prompt_of_case
 from canopy_documents.quality.tasks import Example
 from question import ROOT
 
@@ -42,7 +42,7 @@ def load_model() -> tuple[Model, Any]:
 
 def case_of(example: Example, documents: int = 6, chunk_tokens: int = CHUNK_TOKENS) -> Case:
     """A question as tokens."""
-    return tokenise(load_model()[1], example, documents, chunk_tokens)
+    return make_case(load_model()[1], example, documents, chunk_tokens)
 
 
 def compare_arms(example: Example, arms: Sequence[ReuseArm]) -> dict[str, dict[str, Any]]:
@@ -52,8 +52,8 @@ def compare_arms(example: Example, arms: Sequence[ReuseArm]) -> dict[str, dict[s
     """
     model, _ = load_model()
     case = case_of(example)
-    ids = torch.tensor(case.ids)
-    n, cache_tokens = len(case.ids), len(case.ids) + FORCED_TOKENS
+    ids = torch.tensor(case.token_ids)
+    n, cache_tokens = len(case.token_ids), len(case.token_ids) + FORCED_TOKENS
     caches = [dense_cache(model, cache_tokens)]
     start_s = time.process_time()
     full_logits = model.logits(row_forward.prefill(model, ids, caches[0].truncated(n))[-1:])[0]

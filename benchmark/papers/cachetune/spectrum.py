@@ -34,9 +34,9 @@ def measure(run: QuestionRun) -> dict[str, Any]:
         bands = []
         for example in read_questions(run.data_folder, data, QUESTION_COUNT):
             case = case_of(example)
-            cache = dense_cache(model, len(case.ids))
-            prefill(model, torch.tensor(case.ids), cache)
-            bands.append(_band_shares(capture(model, cache, case.ids, 0)))
+            cache = dense_cache(model, len(case.token_ids))
+            prefill(model, torch.tensor(case.token_ids), cache)
+            bands.append(_band_shares(capture(model, cache, case.token_ids, 0)))
             encoder = Encoder(model)
             overlaps += [_selection_overlap(encoder.encode(d)) for d in case.documents[:3]]
         spectra[data] = torch.stack(bands).mean(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sglang_canopy.errors import CanopyError
 
-GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
+GOLDEN_SECTION = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class CostProfile:
     transfer_s: float
     other_s: float = 0.0
 
-    def prior(self, r_min: float, r_max: float) -> float:
+    def prior_ratio(self, r_min: float, r_max: float) -> float:
         """Return r0 = t_i / (t_c + t_i), where compute and transfer take equally long; clipped."""
         if self.compute_s <= 0 or self.transfer_s < 0:
             raise CanopyError(
@@ -35,7 +35,7 @@ class CostProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class RatioSearch:
+class RatioSearchResult:
     """The best ratio, its TTFT in seconds, and ``(ratio, TTFT)`` of every probe, in order."""
 
     ratio: float
@@ -49,7 +49,7 @@ def golden_section(
     r_min: float,
     r_max: float = 1.0,
     tolerance: float = 0.02,
-) -> RatioSearch:
+) -> RatioSearchResult:
     """Find the ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``measure_ttft_s``.
 
     The first probe is the prior ``first_ratio``; the second, the golden-section point of the other half,
@@ -74,26 +74,26 @@ def golden_section(
     measure(first_ratio)
     if high - low > tolerance:
         # The minimum cannot lie on the far side of the worse probe.
-        step = GOLDEN_RATIO * (high - low)
+        step = GOLDEN_SECTION * (high - low)
         second_ratio = low + step if first_ratio <= (low + high) / 2 else high - step
-        smaller, larger = sorted((first_ratio, second_ratio))
-        if smaller < larger and measure(smaller) <= measure(larger):
-            high = larger
-        elif smaller < larger:
-            low = smaller
+        lower_ratio, upper_ratio = sorted((first_ratio, second_ratio))
+        if lower_ratio < upper_ratio and measure(lower_ratio) <= measure(upper_ratio):
+            high = upper_ratio
+        elif lower_ratio < upper_ratio:
+            low = lower_ratio
     while high - low > tolerance:
-        step = GOLDEN_RATIO * (high - low)
+        step = GOLDEN_SECTION * (high - low)
         # One of the two was already measured, up to rounding: golden points nest.
-        smaller, larger = (_measured_near(probes, r) for r in (high - step, low + step))
-        if measure(smaller) <= measure(larger):
-            high = larger
+        lower_ratio, upper_ratio = (_snap_to_measured(probes, r) for r in (high - step, low + step))
+        if measure(lower_ratio) <= measure(upper_ratio):
+            high = upper_ratio
         else:
-            low = smaller
+            low = lower_ratio
     if not any(low <= r <= high for r in probes):
         measure((low + high) / 2)
     best_ratio = min(probes, key=lambda r: (probes[r], r))
-    return RatioSearch(best_ratio, probes[best_ratio], tuple(probes.items()))
+    return RatioSearchResult(best_ratio, probes[best_ratio], tuple(probes.items()))
 
 
-def _measured_near(probes: Mapping[float, float], ratio: float) -> float:
+def _snap_to_measured(probes: Mapping[float, float], ratio: float) -> float:
     return next((r for r in probes if abs(r - ratio) < 1e-9), ratio)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from canopy_documents.calibration.saved import TIER_NAMES, Calibration
-from canopy_documents.calibration.search import CostProfile, RatioSearch, golden_section
+from canopy_documents.calibration.search import CostProfile, RatioSearchResult, golden_section
 from sglang_canopy.errors import CanopyError
 
 SYSTEM_TOKENS, QUESTION_TOKENS = 16, 24
@@ -121,9 +121,9 @@ class ServedPrompts:
 
 def calibrate_server(
     prompts: ServedPrompts, r_min: float, r_max: float = 1.0, tolerance: float = 0.05
-) -> tuple[Calibration, RatioSearch]:
+) -> tuple[Calibration, RatioSearchResult]:
     """Run Algorithm 1 on a server that has the prompts' documents."""
     profile = prompts.profile()
-    start = profile.prior(r_min, r_max) if profile.compute_s > 0 else r_min
+    start = profile.prior_ratio(r_min, r_max) if profile.compute_s > 0 else r_min
     search = golden_section(prompts.measure_ttft_s, start, r_min, r_max, tolerance)
     return Calibration(search.ratio, r_min, profile), search

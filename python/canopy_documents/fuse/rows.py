@@ -115,26 +115,26 @@ UNDISTURBED_RUNS = 16
 """Undisturbed runs after which a run has more rows again."""
 
 
-def no_request_came() -> bool:
-    """Return False, for work that no request ends early."""
+def always_false() -> bool:
+    """Return False: the ``has_request_come`` of work that no request ends early."""
     return False
 
 
 @dataclass(slots=True)
 class Stop:
-    """Ends a run of background work before a layer, if ``request_came``.
+    """Ends a run of background work before a layer, if ``has_request_come``.
 
     The run is repeated later. Each stop halves the rows of the next runs, so that runs fit between
     the messages of a monitor and their rows are kept.
     """
 
-    request_came: Callable[[], bool] = no_request_came
+    has_request_come: Callable[[], bool] = always_false
     stops_in_a_row: int = 0
     halvings: int = 0
     undisturbed_runs: int = 0
 
     def __call__(self, layer: int) -> None:
-        if self.stops_in_a_row < MAX_STOPS and self.request_came():
+        if self.stops_in_a_row < MAX_STOPS and self.has_request_come():
             self.stops_in_a_row += 1
             self.halvings += 1
             self.undisturbed_runs = 0

@@ -100,7 +100,7 @@ _TABLE: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     (_SCHEDULER + "get_prefill_adder_class", "after", admission.use_document_adder, ("self",)),
     (_SCHEDULER + "on_idle", "before", scheduler.work_when_idle, ("self",)),
     (_SCHEDULER + "flush_cache", "after", scheduler.replace_stale_store, ("self",)),
-    (_SCHEDULER + "get_internal_state", "after", scheduler.internal_state, ("self", "recv_req")),
+    (_SCHEDULER + "get_internal_state", "after", scheduler.add_counters, ("self", "recv_req")),
     (
         _SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
         "around",

@@ -34,15 +34,15 @@ class Case:
     stand_in_prefix: list[int] = field(default_factory=list)
 
     @property
-    def ids(self) -> list[int]:
+    def token_ids(self) -> list[int]:
         return [*self.prefix, *(t for d in self.documents for t in d), *self.question]
 
 
-def tokenise(tokenizer: Any, example: Example, count: int, document_tokens: int) -> Case:
+def make_case(tokenizer: Any, example: Example, document_count: int, document_tokens: int) -> Case:
     """Tokenise an example in pieces, so that a document always has the same ids.
 
-    ``count`` documents are cut to ``document_tokens``, including the empty line between them: it marks a
-    document's end, and without it the error of reuse nearly doubles (docs/research/documents.md).
+    ``document_count`` documents are cut to ``document_tokens``, including the empty line between
+    them: it marks a document's end, and without it the error of reuse nearly doubles (docs/research/documents.md).
     Without a chat template the prompt is plain text.
     """
 
@@ -50,23 +50,24 @@ def tokenise(tokenizer: Any, example: Example, count: int, document_tokens: int)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     if getattr(tokenizer, "chat_template", None):
-        mark = "\u241e"
+        placeholder = "\u241e"
         as_text = {"tokenize": False, "add_generation_prompt": True}
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": mark}]
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": placeholder}]
         try:
             text = tokenizer.apply_chat_template(messages, **as_text)
         except Exception:  # templates without a system role raise their own error class
-            messages = [{"role": "user", "content": f"{SYSTEM}\n\n{mark}"}]
+            messages = [{"role": "user", "content": f"{SYSTEM}\n\n{placeholder}"}]
             text = tokenizer.apply_chat_template(messages, **as_text)
-        before, after = text.split(mark)
+        text_before, text_after = text.split(placeholder)
     else:
-        before, after = f"{SYSTEM}\n\n", "\nAnswer:"
-    gap = tokenize("\n\n")
-    limit = max(0, document_tokens - len(gap))
-    documents = [tokenize(document)[:limit] + gap for document in example.documents[:count]]
-    question = tokenize(f"Question: {example.question}{after}{example.lead}")
+        text_before, text_after = f"{SYSTEM}\n\n", "\nAnswer:"
+    separator = tokenize("\n\n")
+    max_text_tokens = max(0, document_tokens - len(separator))
+    texts = example.documents[:document_count]
+    documents = [tokenize(text)[:max_text_tokens] + separator for text in texts]
+    question = tokenize(f"Question: {example.question}{text_after}{example.lead}")
     stand_in = list(stand_in_prefix(tokenize))
-    return Case(tokenize(before), documents, question, example.answers, example.task, stand_in)
+    return Case(tokenize(text_before), documents, question, example.answers, example.task, stand_in)
 
 
 def prefix_for(case: Case, index: int) -> tuple[int, ...]:
@@ -79,19 +80,19 @@ def encode_case(
     model: Model,
     case: Case,
     encoders: dict[tuple[int, ...], Encoder] | None = None,
-    prefix_for: Callable[[Case, int], tuple[int, ...]] = prefix_for,
+    choose_prefix: Callable[[Case, int], tuple[int, ...]] = prefix_for,
 ) -> list[Chunk]:
-    """Encode each document after ``prefix_for(case, index)``.
+    """Encode each document after ``choose_prefix(case, index)``.
 
     A prefix is computed once for all calls with the same ``encoders``.
     """
-    encoder_of = {} if encoders is None else encoders
+    encoder_by_prefix = {} if encoders is None else encoders
     chunks = []
     for index, document in enumerate(case.documents):
-        prefix = prefix_for(case, index)
-        if prefix not in encoder_of:
-            encoder_of[prefix] = Encoder(model, prefix)
-        chunks.append(encoder_of[prefix].encode(document))
+        prefix = choose_prefix(case, index)
+        if prefix not in encoder_by_prefix:
+            encoder_by_prefix[prefix] = Encoder(model, prefix)
+        chunks.append(encoder_by_prefix[prefix].encode(document))
     return chunks
 
 
@@ -101,7 +102,7 @@ def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) ->
     for chunk in chunks:
         placed.append(PlacedChunk(chunk, position))
         position += len(chunk)
-    return FusedPrompt(torch.tensor(case.ids, device=device), tuple(placed))
+    return FusedPrompt(torch.tensor(case.token_ids, device=device), tuple(placed))
 
 
 @torch.no_grad()
@@ -134,7 +135,7 @@ def greedy_steps(
     return tokens
 
 
-def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
+def answer_text(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Return the text of an answer's tokens before the model's end token."""
     end = tokenizer.eos_token_id
     answer = list(tokens)

@@ -23,12 +23,12 @@ from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.selectors import OfflineSelector, make_selector
 from canopy_documents.quality.answers import (
     Case,
+    answer_text,
     contains_answer,
     encode_case,
     greedy_steps,
+    make_case,
     prompt_of_case,
-    text_of,
-    tokenise,
 )
 from canopy_documents.quality.tasks import SYNTHETIC, default_filler, make_examples
 from sglang_canopy.errors import CanopyError
@@ -95,7 +95,7 @@ def measure_kept(
     right_answers, kept_answers = 0, dict.fromkeys(ratios, 0)
     encoders: dict[tuple[int, ...], Encoder] = {}
     for example in make_examples(SYNTHETIC, per_task, default_filler())[:questions]:
-        case = tokenise(tokenizer, example, DOCUMENT_COUNT, DOCUMENT_TOKENS)
+        case = make_case(tokenizer, example, DOCUMENT_COUNT, DOCUMENT_TOKENS)
         if not contains_answer(full_answer(model, tokenizer, case), case.answers):
             continue
         right_answers += 1
@@ -108,7 +108,7 @@ def measure_kept(
 
 def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
     """Return the greedy answer after a plain prefill."""
-    ids = torch.tensor(case.ids, device=model.device)
+    ids = torch.tensor(case.token_ids, device=model.device)
     cache = dense_cache(model, ids.numel() + ANSWER_TOKENS)
     hidden = row_forward.prefill(model, ids, cache.truncated(ids.numel()))
     return _decode_answer(model, tokenizer, cache, ids.numel(), model.logits(hidden[-1:])[0])
@@ -131,4 +131,4 @@ def fused_answer(
 def _decode_answer(model: Model, tokenizer: Any, cache: Any, n: int, first: torch.Tensor) -> str:
     first_tokens, end = [int(first.argmax())], tokenizer.eos_token_id
     steps = greedy_steps(model, cache, n, first_tokens, ANSWER_TOKENS, end)
-    return text_of(tokenizer, row_forward.finish(steps))
+    return answer_text(tokenizer, row_forward.finish(steps))

@@ -15,7 +15,7 @@ from canopy_documents.fuse.background_encoder import ShortBatchCounter, stand_in
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.placement import place_chunks
-from canopy_documents.fuse.rows import no_request_came, piece_tokens
+from canopy_documents.fuse.rows import always_false, piece_tokens
 from canopy_documents.fuse.selectors import make_selector
 from canopy_documents.fuse.transfer import start_transfer
 from canopy_documents.quality.checker import QualityChecker
@@ -344,21 +344,21 @@ class DocumentEngine:
         """Return whether there is work for idle time."""
         return self.library.encoder.busy or self.checker.busy
 
-    def work_when_idle(self, request_came: Callable[[], bool] = no_request_came) -> None:
+    def work_when_idle(self, has_request_come: Callable[[], bool] = always_false) -> None:
         """Do one piece of idle work. Encoding has priority over checks.
 
-        request_came: whether a request waits; the piece then ends before its next layer, to be
+        has_request_come: whether a request waits; the piece then ends before its next layer, to be
         repeated.
         """
         self.follow_updates()
-        self.library.stop.request_came = request_came
+        self.library.stop.has_request_come = has_request_come
         try:
             if self.library.encoder.busy:
                 self.library.encode_piece()
             else:
                 self.checker.run_piece(self.library, self.time_s)
         finally:
-            self.library.stop.request_came = no_request_came
+            self.library.stop.has_request_come = always_false
 
     def encode_missing(self, req: Any, request: DocumentRequest, row: torch.Tensor) -> None:
         """Enqueue the documents that the store lacks, after a prefill with slots ``row``."""

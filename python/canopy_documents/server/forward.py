@@ -44,11 +44,11 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
     worker.set_hicache_consumer(batch.hicache_consumer_index)
     runs = _packed_runs(engine, batch)
     if not runs:
-        rows = longest = int(batch.extend_num_tokens)
+        row_count = longest_run_tokens = int(batch.extend_num_tokens)
         result = original(worker, batch, *args, **kwargs)
     else:
         run_tokens = [packed.extend_num_tokens for packed, _ in runs]
-        rows, longest = sum(run_tokens), max(run_tokens)
+        row_count, longest_run_tokens = sum(run_tokens), max(run_tokens)
         engine.counts["split_batches"] += int(len(runs) > 1)
         for packed, fused_attention in runs[:-1]:
             _run_without_sampling(worker, packed, fused_attention)
@@ -61,8 +61,8 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
             backend.canopy.fused_attention = None
             for transfer in fused_attention.transfers:
                 transfer.finish()  # also after a failed forward: its slots are not free before
-    engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
-    _finish_prompts(engine, batch, rows)
+    engine.counts["most_rows"] = max(engine.counts["most_rows"], longest_run_tokens)
+    _finish_prompts(engine, batch, row_count)
     return result
 
 
@@ -100,19 +100,19 @@ def _run_without_sampling(worker: Any, packed: Any, fused_attention: FusedAttent
 
 def _packed_runs(engine: DocumentEngine, batch: Any) -> list[FusedRun]:
     """Return the packed batches to run in turn; empty if SGLang's own forward runs the batch."""
-    chosen, planned = _choose_rows(engine, batch)
+    chosen_positions, planned_indices = _choose_positions(engine, batch)
     try:
-        plans = [document_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
+        plans = [document_request_of(batch.reqs[i]).plan for i in planned_indices]  # type: ignore[union-attr]
         transfers = [transfer for plan in plans if plan is not None for transfer in plan.transfers]
-        runs = _pack(engine, batch, chosen, bool(planned), transfers)
+        runs = _pack(engine, batch, chosen_positions, bool(planned_indices), transfers)
     except Exception:
         logger.exception("canopy: a fused batch could not be made; it runs normally")
-        for i in planned:
+        for i in planned_indices:
             _fall_back(engine, batch, i)
         return _pack_whole(engine, batch)
-    for i in planned:
+    for i in planned_indices:
         _mark_fused(batch.reqs[i])
-    if planned:
+    if planned_indices:
         engine.counts["fused_batches"] += 1
         engine.counts["mixed_batches"] += int(batch.forward_mode.is_mixed())
     return runs
@@ -121,23 +121,23 @@ def _packed_runs(engine: DocumentEngine, batch: Any) -> list[FusedRun]:
 def _pack(
     engine: DocumentEngine,
     batch: Any,
-    chosen: Sequence[torch.Tensor],
+    positions_by_request: Sequence[torch.Tensor],
     must_pack: bool,
     transfers: Sequence[Any] = (),
 ) -> list[FusedRun]:
-    longest = max(map(len, chosen))
-    windows = split_into_windows(chosen, engine.max_rows(longest), count_logit_rows(batch))
+    max_rows = engine.max_rows(max(map(len, positions_by_request)))
+    windows = split_into_windows(positions_by_request, max_rows, count_logit_rows(batch))
     if not must_pack and len(windows) == 1:
         return []
     table = engine.runner.req_to_token_pool.req_to_token
-    return [pack_rows(batch, table, rows, transfers) for rows in windows]
+    return [pack_rows(batch, table, positions, transfers) for positions in windows]
 
 
 def _pack_whole(engine: DocumentEngine, batch: Any) -> list[FusedRun]:
     """Pack every row of a batch whose plans were dropped."""
     try:
-        all_rows = [_window_positions(batch, i) for i in range(len(batch.reqs))]
-        return _pack(engine, batch, all_rows, False)
+        all_positions = [_window_positions(batch, i) for i in range(len(batch.reqs))]
+        return _pack(engine, batch, all_positions, False)
     except Exception:
         logger.exception("canopy: a batch could not be cut into windows; it runs as it is")
         engine.counts["fallbacks"] += 1
@@ -155,38 +155,38 @@ def _slots_of_request(engine: DocumentEngine, batch: Any, index: int, count: int
     return table[int(batch.req_pool_indices_cpu[index]), :count].long()
 
 
-def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
+def _choose_positions(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
     """Return each request's positions to compute, and the requests that reuse documents here."""
-    chosen: list[torch.Tensor] = []
-    planned, failed, any_planned = [], [], False
+    chosen_positions: list[torch.Tensor] = []
+    planned_indices, failed_indices, any_planned = [], [], False
     for i, req in enumerate(batch.reqs):
-        chosen.append(_window_positions(batch, i))
-        if (request := _document_request(batch, i)) is not None:
+        chosen_positions.append(_window_positions(batch, i))
+        if (request := _prefilling_request(batch, i)) is not None:
             request.begin_window(req, int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i]))
         request = _fusable_request(engine, batch, i)
         if request is None:
             continue
         prefix_tokens, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
         any_planned = True
-        row = _slots_of_request(engine, batch, i, length)
+        slots = _slots_of_request(engine, batch, i, length)
         try:
-            rows = _rows_of_window(engine, req, request, prefix_tokens, length, row)
+            positions = _positions_to_compute(engine, req, request, prefix_tokens, length, slots)
         except Exception:
             logger.exception("canopy: planning failed; the request runs normally")
-            failed.append(i)
+            failed_indices.append(i)
             continue
-        if rows is not None:
-            chosen[i] = rows
-            planned.append(i)
+        if positions is not None:
+            chosen_positions[i] = positions
+            planned_indices.append(i)
     if any_planned and engine.model.ranks is not None:
-        failed = on_any_rank(failed, len(batch.reqs))
-    for i in failed:
+        failed_indices = on_any_rank(failed_indices, len(batch.reqs))
+    for i in failed_indices:
         _fall_back(engine, batch, i)
-        chosen[i] = _window_positions(batch, i)
-    return chosen, [i for i in planned if i not in failed]
+        chosen_positions[i] = _window_positions(batch, i)
+    return chosen_positions, [i for i in planned_indices if i not in failed_indices]
 
 
-def _document_request(batch: Any, index: int) -> DocumentRequest | None:
+def _prefilling_request(batch: Any, index: int) -> DocumentRequest | None:
     """Return a request's document state if this batch has rows of its prompt.
 
     A row at or past the prompt's end is a decode row of a mixed batch.
@@ -199,20 +199,20 @@ def _document_request(batch: Any, index: int) -> DocumentRequest | None:
 
 
 def _fusable_request(engine: DocumentEngine, batch: Any, index: int) -> DocumentRequest | None:
-    """Return :func:`_document_request` if the rows may be fused, else ``None``."""
-    request = _document_request(batch, index)
+    """Return :func:`_prefilling_request` if the rows may be fused, else ``None``."""
+    request = _prefilling_request(batch, index)
     if request is None or not engine.may_fuse(batch.reqs[index], request):
         return None
     return request
 
 
-def _rows_of_window(
+def _positions_to_compute(
     engine: DocumentEngine,
     req: Any,
     request: DocumentRequest,
     prefix_tokens: int,
     length: int,
-    row: torch.Tensor,
+    slots: torch.Tensor,
 ) -> torch.Tensor | None:
     """Return the positions of this window to compute; ``None`` for all.
 
@@ -222,11 +222,11 @@ def _rows_of_window(
     if request.plan is not None and prefix_tokens < request.plan.prefix_tokens:
         request.plan = None  # restarted after a retraction, with a shorter prefix
     if request.plan is None:
-        request.plan = engine.plan(req, request, prefix_tokens, row)
+        request.plan = engine.plan(req, request, prefix_tokens, slots)
         if request.plan is None:
             return None
     else:
-        engine.write_reused(request.plan, row, prefix_tokens, length)
+        engine.write_reused(request.plan, slots, prefix_tokens, length)
     if prefix_tokens == request.plan.prefix_tokens and length == request.plan.chosen.total:
         return request.plan.chosen.rows()
     computed = request.plan.computed[prefix_tokens:length]
@@ -263,7 +263,7 @@ def _fall_back(engine: DocumentEngine, batch: Any, index: int) -> None:
         request.report = {"fused": False, "why": request.reason}
 
 
-def _finish_prompts(engine: DocumentEngine, batch: Any, rows: int) -> None:
+def _finish_prompts(engine: DocumentEngine, batch: Any, row_count: int) -> None:
     """For each complete prompt, report the reuse, drop the plan and enqueue missing documents."""
     for i, req in enumerate(batch.reqs):
         request = document_request_of(req)
@@ -277,12 +277,12 @@ def _finish_prompts(engine: DocumentEngine, batch: Any, rows: int) -> None:
             if request.plan is not None and request.plan.chosen.is_on_host:
                 request.finish_report()
             req.customized_info = {**(req.customized_info or {}), DOCUMENTS: [report]}
-            row = _slots_of_request(engine, batch, i, len(req.origin_input_ids))
-            _attempt(engine, engine.encode_missing, req, request, row)
+            slots = _slots_of_request(engine, batch, i, len(req.origin_input_ids))
+            _attempt(engine, engine.encode_missing, req, request, slots)
             _attempt(engine, engine.offer_check, req, request)
         request.plan = None
-    _attempt(engine, engine.library.earn_encoding, rows)
-    engine.checker.add_budget(rows)
+    _attempt(engine, engine.library.earn_encoding, row_count)
+    engine.checker.add_budget(row_count)
 
 
 def _attempt(engine: DocumentEngine, work: Callable[..., None], *args: Any) -> None:

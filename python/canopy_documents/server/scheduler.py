@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from canopy_documents.fuse.rows import no_request_came
+from canopy_documents.fuse.rows import always_false
 from canopy_documents.server import kept
 from canopy_documents.server.model_view import answer_of_first_rank
 from canopy_documents.server.request import PLANNING_FAILED, document_request_of, engine_of
@@ -78,12 +78,10 @@ def work_when_idle(scheduler: Any, *_: Any, **__: Any) -> None:
         if answer_of_first_rank(has_new_work(wait_ms)):
             return
         # Ranks would not stop at the same layer.
-        request_came = (
-            no_request_came
-            if engine.model.ranks is not None
-            else functools.partial(has_new_work, 0)
+        has_request_come = (
+            always_false if engine.model.ranks is not None else functools.partial(has_new_work, 0)
         )
-        engine.work_when_idle(request_came)
+        engine.work_when_idle(has_request_come)
 
 
 def replace_stale_store(success: Any, scheduler: Any, *_: Any, **__: Any) -> None:
@@ -93,7 +91,7 @@ def replace_stale_store(success: Any, scheduler: Any, *_: Any, **__: Any) -> Non
         logger.info("canopy: the weights changed, so a new document store begins")
 
 
-def internal_state(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+def add_counters(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler.get_internal_state``: add the counters.
 
     Any client may read the counters. They include no addresses or lengths of a tenant's documents.
@@ -153,11 +151,11 @@ _ALL_TOKENS = 1 << 40
 """More tokens than any tier holds."""
 
 
-def delete_kv(cache: Any, tenant: str | None, lora: bool = False) -> bool:
+def delete_kv(cache: Any, tenant: str | None, has_lora: bool = False) -> bool:
     """Delete all KV of a tenant's prompts, exact or approximate, except what running requests use.
 
     SGLang's Rust core cannot be walked by tenant: there all KV that no request uses is evicted. Pages
-    of Canopy's disk tier are deleted on a thread. ``lora``: whether the server has adapters. Returns
+    of Canopy's disk tier are deleted on a thread. ``has_lora``: whether the server has adapters. Returns
     whether any was held.
     """
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
@@ -168,12 +166,12 @@ def delete_kv(cache: Any, tenant: str | None, lora: bool = False) -> bool:
     if isinstance(core, UnifiedTreeCore):
         any_deleted = False
         for subtree in list(core.root_node.children.values()):
-            if tenant in tenants_of_key(subtree.key.extra_key, subtree.key.cache_salt, lora):
+            if tenant in tenants_of_key(subtree.key.extra_key, subtree.key.cache_salt, has_lora):
                 nodes = [subtree]
                 for node in nodes:
                     nodes += node.children.values()
                 for node in reversed(nodes):
-                    any_deleted |= _delete(cache, node)
+                    any_deleted |= _delete_childless(cache, node)
     else:
         any_deleted = _evict_all(cache)
     storage = cache.cache_controller.storage_backend if cache.cache_controller else None
@@ -193,7 +191,7 @@ def _evict_all(cache: Any) -> bool:
     return bool(evicted)
 
 
-def _delete(cache: Any, node: Any) -> bool:
+def _delete_childless(cache: Any, node: Any) -> bool:
     """Delete a node without children, unless it is locked or moves between tiers."""
     core = cache.tree_core
     is_removed = node.id not in core._node_arena  # removed with its last child

@@ -38,7 +38,7 @@ MAX_ACCESSES = 2_000_000
 """Maximum block accesses of a sample. Beyond it, blocks are merged, then conversations dropped."""
 MAX_BLOCK_SHARE = 1 / 32
 """Longest merged block as a share of the mean prompt. It bounds the partial block at a prompt's end."""
-MAX_BLOCK_TOKENS = (64, 1024)
+MERGED_BLOCK_BOUNDS_TOKENS = (64, 1024)
 """Bounds of that length, in tokens."""
 _HASH_RANGE = 1 << 32
 
@@ -93,7 +93,7 @@ class LogSample:
 
 
 class RequestSampler:
-    """Rows of sampled conversations: at most ``max_requests`` rows with ``max_accesses`` blocks."""
+    """Requests of sampled conversations: at most ``max_requests`` requests with ``max_accesses`` blocks."""
 
     def __init__(self, max_requests: int, max_accesses: int) -> None:
         self.max_requests, self.max_accesses = max_requests, max_accesses
@@ -102,57 +102,58 @@ class RequestSampler:
         self._sampled: dict[int, list[tuple[int, TraceRequest]]] = {}
         """Hash of a conversation -> its requests, each with its ordinal."""
         self._ordinals = count()
-        self._request_count = self._accesses = self._tokens = 0
+        self._request_count = self._access_count = self._token_count = 0
 
-    def selects(self, key: int) -> bool:
+    def selects(self, conversation_hash: int) -> bool:
         """Return whether a conversation's hash is below the current threshold."""
-        return key < self._threshold
+        return conversation_hash < self._threshold
 
     @property
-    def conversations(self) -> int:
+    def conversation_count(self) -> int:
         """Estimated conversations of the log."""
         return len(self._sampled) * self.one_in
 
-    def add(self, key: int, request: TraceRequest) -> None:
-        """Add a row of a sampled conversation."""
+    def add(self, conversation_hash: int, request: TraceRequest) -> None:
+        """Add a request of a sampled conversation."""
         request = with_long_blocks(request, self.merged)
-        self._sampled.setdefault(key, []).append((next(self._ordinals), request))
+        self._sampled.setdefault(conversation_hash, []).append((next(self._ordinals), request))
         self._count_request(request, 1)
-        while self._accesses > self.max_accesses and self._may_merge_blocks(request):
+        while self._access_count > self.max_accesses and self._may_merge_blocks(request):
             self._merge_blocks()
-            request = self._sampled[key][-1][1]
+            request = self._sampled[conversation_hash][-1][1]
         # A single conversation may exceed the limits: a sample is never empty.
         while (
-            self._request_count > self.max_requests or self._accesses > self.max_accesses
+            self._request_count > self.max_requests or self._access_count > self.max_accesses
         ) and len(self._sampled) > 1:
             self._halve_threshold()
 
     def requests(self) -> list[TraceRequest]:
-        """Return the sampled rows, sorted by time and, for equal times, by the order of ``add``."""
+        """Return the sampled requests, sorted by time and, for equal times, by the order of ``add``."""
         ordered = sorted((r.time_s, n, r) for pairs in self._sampled.values() for n, r in pairs)
         return [request for _, _, request in ordered]
 
     def _count_request(self, request: TraceRequest, sign: int) -> None:
         self._request_count += sign
-        self._accesses += sign * len(request.blocks)
-        self._tokens += sign * request.input_tokens
+        self._access_count += sign * len(request.blocks)
+        self._token_count += sign * request.input_tokens
 
     def _may_merge_blocks(self, request: TraceRequest) -> bool:
-        lower, upper = MAX_BLOCK_TOKENS
-        max_tokens = min(max(self._tokens / self._request_count * MAX_BLOCK_SHARE, lower), upper)
+        lower, upper = MERGED_BLOCK_BOUNDS_TOKENS
+        mean_tokens = self._token_count / self._request_count
+        max_tokens = min(max(mean_tokens * MAX_BLOCK_SHARE, lower), upper)
         return 2 * request.block_tokens <= max_tokens
 
     def _merge_blocks(self) -> None:
         self.merged *= 2
-        for key, pairs in self._sampled.items():
-            self._sampled[key] = [(n, with_long_blocks(request, 2)) for n, request in pairs]
-        self._accesses = sum(len(r.blocks) for pairs in self._sampled.values() for _, r in pairs)
+        for conversation_hash, pairs in self._sampled.items():
+            self._sampled[conversation_hash] = [(n, with_long_blocks(r, 2)) for n, r in pairs]
+        self._access_count = sum(len(request.blocks) for request in self.requests())
 
     def _halve_threshold(self) -> None:
         self._threshold //= 2
         self.one_in *= 2
-        for key in [k for k in self._sampled if k >= self._threshold]:
-            for _, request in self._sampled.pop(key):
+        for conversation_hash in [h for h in self._sampled if h >= self._threshold]:
+            for _, request in self._sampled.pop(conversation_hash):
                 self._count_request(request, -1)
 
 
@@ -195,8 +196,8 @@ def read_sample(
 
 
 def _no_requests_text(path: Path, understood: Understood) -> str:
-    out = ", ".join(f"{n:,} {why}" for why, n in understood.left_out.most_common())
-    return f"{str(path)!r} holds no requests{f' ({out})' if out else ''}; give a log that has"
+    left_out = ", ".join(f"{n:,} {why}" for why, n in understood.left_out.most_common())
+    return f"{str(path)!r} holds no requests{f' ({left_out})' if left_out else ''}; give a log that has"
 
 
 def sample_of(trace: Iterable[TraceRequest], max_requests: int = MAX_REQUESTS) -> LogSample:
@@ -214,16 +215,14 @@ def sample_of(trace: Iterable[TraceRequest], max_requests: int = MAX_REQUESTS) -
 
 def _collect(requests: Iterable[TraceRequest], sampler: RequestSampler) -> None:
     for request in requests:
-        key = conversation_key(request)
-        if sampler.selects(key):
-            sampler.add(key, request)
+        conversation_hash = hash_conversation(request)
+        if sampler.selects(conversation_hash):
+            sampler.add(conversation_hash, request)
 
 
-def conversation_key(request: TraceRequest) -> int:
-    """Return 32 bits of the hash of a request's conversation. Sub-agents belong to their parent's."""
-    name = request.conversation
-    if name is None:
-        name = f"line {request.line}"
+def hash_conversation(request: TraceRequest) -> int:
+    """Return 32 bits of the hash of a request's conversation. Sub-agents belong to their parent's conversation."""
+    name = f"line {request.line}" if request.conversation is None else request.conversation
     return _hash(name.split("/", 1)[0])
 
 
@@ -254,7 +253,7 @@ def _cut_texts(
     tolerance: lines.Tolerance,
     progress: Progress,
 ) -> Iterator[TraceRequest]:
-    """Yield the prompts' rows. Prompts of named conversations outside the sample are not cut."""
+    """Yield the prompts' requests. Prompts of named conversations outside the sample are not cut."""
     start_s, end_s = float("inf"), float("-inf")
 
     def convert() -> Iterator[TraceRequest]:
@@ -291,7 +290,7 @@ def _finish(sample: LogSample, sampler: RequestSampler) -> None:
         blocks = tuple([interned.setdefault(block, block) for block in request.blocks])
         requests[index] = copy_with(request, time_s=request.time_s - start_s, blocks=blocks)
     sample.requests, sample.merged, sample.one_in = requests, sampler.merged, sampler.one_in
-    sample.conversations = sampler.conversations
+    sample.conversations = sampler.conversation_count
     sample.block_tokens = requests[0].block_tokens
     owners: dict[int, str | int | None] = {}
     shared: set[int] = set()

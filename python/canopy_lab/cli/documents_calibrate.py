@@ -52,7 +52,7 @@ def run(args: Options) -> int:
     setting = Setting(**served_setting)
     Calibrations(args.out).put(setting, prompts.tier, calibration)
     cost = calibration.profile
-    balance = f"{cost.prior(0, 1):.3f}" if cost.compute_s > 0 else "unknown: too noisy"
+    balance = f"{cost.prior_ratio(0, 1):.3f}" if cost.compute_s > 0 else "unknown: too noisy"
     print(
         f"{prompts.tier}: ratio {calibration.ratio:.3f}, TTFT {search.ttft_s:.3f} s; computing a token "
         f"{1e6 * cost.compute_s:.0f} us, bringing one {1e6 * cost.transfer_s:.0f} us, a prompt at any "

@@ -20,12 +20,12 @@ def fit(
     profile_share: float,
 ) -> None:
     """Refit all categories. ``profile_share`` (0 to 1) scales the counts of a restored profile."""
-    _count_waiting(categories, shadow, now)
+    _count_open_tips(categories, shadow, now)
     if fits_exponential:
-        _sum_lives(categories, shadow)
+        _sum_lifespans(categories, shadow)
     all_categories = list(categories)
     for category in all_categories:
-        _gather_own(category, profile_share)
+        _start_from_own_samples(category, profile_share)
     for category in reversed(all_categories):
         parent = category.parent
         if parent is not None:
@@ -40,20 +40,20 @@ def fit(
         _fit_category(category, min_samples, fits_exponential)
 
 
-def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> None:
+def _count_open_tips(categories: Categories, shadow: ShadowIndex, now: float) -> None:
     for category in categories:
         category.waiting = [0.0] * AGE_BINS
-    youngest_bin = AGE_BINS - 1
+    age_bin = AGE_BINS - 1
     for tip in shadow:  # oldest first, so the age bin only decreases
-        while youngest_bin > 0 and now - tip.created_at < AGE_EDGES_S[youngest_bin]:
-            youngest_bin -= 1
+        while age_bin > 0 and now - tip.created_at < AGE_EDGES_S[age_bin]:
+            age_bin -= 1
         if tip.category.merged_into is not None:
             tip.category = tip.category.current
         if tip.is_open and not tip.is_void:
-            tip.category.waiting[youngest_bin] += 1.0
+            tip.category.waiting[age_bin] += 1.0
 
 
-def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
+def _sum_lifespans(categories: Categories, shadow: ShadowIndex) -> None:
     for category in categories:
         category.life_sum_s = category.life_count = 0.0
     for tip in shadow:
@@ -66,7 +66,7 @@ def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
         tip.category.life_count += 1.0
 
 
-def _gather_own(category: Category, profile_share: float) -> None:
+def _start_from_own_samples(category: Category, profile_share: float) -> None:
     category.all_events = category.events[:]
     category.all_waiting = category.waiting[:]
     category.all_growth = category.growth[:]
@@ -103,8 +103,8 @@ def _fit_category(category: Category, min_samples: int, fits_exponential: bool) 
     )
     if not fits_exponential:
         return
-    lives = category.all_life_sum_s, category.all_life_count
-    fitted = fit_exponential(continued_count, sample_count, category.all_gap_sum_s, *lives)
+    lifespans = category.all_life_sum_s, category.all_life_count
+    fitted = fit_exponential(continued_count, sample_count, category.all_gap_sum_s, *lifespans)
     if fitted is not None:
         category.exponential = fitted
     elif parent is not None:

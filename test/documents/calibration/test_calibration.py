@@ -14,11 +14,11 @@ from sglang_canopy.private_file import SET_ASIDE_COUNTS
 
 
 def test_the_prior_balances_compute_and_transfer_and_is_clipped():
-    assert CostProfile(3.0, 1.0).prior(0.0, 1.0) == 0.25
-    assert CostProfile(3.0, 1.0).prior(0.4, 1.0) == 0.4
-    assert CostProfile(1.0, 9.0).prior(0.1, 0.5) == 0.5
+    assert CostProfile(3.0, 1.0).prior_ratio(0.0, 1.0) == 0.25
+    assert CostProfile(3.0, 1.0).prior_ratio(0.4, 1.0) == 0.4
+    assert CostProfile(1.0, 9.0).prior_ratio(0.1, 0.5) == 0.5
     with pytest.raises(CanopyError, match="measure it again"):
-        CostProfile(0.0, 1.0).prior(0.0, 1.0)
+        CostProfile(0.0, 1.0).prior_ratio(0.0, 1.0)
 
 
 def equation_10_ttft_s(profile, ratio):
@@ -30,7 +30,7 @@ def equation_10_ttft_s(profile, ratio):
 @given(st.floats(0.01, 10.0), st.floats(0.0, 10.0), st.floats(0.0, 10.0), st.floats(0.0, 1.0))
 def test_no_ratio_is_faster_than_the_prior_in_equation_10(compute_s, transfer_s, other_s, ratio):
     profile = CostProfile(compute_s, transfer_s, other_s)
-    prior_ttft_s = equation_10_ttft_s(profile, profile.prior(0.0, 1.0))
+    prior_ttft_s = equation_10_ttft_s(profile, profile.prior_ratio(0.0, 1.0))
     assert prior_ttft_s <= equation_10_ttft_s(profile, ratio) * (1 + 1e-9)
     assert prior_ttft_s >= other_s
 

@@ -10,7 +10,7 @@ from comparators.weights import load
 from quality import main
 
 from canopy_documents.quality import tasks
-from canopy_documents.quality.answers import contains_answer, tokenise
+from canopy_documents.quality.answers import contains_answer, make_case
 from sglang_canopy.errors import CanopyError
 from support.document_models import build_model
 
@@ -146,7 +146,7 @@ def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique_pat
     from transformers import AutoTokenizer
 
     model, tokenizer = load(model_dir), AutoTokenizer.from_pretrained(model_dir)
-    case = tokenise(tokenizer, questions.read_examples(musique_path, 1)[0], 3, 24)
+    case = make_case(tokenizer, questions.read_examples(musique_path, 1)[0], 3, 24)
     tokenizer = SimpleNamespace(eos_token_id=None, decode=lambda ids: " ".join(map(str, ids)))
     short_reference = quality.reference_of(model, tokenizer, case)
     reference = quality.reference_of(model, tokenizer, case, answer_tokens=40)

@@ -347,7 +347,7 @@ def test_many_readings_collect_the_counters_a_bounded_number_of_times(make_engin
     monkeypatch.setattr(engine, "stats", lambda: read_times_s.append(time.monotonic()) or collect())
     output = SimpleNamespace(internal_state={})
     for _ in range(500):
-        scheduler.internal_state(output, scheduler_of(engine))
+        scheduler.add_counters(output, scheduler_of(engine))
         assert output.internal_state["canopy_documents"]["fused_requests"] == 0
     span_s = read_times_s[-1] - read_times_s[0]
     assert len(read_times_s) <= READING_BURST + 2 + READINGS_PER_S * span_s

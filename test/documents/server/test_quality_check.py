@@ -101,7 +101,7 @@ def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeyp
     assert kept_by_ratio[1.0] == KeptAnswers(2, 2)
     monkeypatch.undo()
     example = next(iter(start_check.make_examples(["single"], 1, ["a b c d e f g h"])))
-    case = start_check.tokenise(LetterSumTokenizer(), example, 6, 24)
+    case = start_check.make_case(LetterSumTokenizer(), example, 6, 24)
     chunks = start_check.encode_case(llama, case)
     exact = start_check.fused_answer(llama, LetterSumTokenizer(), case, chunks, SELECTOR, 1.0)
     assert exact == start_check.full_answer(llama, LetterSumTokenizer(), case)

@@ -43,9 +43,9 @@ def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, 
     running = [
         SimpleNamespace(
             output_ids=[0] * generated,
-            sampling_params=SimpleNamespace(max_new_tokens=generated + missing),
+            sampling_params=SimpleNamespace(max_new_tokens=generated + remaining),
         )
-        for generated, missing in jobs
+        for generated, remaining in jobs
     ]
     tracker.current = tracker.estimate_new_token_ratio_after_retract(running)
     generated_tokens = sum(generated for generated, _ in jobs)
@@ -57,31 +57,32 @@ def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2500), st.integers(1, 12000), st.booleans()), max_size=20))
-def test_the_reserved_tokens_are_the_sum_over_jobs(steps):
-    reserved, running, now = Reservation(), [], 0
-    for elapsed_tokens, missing_tokens, removes_first in steps:
-        now += elapsed_tokens
+def test_the_reserved_tokens_are_the_sum_over_jobs(changes):
+    reserved, running, step = Reservation(), [], 0
+    for elapsed_steps, missing_steps, removes_first in changes:
+        step += elapsed_steps
         if removes_first and running:
             removed, _ = running.pop(0)
             reserved.remove(removed)
-        job = job_of(len(running), 1, 1, 0)
-        reserved.add(job, now + missing_tokens, now)
-        running.append((job, now + missing_tokens))
+        job = make_job(len(running), 1, 1, 0)
+        reserved.add(job, step + missing_steps, step)
+        running.append((job, step + missing_steps))
         # A job that is done was removed.
-        for finished_job, end in [entry for entry in running if entry[1] < now]:
+        for finished_job, end_step in [entry for entry in running if entry[1] < step]:
             reserved.remove(finished_job)
-            running.remove((finished_job, end))
-        assert reserved.tokens(now) == sum(min(end - now, CLIP_OUTPUT_TOKENS) for _, end in running)
+            running.remove((finished_job, end_step))
+        missing_tokens = sum(min(end_step - step, CLIP_OUTPUT_TOKENS) for _, end_step in running)
+        assert reserved.tokens(step) == missing_tokens
 
 
-REQUEST = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 1, 50, 5000]))
+REQUESTS = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 1, 50, 5000]))
 """Tokens of a prompt, of its output, and of the client's allowance beyond it."""
 
 
 @settings(deadline=None, max_examples=150)
 @given(
-    running=st.lists(st.tuples(REQUEST, st.integers(1, 40)), max_size=5),
-    waiting=st.lists(REQUEST, min_size=1, max_size=8),
+    running=st.lists(st.tuples(REQUESTS, st.integers(1, 40)), max_size=5),
+    waiting=st.lists(REQUESTS, min_size=1, max_size=8),
     ratio=st.sampled_from([0.098, 0.3, 0.7]),
     are_fixed=st.booleans(),
     page_tokens=st.sampled_from([1, 8]),
@@ -101,22 +102,22 @@ def test_admissions_equal_sglangs_own(running, waiting, ratio, are_fixed, page_t
     )  # fmt: skip
     (instance,) = system_run.instances
     for number, ((prompt, output, allowance), generated) in enumerate(running):
-        job = job_of(number, prompt, output, allowance)
+        job = make_job(number, prompt, output, allowance)
         generated = min(generated, output)
         instance.tree.private_tokens += prompt + generated
         job.private_tokens = prompt + generated
         instance.decoding.add(job, output - generated)
-    instance.queue.jobs = [job_of(100 + i, *tokens) for i, tokens in enumerate(waiting)]
+    instance.queue.jobs = [make_job(100 + i, *tokens) for i, tokens in enumerate(waiting)]
     instance.decoding.new_token_ratio.current = ratio
     queued = list(instance.queue.jobs)
     instance.prefilling.plan(0.0)
     assert [queued.index(job) for job, _ in instance.prefilling.batch] == expected
 
 
-def job_of(i: int, prompt: int, output: int, allowance: int) -> SimulatedRequest:
-    path = tuple(range(i * 1000, i * 1000 + prompt))
+def make_job(number: int, prompt: int, output: int, allowance: int) -> SimulatedRequest:
+    path = tuple(range(number * 1000, number * 1000 + prompt))
     trace_request = SimpleNamespace(path=path, tenant=None, conversation=None)
-    job = SimulatedRequest(i, 0.0, trace_request, path, prompt, output, prompt + output - 1)
+    job = SimulatedRequest(number, 0.0, trace_request, path, prompt, output, prompt + output - 1)
     job.max_new_tokens = output + allowance
     return job
 
@@ -139,11 +140,11 @@ def admitted_by_sglang(running, waiting, ratio, are_fixed, page_tokens, free_tok
         if adder.budget_state() is policy.AddReqResult.OTHER:
             break
         max_tokens = min(output + allowance, policy.CLIP_MAX_NEW_TOKENS)
-        is_fitting, _ = adder.memory_budget.check_prefill(
+        fits, _ = adder.memory_budget.check_prefill(
             extend_input_len=prompt, total_tokens=prompt + max_tokens + page_tokens, max_new_tokens=0,
             input_tokens=prompt, swa_host_hit_length=0, chunk_limit=adder.rem_chunk_tokens,
         )  # fmt: skip
-        if not is_fitting:
+        if not fits:
             break
         adder._update_prefill_budget(0, prompt, max_tokens, False)
         admitted.append(i)
@@ -196,10 +197,12 @@ def test_the_ratio_restarts_when_the_queue_is_empty():
     )  # fmt: skip
     ratios, (instance,) = [], system_run.instances
     plan = instance.prefilling.plan
-    instance.prefilling.plan = lambda now_tokens: (
-        ratios.append(instance.decoding.new_token_ratio.current),
-        plan(now_tokens),
-    )[1]
+
+    def record_ratio_and_plan(now_s):
+        ratios.append(instance.decoding.new_token_ratio.current)
+        return plan(now_s)
+
+    instance.prefilling.plan = record_ratio_and_plan
     system_run.serve()
     assert ratios[0] == pytest.approx(0.7)
     assert max(ratios[1:]) == pytest.approx(0.7)

@@ -174,7 +174,7 @@ class Finder:
         if not parts:
             return
         prompt = self.memory.make_prompt(logged, parts)
-        hit_characters, elsewhere_characters = self.memory.add_to_endless_cache(prompt)
+        hit_characters, elsewhere_characters = self.memory.add_to_unbounded_cache(prompt)
         prompt.application = self.applications.number_of(prompt)
         if prompt.application == len(self._categories):
             self._categories.append(logged.category)

@@ -37,9 +37,9 @@ class Segment:
     def __init__(self, part: PromptPart, number: int) -> None:
         self.kind, self.role, self.text = part
         self.number, self.characters = number, len(part.text)
-        self.uses = 0
+        self.prompt_count = 0
         """Number of remembered prompts that contain it."""
-        self.last_prompt = -1
+        self.last_prompt_number = -1
         """Number of the latest prompt that contains it."""
 
     @property
@@ -62,7 +62,7 @@ class Segment:
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """A prompt as segments."""
+    """A logged prompt. ``salts`` and ``user``: as logged; ``application``: number of its system prompt's group."""
 
     number: int
     segments: list[Segment]
@@ -114,28 +114,28 @@ class PromptMemory:
         self._segments: dict[PromptPart, Segment] = {}
         self._segment_by_sentence: dict[str, Segment] = {}
         self._number_by_conversation: dict[str, int] = {}
-        self._segments_created = self._count = 0
+        self._segment_count = self._prompt_count = 0
 
     def make_prompt(self, logged: LoggedPrompt, parts: tuple[PromptPart, ...]) -> Prompt:
         """Return ``logged`` as segments, not remembered yet."""
         segments = [self._segment(part) for part in parts]
-        prompt = Prompt(self._count, segments, logged.conversation, logged.user, logged.salts)
+        number, self._prompt_count = self._prompt_count, self._prompt_count + 1
+        prompt = Prompt(number, segments, logged.conversation, logged.user, logged.salts)
         prompt.segment_numbers = {segment.number for segment in segments}
-        self._count += 1
         return prompt
 
     def _segment(self, part: PromptPart) -> Segment:
         segment = self._segments.get(part)
         if segment is None:
-            segment = self._segments[part] = Segment(part, self._segments_created)
-            self._segments_created += 1
+            segment = self._segments[part] = Segment(part, self._segment_count)
+            self._segment_count += 1
         return segment
 
-    def add_to_endless_cache(self, prompt: Prompt) -> tuple[int, int]:
+    def add_to_unbounded_cache(self, prompt: Prompt) -> tuple[int, int]:
         """Return the leading characters that an unbounded cache holds, and add the prompt to it.
 
         The second number: characters after the hit that the same prompt left in the cache of
-        another model or adapter.
+        another model or adapter, which are the first two salts.
         """
         chain_hash, is_hit, hit_characters = hash(prompt.salts), True, 0
         model_free_hash, elsewhere_characters = hash(prompt.salts[2:]), 0
@@ -156,8 +156,8 @@ class PromptMemory:
                 hit_characters += segment.characters
             chain_hash = child_hash
             model_free_hash = hash((model_free_hash, segment.number))
-            owner = self._salts_by_text.get(model_free_hash)
-            if owner is not None and owner != prompt.salts and not is_hit:
+            latest_salts = self._salts_by_text.get(model_free_hash)
+            if latest_salts is not None and latest_salts != prompt.salts and not is_hit:
                 elsewhere_characters += segment.characters
             self._salts_by_text.put(model_free_hash, prompt.salts)
         return hit_characters, elsewhere_characters
@@ -189,24 +189,24 @@ class PromptMemory:
             end += segment.characters
             if end <= hit_characters:
                 continue
-            if segment.last_prompt >= 0:
-                votes[segment.last_prompt] += segment.characters
+            if segment.last_prompt_number >= 0:
+                votes[segment.last_prompt_number] += segment.characters
             else:
                 for sentence in segment.sentences:
-                    owner = self._segment_by_sentence.get(sentence)
-                    if owner is not None:
-                        votes[owner.last_prompt] += len(sentence)
+                    known_segment = self._segment_by_sentence.get(sentence)
+                    if known_segment is not None:
+                        votes[known_segment.last_prompt_number] += len(sentence)
         return votes
 
     def remember(self, prompt: Prompt) -> None:
         """Add ``prompt`` and forget the oldest prompts beyond the limits."""
         for segment in prompt.segments:
-            if segment.uses == 0:
+            if segment.prompt_count == 0:
                 self.text_bytes += segment.memory_bytes
                 for sentence in segment.sentences:
                     self._segment_by_sentence[sentence] = segment
-            segment.uses += 1
-            segment.last_prompt = prompt.number
+            segment.prompt_count += 1
+            segment.last_prompt_number = prompt.number
         self._prompts[prompt.number] = prompt
         if prompt.conversation is not None:
             self._number_by_conversation[prompt.conversation] = prompt.number
@@ -219,8 +219,8 @@ class PromptMemory:
         if self._number_by_conversation.get(str(prompt.conversation)) == prompt.number:
             del self._number_by_conversation[str(prompt.conversation)]
         for segment in prompt.segments:
-            segment.uses -= 1
-            if segment.uses == 0:
+            segment.prompt_count -= 1
+            if segment.prompt_count == 0:
                 self.text_bytes -= segment.memory_bytes
                 self._segments.pop(PromptPart(segment.kind, segment.role, segment.text), None)
                 for sentence in segment.sentences:
@@ -230,16 +230,16 @@ class PromptMemory:
 
 def _shared_characters(prompt: Prompt, earlier: Prompt) -> int:
     """Return the characters of ``prompt`` that ``earlier`` contains, by segment and sentence."""
-    shared = 0
-    texts: set[str] | None = None
-    for part in prompt.segments:
-        if part.number in earlier.segment_numbers:
-            shared += part.characters
-        elif part.last_prompt < 0 and not part.is_media:
-            if texts is None:
-                texts = set()
-                for segment in earlier.segments:
-                    if segment.number not in prompt.segment_numbers:
-                        texts.update(segment.sentences)
-            shared += sum(len(sentence) for sentence in part.sentences if sentence in texts)
-    return shared
+    shared_characters = 0
+    earlier_sentences: set[str] | None = None
+    for segment in prompt.segments:
+        if segment.number in earlier.segment_numbers:
+            shared_characters += segment.characters
+        elif segment.last_prompt_number < 0 and not segment.is_media:
+            if earlier_sentences is None:
+                earlier_sentences = set()
+                for earlier_segment in earlier.segments:
+                    if earlier_segment.number not in prompt.segment_numbers:
+                        earlier_sentences.update(earlier_segment.sentences)
+            shared_characters += sum(len(s) for s in segment.sentences if s in earlier_sentences)
+    return shared_characters
