@@ -33,9 +33,9 @@ computed_s = 0.0
 
 def _record_call(name: str, start_s: float, excluded_s: float = 0.0) -> float:
     end_s = time.thread_time()
-    row = clock_rows.setdefault(name, {"calls": 0, "seconds": 0.0, "longest_s": 0.0})
+    row = clock_rows.setdefault(name, {"calls": 0, "cpu_s": 0.0, "longest_s": 0.0})
     row["calls"] += 1
-    row["seconds"] += end_s - start_s - excluded_s
+    row["cpu_s"] += end_s - start_s - excluded_s
     row["longest_s"] = max(row["longest_s"], end_s - start_s - excluded_s)
     row["thread_s"] = end_s
     return end_s - start_s
@@ -54,11 +54,11 @@ def time_hook(name: str, hook: Callable[..., Any], is_around: bool = False) -> C
         if is_around:
             original = args[0]
 
-            def count_original(*args: Any, **keywords: Any) -> Any:
+            def count_original(*args: Any, **kwargs: Any) -> Any:
                 nonlocal sglang_s
                 original_start_s = time.thread_time()
                 try:
-                    return original(*args, **keywords)
+                    return original(*args, **kwargs)
                 finally:
                     sglang_s += time.thread_time() - original_start_s
 
@@ -73,7 +73,7 @@ def time_hook(name: str, hook: Callable[..., Any], is_around: bool = False) -> C
 
 
 def _time_computation(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def timed_call(*args: Any, **kwargs: Any) -> Any:
+    def timed_computation(*args: Any, **kwargs: Any) -> Any:
         global computed_s
         start_s = time.thread_time()
         try:
@@ -81,7 +81,7 @@ def _time_computation(name: str, function: Callable[..., Any]) -> Callable[..., 
         finally:
             computed_s += _record_call(COMPUTED_PREFIX + name, start_s)
 
-    return timed_call
+    return timed_computation
 
 
 def make_report() -> dict[str, Any]:
@@ -96,14 +96,14 @@ def wrap_hooks() -> None:
     original = Hook.__init__
 
     def timed_init(
-        self: Hook, target: str, kind: str, hook: Callable[..., Any], *more: Any, **keywords: Any
+        self: Hook, target: str, kind: str, hook: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> None:
         name = target.removeprefix("sglang.srt.")
         if name.endswith("default_radix_cache_factory"):
             hook = _time_building(hook)
         elif name.startswith(_SCHEDULER_MODULES) and not name.endswith("__init__"):
             hook = time_hook(name.removeprefix("managers."), hook, kind == "around")
-        original(self, target, kind, hook, *more, **keywords)
+        original(self, target, kind, hook, *args, **kwargs)
 
     Hook.__init__ = timed_init  # type: ignore[assignment,method-assign]
 
@@ -111,7 +111,7 @@ def wrap_hooks() -> None:
 def _time_building(build: Callable[..., Any]) -> Callable[..., Any]:
     """Time the tree and background work, and begin to write, in the process that builds the cache."""
 
-    def timed_call(original: Any, ctx: Any) -> Any:
+    def timed_build(original: Any, ctx: Any) -> Any:
         from canopy_documents.server.engine import DocumentEngine
         from sglang_canopy.radix.cache import CanopyRadixCache
         from sglang_canopy.radix.core import CanopyTreeCore
@@ -129,14 +129,14 @@ def _time_building(build: Callable[..., Any]) -> Callable[..., Any]:
         threading.Thread(target=_write_reports, args=(path,), daemon=True).start()
         return build(original, ctx)
 
-    return timed_call
+    return timed_build
 
 
-def clocked_start(clocks: Path) -> Callable[..., subprocess.Popen[bytes]]:
-    """Return a ``start`` for ``launch_server.serving`` that starts this file, with clocks in a file."""
+def clocked_start(clocks_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """Return a ``start`` for ``launch_server.serving`` that starts this file, with its clocks in ``clocks_path``."""
 
-    def start(command: list[str], **keywords: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([command[0], __file__, str(clocks), *command[3:]], **keywords)
+    def start(command: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([command[0], __file__, str(clocks_path), *command[3:]], **kwargs)
 
     return start
 

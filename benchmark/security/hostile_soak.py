@@ -153,7 +153,7 @@ def thread_share(clocks_report: dict[str, Any], prefix: str = "") -> float:
     """Of the scheduler's thread: the rows under ``prefix``; without one, our hooks."""
     other_prefixes = (TREE_PREFIX, COMPUTED_PREFIX)
     seconds = sum(
-        row["seconds"]
+        row["cpu_s"]
         for name, row in clocks_report["hooks"].items()
         if (name.startswith(prefix) if prefix else not name.startswith(other_prefixes))
     )

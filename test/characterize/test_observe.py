@@ -31,13 +31,13 @@ def test_reuse_ages_are_counted_for_the_category_that_used_the_block_last() -> N
     counts = observe(THREE_CONVERSATIONS)
     text_row, file_row = (counts.labels.index(label) * TOP_TURN for label in ("text", "file"))
     blocks = counts.reused_blocks
-    by_category = np.bincount(counts.category[counts.reused_from], blocks)
-    ages_s = np.bincount(counts.category[counts.reused_from], blocks * counts.reuse_age_s)
+    reused_blocks_by_category = np.bincount(counts.category[counts.reused_from], blocks)
+    age_sums_s = np.bincount(counts.category[counts.reused_from], blocks * counts.reuse_age_s)
     # b hits 1 after a's first turn; a's turn 2 hits 1 after b, 2 after itself.
-    assert by_category[text_row] == 2
-    assert by_category[file_row] == 1
-    assert by_category[text_row + 1] == 3
-    assert ages_s[[text_row, file_row, text_row + 1]].tolist() == [40.0, 20.0, 210.0]
+    assert reused_blocks_by_category[text_row] == 2
+    assert reused_blocks_by_category[file_row] == 1
+    assert reused_blocks_by_category[text_row + 1] == 3
+    assert age_sums_s[[text_row, file_row, text_row + 1]].tolist() == [40.0, 20.0, 210.0]
 
 
 def test_a_request_refers_to_its_continuation() -> None:
@@ -92,32 +92,32 @@ def tree_traces(draw: st.DrawFn) -> list[TraceRequest]:
 @given(tree_traces())
 def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
     counts = observe(trace)
-    last_use: dict[int, int] = {}
-    first_s: dict[int, float] = {}
+    last_request: dict[int, int] = {}
+    first_use_s: dict[int, float] = {}
     use_counts: dict[int, int] = {}
     hits = []
-    total_age_s = chat_hits = user_hits = 0
+    total_age_s = conversation_hits = user_hits = 0
     for index, request in enumerate(trace):
         hit_blocks = 0
-        while hit_blocks < len(request.blocks) and request.blocks[hit_blocks] in last_use:
+        while hit_blocks < len(request.blocks) and request.blocks[hit_blocks] in last_request:
             hit_blocks += 1
         hits.append(hit_blocks)
         for block in request.blocks[:hit_blocks]:
-            earlier = trace[last_use[block]]
+            earlier = trace[last_request[block]]
             total_age_s += request.time_s - earlier.time_s
-            chat_hits += earlier.conversation == request.conversation is not None
+            conversation_hits += earlier.conversation == request.conversation is not None
             user_hits += request.user is not None and earlier.user == request.user
         for block in request.blocks:
-            first_s.setdefault(block, request.time_s)
-            last_use[block] = index
+            first_use_s.setdefault(block, request.time_s)
+            last_request[block] = index
             use_counts[block] = use_counts.get(block, 0) + 1
     assert counts.hits.tolist() == hits
     assert counts.reused_blocks.sum() == sum(hits)
     assert (counts.reused_blocks * counts.reuse_age_s).sum() == pytest.approx(total_age_s)
-    assert (counts.same_conversation_hits, counts.same_user_hits) == (chat_hits, user_hits)
+    assert (counts.same_conversation_hits, counts.same_user_hits) == (conversation_hits, user_hits)
     assert sorted(counts.uses.tolist()) == sorted(use_counts.values())
-    assert sorted(counts.first_s.tolist()) == pytest.approx(sorted(first_s.values()))
-    assert sorted(counts.last_request.tolist()) == sorted(last_use.values())
+    assert sorted(counts.first_s.tolist()) == pytest.approx(sorted(first_use_s.values()))
+    assert sorted(counts.last_request.tolist()) == sorted(last_request.values())
     assert counts.stranded == 0
 
 
@@ -125,12 +125,12 @@ def test_memory_does_not_grow_with_repeated_requests() -> None:
     """100,000 more accesses of 1,050 distinct blocks: memory is O(blocks + requests)."""
     chains = [tuple(range(50 * i, 50 * i + 50)) for i in range(21)]
     peak_bytes = []
-    for requests in (500, 2_500):
-        trace = (request_of(float(i), chains[i % 21]) for i in range(requests))
+    for request_count in (500, 2_500):
+        trace = (request_of(float(i), chains[i % 21]) for i in range(request_count))
         tracemalloc.start()
         counts = observe(trace)
         peak_bytes.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert counts.distinct_blocks == 1050
-        assert counts.hits.sum() == requests * 50 - 1050
+        assert counts.hits.sum() == request_count * 50 - 1050
     assert peak_bytes[1] - peak_bytes[0] < 2_000 * 250

@@ -9,24 +9,24 @@ from support.kit_tree import FULL, HYBRIDS, MAMBA, SWA, KitTree
 EACH_HYBRID = pytest.mark.parametrize("hybrid", HYBRIDS)
 
 
-def sequence(tree: KitTree, start: int, pages: int) -> list[int]:
+def token_sequence(tree: KitTree, start: int, pages: int) -> list[int]:
     return tree.kit_steps._make_seq(start, pages)
 
 
 @EACH_HYBRID
 def test_a_requests_fields_reach_its_nodes(hybrid) -> None:
     tree = KitTree(hybrid, "wa")
-    tree.serve(sequence(tree, 1, 8), 3.0, category="chat", turn=2)
+    tree.serve(token_sequence(tree, 1, 8), 3.0, category="chat", turn=2)
     for node in tree.nodes():
         assert node.canopy.turn == 2
         assert node.canopy.last_access == 3.0
 
 
-@pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-def test_a_leaf_with_a_state_is_evicted_whole_and_no_other_is(core) -> None:
+@pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+def test_a_leaf_with_a_state_is_evicted_whole_and_no_other_is(policy) -> None:
     """The state is at the leaf's end: a shorter leaf would hold KV that no request can use."""
-    tree = KitTree("mamba", core)
-    older, younger = sequence(tree, 1, 8), sequence(tree, 100, 8)
+    tree = KitTree("mamba", policy)
+    older, younger = token_sequence(tree, 1, 8), token_sequence(tree, 100, 8)
     tree.serve(older, 1.0)
     tree.serve(younger, 2.0)
     tree.evict(full=1)
@@ -36,21 +36,21 @@ def test_a_leaf_with_a_state_is_evicted_whole_and_no_other_is(core) -> None:
     tree.recount()
 
 
-@pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-def test_a_cut_leaves_a_whole_window(core) -> None:
-    tree = KitTree("swa", core, kv_size=200)
-    tokens = sequence(tree, 1, 130)
+@pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+def test_a_cut_leaves_a_whole_window(policy) -> None:
+    tree = KitTree("swa", policy, kv_size=200)
+    tokens = token_sequence(tree, 1, 130)
     tree.serve(tokens, 1.0)
     tree.evict(full=1)
     assert 0 < tree.match(tokens).device_prefix_len < 130
     tree.recount()
 
 
-@pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
+@pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+def test_unusable_kv_is_evicted_before_older_kv(policy) -> None:
     """KV without its state cannot be matched: a look-up stops above it."""
-    tree = KitTree("mamba", core)
-    older, younger = sequence(tree, 1, 4), sequence(tree, 100, 8)
+    tree = KitTree("mamba", policy)
+    older, younger = token_sequence(tree, 1, 4), token_sequence(tree, 100, 8)
     tree.serve(younger, 1.0)
     tree.serve([*younger, 900, 901], 2.0)
     tree.serve(older, 1.5)
@@ -75,15 +75,15 @@ def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
     tree.recount()
 
 
-EACH_WRITE_POLICY = pytest.mark.parametrize("write", ["write_through", "write_back"])
+EACH_WRITE_POLICY = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 
 
 @EACH_WRITE_POLICY
-@pytest.mark.parametrize("core", ["sglang", "canopy-lru", "wa"])
+@pytest.mark.parametrize("policy", ["sglang", "canopy-lru", "wa"])
 @EACH_HYBRID
-def test_demoted_kv_is_found_on_the_host_and_loaded(kit_tree, hybrid, core, write) -> None:
-    tree = kit_tree(hybrid, core, write_policy=write)
-    tokens = sequence(tree, 1, 6)
+def test_demoted_kv_is_found_on_the_host_and_loaded(kit_tree, hybrid, policy, write_policy) -> None:
+    tree = kit_tree(hybrid, policy, write_policy=write_policy)
+    tokens = token_sequence(tree, 1, 6)
     tree.serve(tokens, 1.0)
     tree.evict(full=len(tokens))
     tree.recount()
@@ -98,11 +98,11 @@ def test_demoted_kv_is_found_on_the_host_and_loaded(kit_tree, hybrid, core, writ
         assert tree.cache_config.sliding_window_size <= len(tree.slots(SWA)) <= len(tokens)
 
 
-@pytest.mark.parametrize("core", ["canopy-lru", "wa"])
+@pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
 @pytest.mark.parametrize("hybrid", ["swa", "swa-pages"])
-def test_a_tail_cut_from_a_leaf_keeps_its_window_below(kit_tree, hybrid, core) -> None:
-    tree = kit_tree(hybrid, core, write_policy="write_back", kv_size=400, host_ratio=1.0)
-    tokens = sequence(tree, 1, 40)
+def test_a_tail_cut_from_a_leaf_keeps_its_window_below(kit_tree, hybrid, policy) -> None:
+    tree = kit_tree(hybrid, policy, write_policy="write_back", kv_size=400, host_ratio=1.0)
+    tokens = token_sequence(tree, 1, 40)
     tree.serve(tokens, 1.0)
     tree.evict(full=1)
     match = tree.match(tokens)
@@ -111,18 +111,18 @@ def test_a_tail_cut_from_a_leaf_keeps_its_window_below(kit_tree, hybrid, core) -
     tree.recount()
 
 
-@pytest.mark.parametrize("core", ["canopy-lru", "wa"])
+@pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
 @pytest.mark.parametrize("hybrid", ["mamba", "swa"])
-def test_a_full_host_evicts_by_the_policy(kit_tree, hybrid, core) -> None:
-    tree = kit_tree(hybrid, core, write_policy="write_back", host_ratio=0.8)
+def test_a_full_host_evicts_by_the_policy(kit_tree, hybrid, policy) -> None:
+    tree = kit_tree(hybrid, policy, write_policy="write_back", host_ratio=0.8)
     prompt_tokens = tree.cache_config.kv_size // 4
-    prompts = [sequence(tree, 1000 * number, prompt_tokens) for number in range(8)]
+    prompts = [token_sequence(tree, 1000 * number, prompt_tokens) for number in range(8)]
     for second, prompt in enumerate(prompts):
         tree.serve(prompt, float(second))
         tree.recount()
-    rows = tree.core.live.counters.category_counts("default").tiers
-    assert sum(rows[DEVICE].evicted_tokens) > 0
-    assert sum(rows[HOST].evicted_tokens) > 0
+    tier_counts = tree.core.live.counters.category_counts("default").tiers
+    assert sum(tier_counts[DEVICE].evicted_tokens) > 0
+    assert sum(tier_counts[HOST].evicted_tokens) > 0
     hit_tokens = [tree.match(prompt).full_kv_hit_length for prompt in prompts]
     assert hit_tokens[0] == 0
     assert hit_tokens[-1] == prompt_tokens
@@ -131,9 +131,9 @@ def test_a_full_host_evicts_by_the_policy(kit_tree, hybrid, core) -> None:
 def test_kv_with_its_state_on_the_host_is_usable(kit_tree) -> None:
     """No leaf is evicted as unusable."""
     tree = kit_tree("mamba", "canopy-lru", write_policy="write_through")
-    prefix = sequence(tree, 1, 6)
+    prefix = token_sequence(tree, 1, 6)
     tree.serve(prefix, 1.0)
-    tree.serve([*prefix, *sequence(tree, 500, 4)], 2.0)
+    tree.serve([*prefix, *token_sequence(tree, 500, 4)], 2.0)
     tree.evict(mamba=1)  # the older state, in the middle of the path
     tree.evict(full=4)  # and the leaf below it
     assert (tree.match(prefix).device_prefix_len, tree.slots(MAMBA)) == (0, [])

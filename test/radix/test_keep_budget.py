@@ -14,7 +14,7 @@ from sglang_canopy.records import CLIENT, GATEWAY, Leaf, Request
 from sglang_canopy.telemetry.status import StatusCollector
 from sglang_canopy.tenant import UNVOUCHED, Vouched, shown_tenant
 from support.live_tree import LiveTree, check_tree, fake_req
-from support.parity import PAGE_TOKENS, chained_path, labels_of, tokens_of, turns
+from support.parity import PAGE_TOKENS, chained_path, fields_of, tokens_of, turns
 from support.tree_recount import recount, recount_keeps
 
 
@@ -246,7 +246,7 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
         )
         simulated = RadixTree(make_policy("wa"), 40, PAGE_TOKENS, **shares)
         for step in workload_with_keeps(seed, 120):
-            path, labels = chained_path(step), labels_of(step)
+            path, labels = chained_path(step), fields_of(step)
             hit_blocks = simulated.access(
                 Request(
                     time=step["time"],

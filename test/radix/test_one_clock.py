@@ -33,20 +33,20 @@ ARRIVALS = st.lists(
 @given(ARRIVALS)
 def test_ranks_agree_and_time_never_decreases(arrivals) -> None:
     """``delay_s``: seconds between a request's stamp and the scheduler."""
-    ranks = [LiveTree(CAPACITY_TOKENS, "wa", {"block_tokens": 4}) for _ in range(2)]
-    for tree in ranks:
-        times = []
+    rank_trees = [LiveTree(CAPACITY_TOKENS, "wa", {"block_tokens": 4}) for _ in range(2)]
+    for tree in rank_trees:
+        times_s = []
         for second, (path_number, delay_s, category) in enumerate(arrivals):
             time, prompt_tokens = second - delay_s + 10.0, len(PATHS[path_number])
             request = tree.request(time, category=category, prompt_tokens=prompt_tokens)
-            times.append(request.time)
+            times_s.append(request.time)
             tree.core.requests.finish(request)
             tree.insert(PATHS[path_number], request)
-        assert times == sorted(times)
-        assert times[-1] == tree.core.clock.now
+        assert times_s == sorted(times_s)
+        assert times_s[-1] == tree.core.clock.now
         check_tree(tree)
-    assert len({tree.core.live.counters.victim_digest.count_and_digest for tree in ranks}) == 1
-    assert len({tuple(tree.match(path) for path in PATHS) for tree in ranks}) == 1
+    assert len({tree.core.live.counters.victim_digest.count_and_digest for tree in rank_trees}) == 1
+    assert len({tuple(tree.match(path) for path in PATHS) for tree in rank_trees}) == 1
 
 
 @pytest.mark.parametrize("folder", DECISION_FOLDERS)

@@ -13,7 +13,7 @@ from sglang_canopy.policy.floored import FlooredPolicy
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check_tree
-from support.parity import PAGE_TOKENS, add_samples, chained_path, labels_of, tokens_of, workload
+from support.parity import PAGE_TOKENS, add_samples, chained_path, fields_of, tokens_of, workload
 from support.policy_rules import Readmission
 from support.tree_recount import recount
 
@@ -64,7 +64,7 @@ def simulate(
             path=path,
             block_tokens=page_tokens,
             prompt_tokens=len(path) * page_tokens,
-            **labels_of(step),
+            **fields_of(step),
         )
         hit_tokens.append(tree.access(request) * page_tokens)
         recount(tree)
@@ -109,7 +109,7 @@ def serve_live(
         if readmission is not None:
             readmission()
         labels = {"path": chained_path(step), "block_tokens": page_tokens}
-        labels |= labels_of(step)
+        labels |= fields_of(step)
         hit_tokens.append(tree.serve(tokens_of(step, page_tokens), step["time"], **labels))
         check_tree(tree)
     return Served(hit_tokens, victims)

@@ -13,7 +13,7 @@ from canopy_lab.sim.system.tree import TieredTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check_tree
-from support.parity import PAGE_TOKENS, add_samples, chained_path, labels_of, serve_tiers, workload
+from support.parity import PAGE_TOKENS, add_samples, chained_path, fields_of, serve_tiers, workload
 from support.policy_rules import Readmission
 
 DEVICE_BLOCKS, HOST_BLOCKS = 60, 130
@@ -55,7 +55,7 @@ def simulate(
     for number, step in enumerate(steps):
         path = chained_path(step)
         prompt_tokens = len(path) * page_tokens
-        fields = {"path": path, "block_tokens": page_tokens, **labels_of(step)}
+        fields = {"path": path, "block_tokens": page_tokens, **fields_of(step)}
         request = Request(time=step["time"], prompt_tokens=prompt_tokens, **fields)
         tree.now = max(tree.now, request.time)
         request.label = tree.device_policy.arrive(request)

@@ -37,7 +37,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         **arguments: Any,
     ) -> Iterator[HttpClient]:
         app, manager = FastAPI(), RecordingManager()
-        monkeypatch.setattr(entry, "http_options", entry.http_options)  # add_routes sets another
+        monkeypatch.setattr(entry, "http_state", entry.http_state)  # add_routes sets another
         monkeypatch.setattr(http_server, "app", app)
         http_state = SimpleNamespace(tokenizer_manager=manager)
         monkeypatch.setattr(http_server, "_global_state", http_state)

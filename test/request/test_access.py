@@ -151,7 +151,7 @@ def test_neither_status_nor_an_error_shows_a_secret(serve, monkeypatch):
     with serve(admin_api_key=ADMIN_KEY, hints="trusted") as http:
         text = http("GET", "/canopy/status", ADMIN_KEY).text
         text += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong")).text
-        text += repr(entry.http_options.hint_rule)
+        text += repr(entry.http_state.hint_rule)
     assert SECRET not in text
     assert ADMIN_KEY not in text
 

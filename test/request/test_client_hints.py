@@ -33,7 +33,7 @@ HINT_PARAMS = {
 
 def applied_fields(rule: HintRule, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
     """Return the priority fields in the stamp of a request with these headers."""
-    monkeypatch.setattr(entry.http_options, "hint_rule", rule)
+    monkeypatch.setattr(entry.http_state, "hint_rule", rule)
     stamped_requests: list[Any] = []
     request = SimpleNamespace(headers={name.replace("_", "-"): v for name, v in headers.items()})
     params = {key: value for key, value in HINT_PARAMS.items() if key != "canopy_conversation"}

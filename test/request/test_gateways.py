@@ -190,7 +190,7 @@ def test_hints_in_metadata_count_if_custom_params_have_none(monkeypatch) -> None
     without_metadata = request_of()
     entry.stamp_request(without_metadata, {"category": "chat"}, http_of({"metadata": metadata}))
     assert without_metadata.sampling_params["custom_params"][STAMP_KEY]["category"] == "chat"
-    monkeypatch.setattr(entry.http_options, "carriers", "metadata")
+    monkeypatch.setattr(entry.http_state, "tenant_carriers", "metadata")
     obj = request_of()
     entry.stamp_request(obj, {"category": "chat"}, http_of({"metadata": metadata}))
     stamp = obj.sampling_params["custom_params"][STAMP_KEY]
@@ -206,7 +206,7 @@ def test_hints_in_metadata_count_if_custom_params_have_none(monkeypatch) -> None
 @pytest.fixture
 def set_rule(monkeypatch):
     def set_mode(mode: str) -> None:
-        monkeypatch.setattr(entry.http_options, "require_tenant", RequireTenant(mode))
+        monkeypatch.setattr(entry.http_state, "require_tenant", RequireTenant(mode))
 
     return set_mode
 
@@ -234,7 +234,7 @@ def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(set_rule, caplo
 
 def test_a_missing_required_tenant_is_refused_but_for_internal_calls(set_rule, monkeypatch) -> None:
     set_rule("on")
-    monkeypatch.setattr(entry.http_options, "carriers", "metadata")
+    monkeypatch.setattr(entry.http_state, "tenant_carriers", "metadata")
     with pytest.raises(CanopyError, match="names no tenant"):
         entry.stamp_request(request_of(), {}, http_of({}))
     metadata = {TENANT_METADATA["cache_salt"]: "a"}

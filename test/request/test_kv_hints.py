@@ -56,19 +56,19 @@ def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
     """All prompts share an object of sampling parameters, and each has two samples."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    monkeypatch.setattr(entry, "http_options", entry.HttpOptions(RequestOptions()))
+    monkeypatch.setattr(entry, "http_state", entry.HttpState(RequestOptions()))
     hints = [envelope_of(action("kv.release")), envelope_of(action("kv.fetch"))]
     obj = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, kv_hints=hints)
     entry.stamp_request(obj, {})
     obj.normalize_batch_and_arguments()
     stamps = [obj[index].sampling_params["custom_params"]["canopy"] for index in range(2)]
     assert [stamp.get("over") for stamp in stamps] == [True, None]
-    assert entry.http_options.ignored_fields == {"kv_hints": 1}
+    assert entry.http_state.ignored_fields == {"kv_hints": 1}
 
 
 def test_a_release_of_a_sender_without_trust_is_dropped(monkeypatch):
-    http_options = entry.HttpOptions(RequestOptions(client_hints="off"))
-    monkeypatch.setattr(entry, "http_options", http_options)
+    http_state = entry.HttpState(RequestOptions(client_hints="off"))
+    monkeypatch.setattr(entry, "http_state", http_state)
     obj = SimpleNamespace(sampling_params={}, kv_hints=envelope_of(action("kv.release")))
     entry.stamp_request(obj, {})
     assert "over" not in obj.sampling_params["custom_params"]["canopy"]

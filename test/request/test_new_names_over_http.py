@@ -31,8 +31,8 @@ class HttpProcess:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
         self.loop = asyncio.new_event_loop()
-        self.entry = entry.HttpOptions(RequestOptions())
-        monkeypatch.setattr(entry, "http_options", self.entry)
+        self.entry = entry.HttpState(RequestOptions())
+        monkeypatch.setattr(entry, "http_state", self.entry)
         self.hints = WaitingHints()
         self.explaining = ExplainRoute(answer_nothing, None)
         self.orders, self.heads = Orders(64), Heads(max_heads=64)

@@ -52,7 +52,7 @@ from support.receiver import message_of
     ],
 )
 def test_a_wrong_field_is_ignored_and_counted_with_one_sentence(wrong_fields, monkeypatch, caplog):
-    monkeypatch.setattr(entry, "http_options", entry.HttpOptions(RequestOptions()))
+    monkeypatch.setattr(entry, "http_state", entry.HttpState(RequestOptions()))
     for _ in range(2):
         sampling_params = {"custom_params": {**wrong_fields, "canopy_slo_ms": 5}}
         obj = SimpleNamespace(sampling_params=sampling_params)
@@ -64,7 +64,7 @@ def test_a_wrong_field_is_ignored_and_counted_with_one_sentence(wrong_fields, mo
     assert (stamp["category"], stamp["turn"], stamp["slo_ms"]) == ("chat", 3, 5)
     assert not {"stop", "over", "return_in_s", "keep_s"} & stamp.keys()
     (name,) = wrong_fields
-    assert entry.http_options.ignored_fields == {name if name in CLIENT_FIELDS else "other": 2}
+    assert entry.http_state.ignored_fields == {name if name in CLIENT_FIELDS else "other": 2}
     (line,) = [record.getMessage() for record in caplog.records]
     assert len(line) < 400
     assert "\n" not in line

@@ -73,7 +73,7 @@ def learn(engine: DocumentEngine, req, head_is_known: bool = True) -> None:
     state = engine.new_request(req)
     if head_is_known:
         register_head(engine, state)
-    state.fused = True  # so that nothing is taken from a pool
+    state.is_fused = True  # so that nothing is taken from a pool
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
     while engine.library.encoder.busy:
         engine.library.encoder.step()

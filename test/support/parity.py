@@ -7,30 +7,30 @@ from typing import Any
 PAGE_TOKENS = 4
 
 
-def turns(rng: random.Random, requests: int) -> Iterator[tuple[float, int, list[int]]]:
+def turns(rng: random.Random, request_count: int) -> Iterator[tuple[float, int, list[int]]]:
     """Yield (time in seconds, conversation, block ids) of turns. Conversations grow by a few blocks a turn, a
     third of them below one system prompt."""
     paths: dict[int, list[int]] = {}
-    now = 0.0
-    for _ in range(requests):
-        now += rng.choice([0.25, 1.0, 5.0])
+    now_s = 0.0
+    for _ in range(request_count):
+        now_s += rng.choice([0.25, 1.0, 5.0])
         conversation = rng.randrange(14)
         if conversation not in paths or rng.random() < 0.08:
             paths[conversation] = [1, 2, 3] if conversation % 3 == 0 else []
         new_blocks = [rng.randrange(10, 10**6) for _ in range(rng.randrange(1, 5))]
         paths[conversation] = paths[conversation] + new_blocks
-        yield now, conversation, list(paths[conversation])
+        yield now_s, conversation, list(paths[conversation])
 
 
-def workload(seed: int, requests: int) -> list[dict[str, Any]]:
+def workload(seed: int, request_count: int) -> list[dict[str, Any]]:
     """Turns of chats and agents; some end their conversation."""
     rng = random.Random(seed)
     steps = []
-    for now, conversation, blocks in turns(rng, requests):
+    for now_s, conversation, blocks in turns(rng, request_count):
         category = ("chat", "agent")[conversation % 2]
         steps.append(
             {
-                "time": now,
+                "time": now_s,
                 "blocks": blocks,
                 "category": category,
                 "turn": 1 + len(blocks) // 4,
@@ -42,7 +42,7 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     return steps
 
 
-def labels_of(step: dict[str, Any]) -> dict[str, Any]:
+def fields_of(step: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in step.items() if name not in ("time", "blocks")}
 
 
@@ -60,7 +60,7 @@ def serve_tiers(tree: Any, step: dict[str, Any], page_tokens: int) -> Any:
     """Serve a step on the device and the host; return SGLang's match."""
     tokens = tokens_of(step, page_tokens)
     labels = {"path": chained_path(step), "block_tokens": page_tokens, "prompt_tokens": len(tokens)}
-    request = tree.request(step["time"], **labels, **labels_of(step))
+    request = tree.request(step["time"], **labels, **fields_of(step))
     match = tree.cache.match_prefix(tree.match_params(tokens))
     request.cached_tokens = match.device_prefix_len
     tree.core.requests.finish(request)

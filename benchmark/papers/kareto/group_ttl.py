@@ -40,8 +40,8 @@ def _compare_trace(name: str, run: QuestionRun) -> list[dict[str, Any]]:
     log = paths_of([r for r in trace if r.time_s <= end_s])
     segments = segments_of(log)
     half_s = (log.start_s + log.end_s) / 2
-    grid = GRID_S[(GRID_S >= 1) & (GRID_S <= 8192)]
-    sweep = {from_s: fixed_ttls(segments, grid, from_s) for from_s in (log.start_s, half_s)}
+    grid_s = GRID_S[(GRID_S >= 1) & (GRID_S <= 8192)]
+    outcomes = {from_s: fixed_ttls(segments, grid_s, from_s) for from_s in (log.start_s, half_s)}
     rows = []
     for ttl_s in TTLS_S:
         one_ttl = fixed_ttls(segments, [ttl_s])[0]
@@ -52,13 +52,13 @@ def _compare_trace(name: str, run: QuestionRun) -> list[dict[str, Any]]:
         }
         for method, table in _hindsight_tables(log, one_ttl.mean_tokens).items():
             replayed = simulate_ttl(log, [(log.start_s, table)])
-            row[method] = _gain_points(replayed, sweep[log.start_s])
+            row[method] = _gain_points(replayed, outcomes[log.start_s])
             row[f"{method}, GiB"] = _gib_of(replayed.mean_tokens)
         if ttl_s in LEARNT_TTLS_S:
             first_table = TTLTable(residual_ttl_s=ttl_s, hash=TRACE_HASH)
             for method, table in _learnt_tables(log, half_s, ttl_s).items():
                 replayed = simulate_ttl(log, [(log.start_s, first_table), (half_s, table)], half_s)
-                row[method] = _gain_points(replayed, sweep[half_s])
+                row[method] = _gain_points(replayed, outcomes[half_s])
         rows.append(row)
     return rows
 
@@ -75,19 +75,19 @@ def _hindsight_tables(log: Paths, tokens: float) -> dict[str, TTLTable]:
 
 
 def _learnt_tables(log: Paths, half_s: float, ttl_s: float) -> dict[str, TTLTable]:
-    """Return the tables by method for as many tokens as one TTL, from the log before ``half_s``."""
-    before, seconds = log.until(half_s), half_s - log.start_s
-    tokens = fixed_ttls(segments_of(before), [ttl_s])[0].mean_tokens
-    learning = LearningOptions(reference_ttl_s=ttl_s, refresh_s=seconds)
+    """Return the tables by method for as many mean tokens as one TTL, from the log before ``half_s``."""
+    before, learning_s = log.until(half_s), half_s - log.start_s
+    mean_tokens = fixed_ttls(segments_of(before), [ttl_s])[0].mean_tokens
+    learning = LearningOptions(reference_ttl_s=ttl_s, refresh_s=learning_s)
     return {
-        "Algorithm 2, next half": group_ttls(before, tokens * seconds),
+        "Algorithm 2, next half": group_ttls(before, mean_tokens * learning_s),
         "canopy, next half": learn(before, None, learning, TRACE_HASH).table,
     }
 
 
-def _gain_points(replayed: TTLOutcome, sweep: list[TTLOutcome]) -> float:
+def _gain_points(replayed: TTLOutcome, outcomes: list[TTLOutcome]) -> float:
     """Return the points of hit ratio over one TTL with the same average tokens."""
-    return round(100 * (replayed.hit_ratio - equal_bytes_hit_ratio(replayed, sweep)), 2)
+    return round(100 * (replayed.hit_ratio - equal_bytes_hit_ratio(replayed, outcomes)), 2)
 
 
 def _gib_of(tokens: float) -> float:
@@ -101,10 +101,10 @@ def _draw(rows_by_trace: dict[str, list[dict[str, Any]]], path: Path) -> None:
         for i, method in enumerate(("Algorithm 2", "canopy")):
             gains = [row[method] for row in rows]
             panel.bar(x + 0.4 * (i - 0.5), gains, 0.38, label=f"{method}, in hindsight")
-        learnt = [i for i, row in enumerate(rows) if "canopy, next half" in row]
+        learnt_rows = [i for i, row in enumerate(rows) if "canopy, next half" in row]
         for method, marker in (("Algorithm 2, next half", "v"), ("canopy, next half", "^")):
-            gains = [rows[i][method] for i in learnt]
-            panel.plot(learnt, gains, "k" + marker, ms=6, label=method)
+            gains = [rows[i][method] for i in learnt_rows]
+            panel.plot(learnt_rows, gains, "k" + marker, ms=6, label=method)
         panel.axhline(0, color="k", lw=0.8)
         panel.set_xticks(x, [f"{r['like_ttl_s']:g} s\n{100 * r['one_ttl']:.0f} %" for r in rows])
         panel.set_title(TRACE_NAMES[name], fontsize=10)

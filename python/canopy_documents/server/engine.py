@@ -222,7 +222,7 @@ class DocumentEngine:
         placed = tuple(p for d in documents if (p := d.placed_from(prefix_tokens)) is not None)
         ratio = self.ratio_for(request, documents)
         plan = self._make_plan(request, PromptSlots(ids, row, prefix_tokens, placed), ratio)
-        if not request.reported:
+        if not request.is_reported:
             planning_s = time.perf_counter() - start_s
             report = fused_report(request, documents, plan, ratio, planning_s)
             self._count(report)
@@ -317,7 +317,7 @@ class DocumentEngine:
 
         A turn that only extends kept KV counts like any other.
         """
-        if request.ratio is None and (request.fused or request.reason == DIFFERED):
+        if request.ratio is None and (request.is_fused or request.reason == DIFFERED):
             ratio = self.server_ratio(self.library.resolve(request))
             if ratio < 1:
                 self.checker.offer(req.origin_input_ids, request, ratio)

@@ -242,7 +242,7 @@ def _mark_fused(req: Any) -> None:
     assert request is not None
     assert request.plan is not None
     if not request.plan.computes_all:
-        request.fused = True
+        request.is_fused = True
 
 
 def _fall_back(engine: DocumentEngine, batch: Any, index: int) -> None:
@@ -252,14 +252,14 @@ def _fall_back(engine: DocumentEngine, batch: Any, index: int) -> None:
     """
     request = document_request_of(batch.reqs[index])
     assert request is not None
-    if request.plan is not None and not request.reported:
+    if request.plan is not None and not request.is_reported:
         engine.correct_report(request, request.plan.compute_from(int(batch.prefix_lens[index])))
     memory = engine.library.store.memory
     if memory is not None:  # a transfer in flight would overwrite computed KV
         memory.finish()
     engine.counts["fallbacks"] += 1
     request.reason, request.plan = PLANNING_FAILED, None
-    if not request.fused:
+    if not request.is_fused:
         request.report = {"fused": False, "why": request.reason}
 
 
@@ -269,10 +269,10 @@ def _finish_prompts(engine: DocumentEngine, batch: Any, row_count: int) -> None:
         request = document_request_of(req)
         if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
             continue
-        if request.fused and not request.is_apart(req):
+        if request.is_fused and not request.is_apart(req):
             raise RuntimeError(f"reused KV of request {req.rid} would enter the exact tree")
-        if not request.reported:
-            request.reported = True
+        if not request.is_reported:
+            request.is_reported = True
             report = engine.report_prompt(req, request)
             if request.plan is not None and request.plan.chosen.is_on_host:
                 request.finish_report()

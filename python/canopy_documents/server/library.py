@@ -129,7 +129,7 @@ class Library:
                 if any(self.store.tier_of(addresses[p], end - start) is not None for p in group):
                     continue
                 prefix = group[0]
-                if not request.fused and tuple(ids[:start]) == prefix:
+                if not request.is_fused and tuple(ids[:start]) == prefix:
                     chunk = capture(self.model, cache(), document, start, prefix)
                     self.encoder.store_chunk(chunk, request.salt, request.tenant)
                 else:

@@ -16,7 +16,7 @@ from canopy_documents.store.chunk import Chunk, ChunkSuffix, PlacedChunk
 from canopy_documents.store.host_memory import HostChunk
 from canopy_documents.store.store import ChunkStore
 from canopy_documents.text.fields import MAX_DOCUMENTS, DocumentFields
-from canopy_documents.text.variants import LONG_TOKENS, PrefixVariants
+from canopy_documents.text.variants import MIN_LONG_PROMPT_TOKENS, PrefixVariants
 from sglang_canopy.wire.request_state import state_of
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
@@ -127,12 +127,12 @@ class DocumentRequest:
     """Extra key of its namespace for approximate KV (:mod:`.kept`)."""
     kept_tokens: int = 0
     """Tokens matched in that namespace from its first document on."""
-    fused: bool = False
+    is_fused: bool = False
     """Whether its slots have held approximate KV; never reset."""
     plan: ReusePlan | None = None
     first_choice: tuple[ChosenTokens, int] | None = None
     """Choice and prefix of the first plan: a retraction does not change the answer."""
-    reported: bool = False
+    is_reported: bool = False
     """Whether its prompt was complete once, and the report was sent."""
     report: dict[str, Any] = field(default_factory=dict)
     """Content of the response's ``meta_info``."""
@@ -155,7 +155,7 @@ class DocumentRequest:
         if first != self._computed_end:  # the prompt's first window, also after a retraction
             self.prefix_tokens = first
             self.kept_tokens = max(0, first - self.bounds[0][0]) if self.is_apart(req) else 0
-            self.fused |= self.kept_tokens > 0
+            self.is_fused |= self.kept_tokens > 0
         self._computed_end = end
 
     @property
@@ -226,7 +226,7 @@ def make_document_request(
     head_end = requested.bounds[0][0] if requested.bounds else 0
     whole = head_end <= LEARN_PREFIX_TOKENS
     head = tuple(ids[:head_end]) if whole else ()
-    long = len(ids) >= LONG_TOKENS
+    long = len(ids) >= MIN_LONG_PROMPT_TOKENS
     variants = tuple(PrefixVariants(a == head_end, head, stand_ins, whole, long) for a, _ in bounds)
     choices = [variant.acceptable_prefixes() for variant in variants]
     return DocumentRequest(

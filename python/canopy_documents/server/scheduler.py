@@ -126,7 +126,7 @@ def complete_report(req: Any, *_: Any, **__: Any) -> None:
     Its forward is then done and the answer not yet sent.
     """
     request = document_request_of(req)
-    if request is not None and request.reported:
+    if request is not None and request.is_reported:
         request.finish_report()
 
 
@@ -136,7 +136,7 @@ def check_insert(_component: Any, req: Any, *_: Any, **__: Any) -> None:
     Raises RuntimeError if approximate KV would be inserted under a key that exact requests match.
     """
     request = document_request_of(req)
-    if request is not None and request.fused and not request.is_apart(req):
+    if request is not None and request.is_fused and not request.is_apart(req):
         raise RuntimeError(
             f"request {req.rid} has reused KV of documents and would enter the exact prefix tree"
         )

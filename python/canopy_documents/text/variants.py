@@ -19,7 +19,7 @@ Tokens = tuple[int, ...]
 
 MAX_HEADS = 1 << 12
 """Maximum number of heads remembered, over all tenants."""
-LONG_TOKENS = 3072
+MIN_LONG_PROMPT_TOKENS = 3072
 """Minimum tokens of a prompt with all stand-ins (docs/research/documents.md)."""
 
 
@@ -29,20 +29,21 @@ class PrefixVariants:
 
     is_first: whether no other document precedes it; head: the tokens before the prompt's first
     document that are encoded with it; stand_ins: of a few documents, and of all, or empty;
-    head_is_whole: whether the head is all tokens before the document; is_long: whether the prompt
-    has at least ``LONG_TOKENS``.
+    is_head_whole: whether the head is all tokens before the document; is_long: whether the prompt
+    has at least ``MIN_LONG_PROMPT_TOKENS``.
     """
 
     is_first: bool
     head: Tokens
     stand_ins: tuple[Tokens, ...]
-    head_is_whole: bool
+    is_head_whole: bool
     is_long: bool = False
 
     def acceptable_prefixes(self) -> tuple[Tokens, ...]:
         """Return the prefixes with which the document's KV may be used here, best first."""
-        after_stand_ins = [prefix for s in self._sort_by_length() for prefix in (self.head + s, s)]
-        exact_prefixes = (self.head,) if self.is_first and self.head_is_whole else ()
+        stand_ins = self._stand_ins_best_first()
+        after_stand_ins = [prefix for s in stand_ins for prefix in (self.head + s, s)]
+        exact_prefixes = (self.head,) if self.is_first and self.is_head_whole else ()
         return tuple(dict.fromkeys((*exact_prefixes, *after_stand_ins, self.head, ())))
 
     def prefixes_to_encode(self, head_recurs: bool) -> tuple[tuple[Tokens, ...], ...]:
@@ -54,16 +55,16 @@ class PrefixVariants:
         """
         if not self.stand_ins:
             return ((self.head,),)
-        is_exact = self.is_first and self.head_is_whole
-        stand_ins = self._sort_by_length()
-        group = stand_ins[:1] if self.is_long else stand_ins
+        is_exact = self.is_first and self.is_head_whole
+        stand_ins = self._stand_ins_best_first()
+        stand_in_group = stand_ins[:1] if self.is_long else stand_ins
         if not self.head:
-            return (((),), group) if is_exact else (group,)
+            return (((),), stand_in_group) if is_exact else (stand_in_group,)
         if not head_recurs:
-            return (group,)
-        return ((self.head,),) if is_exact else (tuple(self.head + s for s in group),)
+            return (stand_in_group,)
+        return ((self.head,),) if is_exact else (tuple(self.head + s for s in stand_in_group),)
 
-    def _sort_by_length(self) -> tuple[Tokens, ...]:
+    def _stand_ins_best_first(self) -> tuple[Tokens, ...]:
         """Return the stand-ins, the best for the prompt's length first."""
         return self.stand_ins[::-1] if self.is_long else self.stand_ins
 

@@ -134,7 +134,7 @@ def with_advised_policy(command: PlanCommand, trace: CompactTrace) -> tuple[Plan
         name, config = flag, None
         why = f"Policy: {flag}, as canopy advise finds. {decision.sentence}"
     if flag == AUTO:
-        name, command = auto.POLICY, _as_auto(command)
+        name, command = auto.AUTO_POLICY, _as_auto(command)
     request = replace(command.request, policy=name)
     return replace(command, request=request, policy_configs={name: config} if config else {}), why
 

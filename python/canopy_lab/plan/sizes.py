@@ -44,12 +44,12 @@ def middle_size(low: float, high: float, min_size: float = 0.0) -> float | None:
     return middle if low < middle < high and middle >= min_size else None
 
 
-def add_steps(values: tuple[float, ...], steps: int) -> tuple[float, ...]:
-    """Return ``values``, and equal steps from 0 to its largest."""
-    return tuple(sorted({*values, *(values[-1] * k / steps for k in range(steps + 1))}))
+def add_steps(sizes: tuple[float, ...], steps: int) -> tuple[float, ...]:
+    """Return ``sizes``, and equal steps from 0 to its largest."""
+    return tuple(sorted({*sizes, *(sizes[-1] * k / steps for k in range(steps + 1))}))
 
 
-def gib_text(gib: float) -> str:
+def format_gib(gib: float) -> str:
     """Format a size: ``512 GiB``, ``1.5 TiB``, ``256 MiB``."""
     if 0 < gib < 1:
         return f"{gib * 1024:.3g} MiB"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Literal
 
-from canopy_lab.plan.sizes import add_steps, gib_text
+from canopy_lab.plan.sizes import add_steps, format_gib
 from sglang_canopy.config.server_settings import (
     PREFETCH_POLICIES,
     SCHEDULE_POLICIES,
@@ -100,10 +100,10 @@ class Configuration:
 
     def label(self) -> str:
         parts = [f"{self.instances} x " if self.instances > 1 else ""]
-        parts[0] += f"{gib_text(self.dram_gib)} DRAM" if self.dram_gib else "no DRAM"
+        parts[0] += f"{format_gib(self.dram_gib)} DRAM" if self.dram_gib else "no DRAM"
         if self.disk:
             bandwidth = f" at {self.disk_mib_s:g} MiB/s" if self.disk_mib_s else ""
-            parts.append(f"{gib_text(self.disk_gib)} {self.disk}{bandwidth}")
+            parts.append(f"{format_gib(self.disk_gib)} {self.disk}{bandwidth}")
             if self.ttl is not None:
                 parts.append("group TTL" if self.ttl == GROUP else f"TTL {self.ttl:g} s")
         parts += [self.policy] if self.policy != CANOPYS_LRU else []

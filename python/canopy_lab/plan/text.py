@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from canopy_lab.plan.choice import gains_over, label_of, value_text
 from canopy_lab.plan.objective import METRICS, PlanRow
 from canopy_lab.plan.planner import CapacityPlan
-from canopy_lab.plan.sizes import gib_text
+from canopy_lab.plan.sizes import format_gib
 from canopy_lab.report.table import text_table
 
 _SHOWN_METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
@@ -40,8 +40,8 @@ def overview(plan: CapacityPlan) -> list[str]:
     """Summarise the run in two or three lines."""
     stages = ", ".join(f"{count} {name}" for name, count in plan.result.stages.items())
     lines = [
-        f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}, of which more than one request "
-        f"uses {gib_text(plan.reusable_gib)}. "
+        f"Distinct KV of the trace: {format_gib(plan.footprint_gib)}, of which more than one request "
+        f"uses {format_gib(plan.reusable_gib)}. "
         f"{len(plan.result.rows)} configurations evaluated ({stages}). "
         f"A grid in equal steps has {plan.grid_size}.",
         f"{plan.simulated} simulations, {plan.seconds:.1f} s. Hypervolume of the front: {plan.hypervolume:.4f} of 1.",

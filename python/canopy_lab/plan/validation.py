@@ -230,7 +230,7 @@ def _table(plan: ServerFlags, flag: str) -> TTLTable | None:
 
 def _simulated_policy(policy: str | None) -> str:
     if policy == AUTO:
-        return auto.POLICY
+        return auto.AUTO_POLICY
     name = (policy or "lru").removeprefix("canopy-")
     return name if name in policy_names() else policy or "lru"
 

@@ -19,7 +19,7 @@ from sglang_canopy.policy.registry import AUTO
 if TYPE_CHECKING:
     from sglang_canopy.config.server_options import ServerOptions
 
-POLICY = "wa"
+AUTO_POLICY = "wa"
 """Eviction policy while it is not below its floor."""
 WRITE_POLICY_FLAG, WRITE_BACK = "--hicache-write-policy", "write_back"
 _OTHER_SPELLINGS = {"--enable-hierarchical-cache": ("--enable-hicache",)}
@@ -28,26 +28,26 @@ _OTHER_SPELLINGS = {"--enable-hierarchical-cache": ("--enable-hicache",)}
 def added_arguments(argv: Sequence[str]) -> list[str]:
     """Return what ``auto`` adds: write-back, if there is a host tier and no write policy is typed."""
     is_auto = typed_value(argv, "--radix-eviction-policy") == AUTO
-    has_tiers = has_any(argv, "--enable-hierarchical-cache")
-    if is_auto and has_tiers and not has_any(argv, WRITE_POLICY_FLAG):
+    has_tiers = has_any_flag(argv, "--enable-hierarchical-cache")
+    if is_auto and has_tiers and not has_any_flag(argv, WRITE_POLICY_FLAG):
         return [WRITE_POLICY_FLAG, WRITE_BACK]
     return []
 
 
-def has_any(argv: Sequence[str], *flags: str) -> bool:
+def has_any_flag(argv: Sequence[str], *flags: str) -> bool:
     """Return whether a command line contains one of ``flags``, in any spelling."""
     spellings = [spelling for flag in flags for spelling in (flag, *_OTHER_SPELLINGS.get(flag, ()))]
-    return not {word.partition("=")[0] for word in argv}.isdisjoint(spellings)
+    return not {argument.partition("=")[0] for argument in argv}.isdisjoint(spellings)
 
 
 def typed_value(argv: Sequence[str], flag: str) -> str | None:
     """Return the last value typed after ``flag``, or ``None``."""
     value = None
-    for index, word in enumerate(argv):
-        if word == flag and index + 1 < len(argv):
+    for index, argument in enumerate(argv):
+        if argument == flag and index + 1 < len(argv):
             value = argv[index + 1]
-        elif word.startswith(f"{flag}="):
-            value = word[len(flag) + 1 :]
+        elif argument.startswith(f"{flag}="):
+            value = argument[len(flag) + 1 :]
     return value
 
 
@@ -67,38 +67,38 @@ def part_states(
     has_host = server_args.enable_hierarchical_cache
     write_policy = server_args.hicache_write_policy
     is_floor_off = meter.floor != "on"
-    order_reason = write_reason = floor_reason = None
+    order_refusal = write_refusal = floor_refusal = None
     if order != BOUNDED_SHORTEST:
-        order_reason = _order_refusal(server_args, *build_context)
-        order_reason = order_reason or _set_by_flag(QUEUE_FLAG, order)
+        order_refusal = _order_refusal(server_args, *build_context)
+        order_refusal = order_refusal or _typed_flag_refusal(QUEUE_FLAG, order)
     if not has_host:
-        write_reason = ("there is no host tier", "add --enable-hierarchical-cache")
+        write_refusal = ("there is no host tier", "add --enable-hierarchical-cache")
     elif write_policy != WRITE_BACK:
-        write_reason = _set_by_flag(WRITE_POLICY_FLAG, write_policy)
+        write_refusal = _typed_flag_refusal(WRITE_POLICY_FLAG, write_policy)
     if is_floor_off:
-        floor_reason = ("floor=off was given", f"leave out floor=off of {WHATIF_FLAG}")
+        floor_refusal = ("floor=off was given", f"leave out floor=off of {WHATIF_FLAG}")
     return (
         AutoPart("policy", True, server_args.radix_eviction_policy),
-        _make_part("order", order_reason, order),
-        _make_part("write policy", write_reason, write_policy if has_host else "none"),
-        _make_part("floor", floor_reason, "off" if is_floor_off else "canopy-lru"),
+        _make_part("order", order_refusal, order),
+        _make_part("write policy", write_refusal, write_policy if has_host else "none"),
+        _make_part("floor", floor_refusal, "off" if is_floor_off else "canopy-lru"),
         AutoPart("meter", True, ", ".join(meter.policies)),
     )
 
 
-def _make_part(name: str, reason: tuple[str, str] | None, runs: str) -> AutoPart:
-    """Return a part that is active without a ``reason`` (and the change that removes it)."""
-    return AutoPart(name, True, runs) if reason is None else AutoPart(name, False, runs, *reason)
+def _make_part(name: str, refusal: tuple[str, str] | None, runs: str) -> AutoPart:
+    """Return a part, active without a ``refusal``: a reason, and the change that removes it."""
+    return AutoPart(name, refusal is None, runs, *(refusal or ()))
 
 
-def _set_by_flag(flag: str, value: str) -> tuple[str, str]:
+def _typed_flag_refusal(flag: str, value: str) -> tuple[str, str]:
     return f"{flag} {value} was given", f"leave out {flag}"
 
 
 def _order_refusal(server_args: Any, *build_context: Any) -> tuple[str, str] | None:
     """Return the reason to keep SGLang's queue order, and its remedy; or ``None``."""
     if server_args.schedule_policy != "fcfs":
-        return _set_by_flag("--schedule-policy", server_args.schedule_policy)
+        return _typed_flag_refusal("--schedule-policy", server_args.schedule_policy)
     refusals = list(refusing_setups(QUEUE, server_args, *build_context))
     if not refusals:
         return None

@@ -30,7 +30,7 @@ QUANTUM_TOKENS = 64
 
 
 def tokens_kept(
-    length: int,
+    length_tokens: int,
     keep_tokens: int,
     needed_tokens: int,
     *,
@@ -38,7 +38,7 @@ def tokens_kept(
     quantum_tokens: int,
     whole_nodes: bool,
 ) -> int:
-    """Return the number of leading tokens kept of a victim of ``length`` tokens, a multiple of
+    """Return the number of leading tokens kept of a victim of ``length_tokens``, a multiple of
     ``page_tokens``.
 
     The rule of the live tree and of both simulators. ``keep_tokens``: that the policy keeps, rounded
@@ -49,10 +49,10 @@ def tokens_kept(
     if not whole_nodes:
         # Round down to whole pages: rounding up would leave a remainder, and cut another node.
         evicted_tokens = needed_tokens if needed_tokens > quantum_tokens else quantum_tokens
-        unneeded_tokens = (length - evicted_tokens) // page_tokens * page_tokens
+        unneeded_tokens = (length_tokens - evicted_tokens) // page_tokens * page_tokens
         if unneeded_tokens > kept_tokens:
             kept_tokens = unneeded_tokens
-    max_kept_tokens = (length - 1) // page_tokens * page_tokens
+    max_kept_tokens = (length_tokens - 1) // page_tokens * page_tokens
     return kept_tokens if kept_tokens < max_kept_tokens else max_kept_tokens
 
 

@@ -184,7 +184,7 @@ class TailOptimizedLRU(Policy):
         # Prompt growth changes fast at first: replan after the fits 1, 2, 4, 8, and every 16th.
         fit_count = self.model.version
         plan_number = fit_count.bit_length() if fit_count < 16 else 4 + fit_count // 16
-        return self.target.version, plan_number
+        return self.target.rank_version, plan_number
 
     def _replan(self, now: float) -> None:
         for leaf in self._reranking.due_leaves(now):

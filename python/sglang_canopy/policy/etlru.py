@@ -90,8 +90,8 @@ class ExpectedTailLRU(wa.WorkloadAware):
     # rank(leaf) = wa's rank * (eps + (1 - eps) * P(next turn adds > threshold - history + depth))
     # victim = the leaf of least rank, trimmed to the point at which the last factor changes
     def victim(self, now: float) -> Victim | None:
-        if self._target_version != self.target.version:
-            self._target_version = self.target.version
+        if self._target_version != self.target.rank_version:
+            self._target_version = self.target.rank_version
             self._reranking.begin(self.leaves())
         if self._reranking:
             for leaf in self._reranking.due_leaves(now):

@@ -31,20 +31,20 @@ class TailTarget:
     """Updates ``xi`` from finished requests."""
 
     def __init__(
-        self, ttft_ms: float | None, ttft_percentile: float | None, tokens: float | None
+        self, ttft_ms: float | None, ttft_percentile: float | None, threshold_tokens: float | None
     ) -> None:
         self._ttft_ms = ttft_ms
         self._percentile = ttft_percentile
         self._ttft_model: tuple[float, float] | None = None
-        self._planned_ttft_model: tuple[float, float] | None = None
+        self._ranked_ttft_model: tuple[float, float] | None = None
         self._leaves_have_targets = False
         """Whether any leaf has its own target, for which only the TTFT model matters."""
         self._recent_uncached: deque[int] = deque()
         self._sorted_uncached: list[int] = []
-        self._newest_threshold_tokens = tokens
-        self.threshold_tokens = tokens
+        self._newest_threshold_tokens = threshold_tokens
+        self.threshold_tokens = threshold_tokens
         """The policy's threshold ``xi``, in tokens; ``None`` while unknown."""
-        self.version = 0
+        self.rank_version = 0
         """Incremented if ``threshold_tokens``, or the TTFT model of leaves' own targets, moves by over a tenth."""
 
     def observe(self, request: Request) -> None:
@@ -63,16 +63,16 @@ class TailTarget:
             previous is None or abs(current - previous) > _MIN_RELATIVE_CHANGE * max(previous, 1.0)
         ):
             self.threshold_tokens = current
-            self.version += 1
+            self.rank_version += 1
         elif self._leaves_have_targets and self._has_ttft_model_moved():
-            self._planned_ttft_model = self._ttft_model
-            self.version += 1
+            self._ranked_ttft_model = self._ttft_model
+            self.rank_version += 1
 
     def _has_ttft_model_moved(self) -> bool:
-        planned, current = self._planned_ttft_model, self._ttft_model
-        if planned is None or current is None:
-            return planned is not current
-        pairs = zip(planned, current)
+        ranked, current = self._ranked_ttft_model, self._ttft_model
+        if ranked is None or current is None:
+            return ranked is not current
+        pairs = zip(ranked, current)
         return any(abs(now - then) > _MIN_RELATIVE_CHANGE * abs(then) for then, now in pairs)
 
     def _record_uncached(self, uncached_tokens: int) -> None:
@@ -86,7 +86,7 @@ class TailTarget:
         """Return the threshold in tokens for the conversation of ``leaf``."""
         if leaf.slo_ms is not None:
             if not self._leaves_have_targets:
-                self._leaves_have_targets, self._planned_ttft_model = True, self._ttft_model
+                self._leaves_have_targets, self._ranked_ttft_model = True, self._ttft_model
             if self._ttft_model is not None:
                 return tokens_within_ttft(leaf.slo_ms, self._ttft_model)
         return self.threshold_tokens

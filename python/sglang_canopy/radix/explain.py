@@ -112,7 +112,7 @@ def _describe_path(core: CanopyTreeCore, end_node: UnifiedTreeNode) -> list[dict
     now, offset, descriptions = core.clock.now, 0, []
     for node in reversed(_ancestors(core, end_node)):
         kv, leaf = node.component_data[BASE_COMPONENT_TYPE], node.canopy
-        is_on_tiers = (kv.value is not None, kv.host_value is not None, leaf.on_disk)
+        is_on_tiers = (kv.value is not None, kv.host_value is not None, leaf.is_on_disk)
         descriptions.append(
             {
                 "offset": offset,

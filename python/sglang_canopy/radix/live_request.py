@@ -70,12 +70,12 @@ TokensByCause = dict[CauseAndTier, int]
 
 
 class RequestMisses:
-    """Missed tokens of one request by cause, from its admission to its end, and its blocks' latest fact."""
+    """Missed tokens of one request by cause, from its admission to its end; afterwards the latest fact of its blocks (``missed.py``)."""
 
-    __slots__ = ("is_running", "tokens", "tokens_by_scale", "written_tokens")
+    __slots__ = ("is_running", "tokens_by_cause", "tokens_by_scale", "written_tokens")
 
     def __init__(self) -> None:
-        self.tokens: TokensByCause = {}
+        self.tokens_by_cause: TokensByCause = {}
         self.tokens_by_scale: dict[int, int] = {}
         """Evicted tokens by the smallest of ``missed.MEMORY_SCALES`` that would still hold them, as an index."""
         self.is_running = True
@@ -84,11 +84,11 @@ class RequestMisses:
 
     def add(self, key: CauseAndTier, tokens: int) -> None:
         if tokens > 0:
-            self.tokens[key] = self.tokens.get(key, 0) + tokens
+            self.tokens_by_cause[key] = self.tokens_by_cause.get(key, 0) + tokens
 
     def end(self) -> None:
-        """End the request. What remains is the fact of its blocks."""
-        self.is_running, self.tokens, self.tokens_by_scale = False, {}, {}
+        """End the request. The object stays as the latest fact of its blocks."""
+        self.is_running, self.tokens_by_cause, self.tokens_by_scale = False, {}, {}
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -109,7 +109,7 @@ class LiveRequest(Request):
     ttl_s: float | None = None
     """TTL below the device that the request sets, in seconds."""
     linear: bool = False
-    """Whether one conversation has this name: it comes from a session's field or header."""
+    """Whether no two conversations have this name: it comes from a session's field or header."""
     sample_group: tuple[float, int] | None = None
     """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
     pending_samples: int = 0
@@ -230,7 +230,7 @@ class NodeLeaf(Leaf):
     """The policy's view of one SGLang tree node, at ``node.canopy``."""
 
     node: UnifiedTreeNode = field(kw_only=True)
-    on_host: bool = False
+    is_on_host: bool = False
     """Whether the host copy is counted."""
     eviction_reason: int = CAPACITY
     """Reason of this node's eviction (``counters.REASONS``)."""
@@ -242,7 +242,7 @@ class NodeLeaf(Leaf):
     """TTL below the device requested by a request, in seconds; ``None``: the group's."""
     host_group: int = RESIDUAL
     """Group in the host tier's table."""
-    on_disk: bool = False
+    is_on_disk: bool = False
     """Whether these pages were written to the disk tier, or read from it."""
     disk_round: int = 0
     """Round of ``disk_retry`` in which these pages were last written to disk or read."""
@@ -259,14 +259,14 @@ class NodeLeaf(Leaf):
         if isinstance(other, NodeLeaf):
             self.ttl_s = other.ttl_s
             self.host_group = other.host_group
-            self.on_disk, self.reported_at = other.on_disk, other.reported_at
+            self.is_on_disk, self.reported_at = other.is_on_disk, other.reported_at
             self.disk_round, self.disk_written_at = other.disk_round, other.disk_written_at
 
     def become_head(self, tail: NodeLeaf, tokens: int) -> None:
         """Initialise this new parent node, which holds the first ``tokens`` of ``tail``."""
         self.inherit(tail)
         self.request_number = tail.request_number
-        self.on_host = tail.on_host
+        self.is_on_host = tail.is_on_host
         self.policy, self.path = tail.policy, tail.path
         self.offset, self.length = tail.offset, tokens
 
@@ -278,7 +278,7 @@ class NodeLeaf(Leaf):
             ttl_s = None if self.ttl_s is None else max(ttl_s, self.ttl_s)
         self.ttl_s = ttl_s
 
-    def touch(self, now: float) -> None:
+    def count_use_without_request(self, now: float) -> None:
         """Count a use without a request (a direct call of the cache's ``insert``)."""
         if self.hits == 0:
             self.created = now
@@ -295,7 +295,7 @@ def set_offsets(node: UnifiedTreeNode) -> None:
         unset_nodes.append(node)
         node = node.parent
     offset = node.canopy.offset + node.canopy.length
-    for child in reversed(unset_nodes):
-        child.canopy.offset = offset
-        child.canopy.length = len(child.key)
-        offset += child.canopy.length
+    for unset_node in reversed(unset_nodes):
+        unset_node.canopy.offset = offset
+        unset_node.canopy.length = len(unset_node.key)
+        offset += unset_node.canopy.length

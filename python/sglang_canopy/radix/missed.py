@@ -224,8 +224,8 @@ class MissedTokens:
         """Record the end of ``request``; ``hits``: its prompt tokens found in any tier."""
         misses, request.misses = request.misses or RequestMisses(), None
         missed_tokens = max(0, request.prompt_tokens - hits)
-        self.corrected_tokens += abs(missed_tokens - sum(misses.tokens.values()))
-        for key, tokens in scale_to_total(misses.tokens, missed_tokens).items():
+        self.corrected_tokens += abs(missed_tokens - sum(misses.tokens_by_cause.values()))
+        for key, tokens in scale_to_total(misses.tokens_by_cause, missed_tokens).items():
             self.tokens[key] = self.tokens.get(key, 0) + tokens
         for index, tokens in misses.tokens_by_scale.items():
             self._tokens_by_scale[index] += tokens

@@ -42,9 +42,9 @@ class Recorder(KVCacheEventRecorder):
         tier = HOST if medium is StorageMedium.CPU else DEVICE
         set_offsets(node)
         if tier == HOST:
-            if leaf.on_host:
+            if leaf.is_on_host:
                 return
-            leaf.on_host = True
+            leaf.is_on_host = True
         if tier == DEVICE or is_off_device(node):
             core.change_count += 1
         if tier == HOST and self.uncounted_nodes is not None:
@@ -60,7 +60,7 @@ class Recorder(KVCacheEventRecorder):
         core, leaf = self._core, node.canopy
         core.change_count += 1
         if medium is StorageMedium.CPU:
-            leaf.on_host = False
+            leaf.is_on_host = False
             # No policy chose the copy of KV that the device still has.
             policy = core.live.host_policy if is_off_device(node) else None
             tier, is_demoted = HOST, False

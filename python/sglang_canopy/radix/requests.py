@@ -193,7 +193,7 @@ class TreeRequests:
             elif node in host_leaves:
                 host_leaves.readmit(node)
             if request is None:
-                leaf.touch(tree.clock.now)
+                leaf.count_use_without_request(tree.clock.now)
             else:
                 self._mark_used(node, request)
                 if is_done:

@@ -123,7 +123,7 @@ class TierTraffic:
 
     def last_page_on_disk(self, node: UnifiedTreeNode) -> str | None:
         """Return the name of the last page of ``node`` if it was written to the disk."""
-        return node.hash_value[-1] if node.canopy.on_disk and node.hash_value else None
+        return node.hash_value[-1] if node.canopy.is_on_disk and node.hash_value else None
 
     def record_flush(self, nodes: Iterable[UnifiedTreeNode]) -> None:
         """Record that the tree that holds ``nodes`` is emptied."""

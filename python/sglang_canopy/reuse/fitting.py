@@ -19,7 +19,8 @@ def fit(
     fits_exponential: bool,
     profile_share: float,
 ) -> None:
-    """Refit all categories. ``profile_share`` (0 to 1) scales the counts of a restored profile."""
+    """Refit all categories at ``now`` (seconds). ``min_samples``: fewer inherit their parent's curve;
+    ``fits_exponential``: exponentials too; ``profile_share`` (0 to 1) scales a restored profile's counts."""
     _count_open_tips(categories, shadow, now)
     if fits_exponential:
         _sum_lifespans(categories, shadow)
@@ -60,9 +61,8 @@ def _sum_lifespans(categories: Categories, shadow: ShadowIndex) -> None:
         if tip.is_void:
             continue
         # A tip that was not continued was last used at its birth: its lifespan is 0 s.
-        tip.category.life_sum_s += (
-            max(0.0, tip.last_use[0] - tip.created_at) if not tip.is_open else 0.0
-        )
+        if not tip.is_open:
+            tip.category.life_sum_s += max(0.0, tip.last_use[0] - tip.created_at)
         tip.category.life_count += 1.0
 
 

@@ -73,16 +73,16 @@ class DiskRetry:
 
     def is_written(self, leaf: NodeLeaf) -> bool:
         """Return whether these pages were written in this round."""
-        return leaf.on_disk and leaf.disk_round == self.round
+        return leaf.is_on_disk and leaf.disk_round == self.round
 
     def mark_written(self, leaf: NodeLeaf) -> None:
         """Record that these pages are being written."""
-        leaf.on_disk, leaf.disk_round = True, self.round
+        leaf.is_on_disk, leaf.disk_round = True, self.round
         leaf.disk_written_at = self.tree.clock.now
 
     def mark_read(self, leaf: NodeLeaf) -> None:
         """Record that these pages were read from the store; the time of writing is unknown."""
-        leaf.on_disk, leaf.disk_round = True, self.round
+        leaf.is_on_disk, leaf.disk_round = True, self.round
         leaf.disk_written_at = float("-inf")
 
     def record_node_use(self, node: UnifiedTreeNode, backend: Any) -> None:
@@ -129,17 +129,17 @@ class DiskRetry:
 
     def _was_offered(self, leaf: NodeLeaf) -> bool:
         """Return whether these pages were written to or read from the current storage."""
-        return leaf.on_disk and leaf.disk_round >= self._attached_in_round
+        return leaf.is_on_disk and leaf.disk_round >= self._attached_in_round
 
     def _lacks_write(self, node: UnifiedTreeNode) -> bool:
         """Return whether the node has no write in this round and SGLang will not start one."""
-        if not node.canopy.on_disk:
+        if not node.canopy.is_on_disk:
             return bool(node.backuped)
         return node.canopy.disk_round < self.round
 
     def _needs_renewal(self, node: UnifiedTreeNode, backend: Any) -> bool:
         """Return whether half of the pages' lifetime in the store is over."""
-        if not hasattr(backend, "pinned_s") or not node.canopy.on_disk:
+        if not hasattr(backend, "pinned_s") or not node.canopy.is_on_disk:
             return False
         set_offsets(node)
         now, epoch = self.tree.clock.now, self.attachment.epoch

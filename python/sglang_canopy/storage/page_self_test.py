@@ -27,12 +27,12 @@ def check_page(pool: Any) -> None:
     """Raise ``CanopyError`` if a page of the unused host ``pool`` read back from disk differs from the page written."""
     slots = pool.alloc(pool.page_size)
     try:
-        index = int(slots[0])
-        pattern = _make_pattern(pool.get_data_page(index))
-        pool.set_from_flat_data_page(index, pattern)
+        slot = int(slots[0])
+        pattern = _make_pattern(pool.get_data_page(slot))
+        pool.set_from_flat_data_page(slot, pattern)
         with tempfile.TemporaryDirectory() as folder:
             was_read = _write_and_read(pool, slots, Path(folder))
-        if was_read and not torch.equal(_as_bytes(pool.get_data_page(index)), _as_bytes(pattern)):
+        if was_read and not torch.equal(_as_bytes(pool.get_data_page(slot)), _as_bytes(pattern)):
             raise CanopyError(
                 "a page of this SGLang's host pool read back from disk differs from the page written; "
                 "install a tested SGLang (docs/guide/serving.md), or serve without a disk tier"

@@ -11,9 +11,9 @@ from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.rows import MAX_STOPS, MIN_RUN_ROWS, prefill
 from canopy_documents.fuse.selectors import make_selector
-from canopy_documents.server import engine as engines
+from canopy_documents.server import engine as engine_module
 from canopy_documents.server import library, scheduler
-from canopy_documents.server import request as requests
+from canopy_documents.server import request as request_module
 from canopy_documents.server.engine import READING_BURST, READINGS_PER_S, DocumentEngine
 from canopy_documents.server.options import LEARN_PREFIX_TOKENS
 from canopy_documents.store.chunk import FusedPrompt
@@ -49,7 +49,7 @@ def test_only_a_first_document_is_stored_from_a_plain_prefill(make_engine, llama
         return encode(llama, document, prefix)
 
     monkeypatch.setattr(library, "capture", capture)
-    monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
+    monkeypatch.setattr(engine_module.model_view, "row_cache", lambda *_: None)
     engine.encode_missing(req, document_request, torch.arange(len(prompt_ids)))
     assert captured_starts == [SYSTEM_TOKENS]
     assert len(engine.library.encoder.queue) == 1
@@ -90,7 +90,7 @@ def test_a_prefill_earns_encoding_that_a_later_forward_runs(make_engine, ids) ->
     engine = make_engine(learn_share=0.1, stand_ins=False)
     req = request(*prompt(ids))
     document_request = engine.new_request(req)
-    document_request.fused = True
+    document_request.is_fused = True
     engine.encode_missing(req, document_request, torch.arange(len(req.origin_input_ids)))
     engine.library.earn_encoding(630)  # one piece is 64 tokens
     engine.work_before_batch(10_000)
@@ -126,13 +126,13 @@ def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make_engine,
     learn(engine, request(*prompt(ids, (2,))))
     req = request(*prompt(ids, (2,)))
     document_request = engine.new_request(req)
-    document_request.fused = True
+    document_request.is_fused = True
     engine.offer_check(req, document_request)
     pieces = []
     for worker in (engine.library.encoder, engine.checker):
-        method = "step" if worker is engine.library.encoder else "run_piece"
-        stock = getattr(worker, method)
-        setattr(worker, method, lambda *args, stock=stock: pieces.append(1) or stock(*args))
+        name = "step" if worker is engine.library.encoder else "run_piece"
+        original = getattr(worker, name)
+        setattr(worker, name, lambda *args, original=original: pieces.append(1) or original(*args))
     for tokens, expected_pieces in ((64, 1), (10 * 128, 2)):
         engine.library.encoder.enqueue(range(300), (), "", None)
         engine.library.earn_encoding(6400)
@@ -223,7 +223,7 @@ def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make_engine, id
     scheduler.check_insert(None, req, up_to=100)  # it names no documents
     document_request = queue_req(engine, req)
     scheduler.check_insert(None, req, up_to=100)  # nothing was reused
-    document_request.fused = True
+    document_request.is_fused = True
     scheduler.check_insert(None, req, up_to=100)  # it is in a namespace of its own
     req.extra_key = None
     with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
@@ -238,15 +238,15 @@ def prefixes_of(engine: DocumentEngine, req) -> list[tuple[int, ...] | None]:
 
 def test_the_position_in_the_prompt_decides_a_documents_head(make_engine, ids) -> None:
     engine = make_engine()
-    at_head = tuple(ids[:SYSTEM_TOKENS].tolist())
-    behind = at_head + engine.stand_ins[0]
+    head = tuple(ids[:SYSTEM_TOKENS].tolist())
+    stand_in = head + engine.stand_ins[0]
     learn(engine, request(*prompt(ids)))
-    assert prefixes_of(engine, request(*prompt(ids))) == [at_head, behind, behind]
+    assert prefixes_of(engine, request(*prompt(ids))) == [head, stand_in, stand_in]
     reordered = request(*prompt(ids, (2, 0, 1)))
-    assert prefixes_of(engine, reordered) == [behind, at_head, behind]  # the stored ones, at once
+    assert prefixes_of(engine, reordered) == [stand_in, head, stand_in]  # the stored ones, at once
     learn(engine, reordered)
     for order in ((2, 0, 1), (0, 1, 2), (0, 2, 1)):
-        assert prefixes_of(engine, request(*prompt(ids, order))) == [at_head, behind, behind]
+        assert prefixes_of(engine, request(*prompt(ids, order))) == [head, stand_in, stand_in]
     assert len(engine.library.store) == 5  # the second document was never first
 
 
@@ -278,7 +278,7 @@ def test_the_turns_of_a_conversation_do_not_make_its_head_return(make_engine, id
     for kept_tokens in (0, 5, 5):
         req = request(*prompt(ids))
         document_request = engine.new_request(req)
-        document_request.fused, document_request.kept_tokens = True, kept_tokens
+        document_request.is_fused, document_request.kept_tokens = True, kept_tokens
         engine.encode_missing(req, document_request, torch.arange(len(req.origin_input_ids)))
         while engine.library.encoder.busy:
             engine.library.encoder.step()
@@ -327,7 +327,7 @@ def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
     assert long_stand_ins[: len(short_stand_ins)] == short_stand_ins
     learn(engine, request(*prompt(ids)), head_is_known=False)
     prompt_ids, bounds = prompt(ids)
-    monkeypatch.setattr(requests, "LONG_TOKENS", len(prompt_ids))
+    monkeypatch.setattr(request_module, "MIN_LONG_PROMPT_TOKENS", len(prompt_ids))
     long_req = request([7, *prompt_ids[1:]], bounds)
     assert prefixes_of(engine, long_req) == [short_stand_ins] * 3  # at once
     learn(engine, long_req, head_is_known=False)

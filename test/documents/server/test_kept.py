@@ -237,7 +237,7 @@ def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
     documents = queue_req(engine, req)
     for start, end in ((0, 40), (40, 80), (80, 138)):
         documents.begin_window(req, start, end)
-    assert (documents.kept_tokens, documents.fused) == (0, False)
+    assert (documents.kept_tokens, documents.is_fused) == (0, False)
 
 
 def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:

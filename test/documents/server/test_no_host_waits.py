@@ -23,7 +23,7 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
         device_req, batch, row = set_up(engine, ids, chunks, device.put)
         (rows,) = run_step(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
-    assert device_req.canopy.documents.fused
+    assert device_req.canopy.documents.is_fused
     assert unwrap(rows).tolist() == expected_rows.tolist()
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[expected_rows] = False
@@ -107,4 +107,4 @@ def test_cuda_detects_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch) -
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert engine.counts["fallbacks"] == 0
-    assert req.canopy.documents.fused
+    assert req.canopy.documents.is_fused

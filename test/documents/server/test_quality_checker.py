@@ -47,7 +47,7 @@ def serve(engine: DocumentEngine, req, time_s: float = 0.0):
     """Complete a fused prompt, or a prompt whose tenant's reuse is stopped."""
     document_request = queue_req(engine, copy(req))
     document_request.time_s = time_s
-    document_request.fused = document_request.kept_key is not None
+    document_request.is_fused = document_request.kept_key is not None
     engine.offer_check(req, document_request)
     return document_request
 
@@ -86,7 +86,7 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
     assert engine.checker.limits.quality_level(None) == STOPPED
     assert "now stopped" in caplog.text
     document_request = serve(engine, req)
-    assert (document_request.fused, document_request.reason) == (False, DIFFERED)
+    assert (document_request.is_fused, document_request.reason) == (False, DIFFERED)
     run_idle_work(engine)  # it differs: the stored chunks are deleted
     assert engine.library.store.stats()["tiers"]["host"]["used_bytes"] == 0
     learn(engine, req)
@@ -106,8 +106,8 @@ def test_a_tenants_fault_affects_no_other_tenant(engine, ids) -> None:
         serve(engine, good_req)
         serve(engine, faulty_req)
         run_idle_work(engine)
-    assert not serve(engine, faulty_req).fused
-    assert serve(engine, good_req).fused
+    assert not serve(engine, faulty_req).is_fused
+    assert serve(engine, good_req).is_fused
     assert engine.checker.limits.tenants[None].differed == 0
 
 

@@ -56,7 +56,7 @@ def test_a_deletion_reaches_all_versions_the_queue_and_checks(make_engine, ids, 
             learn(engine, request_after(system, document, tenant))
         req = request_after(2, document, tenant)
         document_request = engine.new_request(req)
-        document_request.fused = True
+        document_request.is_fused = True
         engine.offer_check(req, document_request)
     for tenant in ("a", "b"):
         for copies in (4, 5):
@@ -82,7 +82,7 @@ def test_a_running_request_does_not_restore_a_deleted_document(make_engine, ids)
     documents = engine.new_request(running_req)
     engine.library.delete(None)
     engine.library.delete("a")
-    documents.fused = True
+    documents.is_fused = True
     engine.encode_missing(running_req, documents, torch.arange(len(running_req.origin_input_ids)))
     assert not engine.library.encoder.busy
     learn(engine, request_after(2, document, "b"))

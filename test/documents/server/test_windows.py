@@ -121,7 +121,7 @@ def test_a_prompt_that_cannot_be_fused_is_computed_in_windows_and_stays_exact(
     assert [len(rows) for rows, _ in worker.forwards] == [32, 32, 2, 32]
     assert [is_sampled for _, is_sampled in worker.forwards] == [False, False, False, True]
     assert [position for rows, _ in worker.forwards for position in rows] == list(range(98))
-    assert not req.canopy.documents.fused
+    assert not req.canopy.documents.is_fused
     (report,) = req.customized_info["canopy_documents"]
     assert not report["fused"]
     assert engine.counts["most_rows"] == 32
@@ -145,7 +145,7 @@ def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(set_up, 
     reuse_all_documents(engine, monkeypatch, failing_start=60)
     for start, end in ((0, 60), (60, 80), (80, 98)):
         worker.forward(window_batch(req, start, end))
-    assert req.canopy.documents.fused
+    assert req.canopy.documents.is_fused
     check_insert(None, req)
     req.extra_key = None  # as if the request were matched with exact ones
     with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
@@ -160,7 +160,7 @@ def test_a_fused_request_computes_only_the_other_rows_and_stays_apart(set_up, mo
     worker.forward(window_batch(req, 0, 98))
     ((rows, _),) = worker.forwards
     assert len(rows) == 98 - 80
-    assert req.canopy.documents.fused
+    assert req.canopy.documents.is_fused
     assert req.canopy.documents.is_apart(req)
 
 

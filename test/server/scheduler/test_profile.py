@@ -61,18 +61,18 @@ def test_a_profile_that_cannot_be_written_does_not_stop_serving(tmp_path: Path, 
 
 
 def test_first_tokens_with_times_are_counted_by_the_ttft_fit() -> None:
-    count_before = entry.http_options.ttft_fit.stats()["requests"]
+    count_before = entry.http_state.ttft_fit.stats()["requests"]
     time_stats = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
     batch_output = SimpleNamespace(time_stats=[time_stats], prompt_tokens=[100], cached_tokens=[40])
     request_state = SimpleNamespace(time_stats=SimpleNamespace(created_time=0.0))
     entry.record_first_token(None, request_state, batch_output, 0)
     entry.record_first_token(None, request_state, SimpleNamespace(time_stats=None), 0)
-    assert entry.http_options.ttft_fit.stats()["requests"] == count_before + 1
+    assert entry.http_state.ttft_fit.stats()["requests"] == count_before + 1
 
 
 def test_client_waits_are_counted_from_the_requests_creation(monkeypatch):
     ttft_hour = TtftHour(lambda: 1e9)
-    monkeypatch.setattr(entry.http_options, "ttft_hour", ttft_hour)
+    monkeypatch.setattr(entry.http_state, "ttft_hour", ttft_hour)
     request_state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
     monkeypatch.setattr(entry.time, "perf_counter", lambda: 14.0)
     for token_time in (12.0, None):  # the second has no time of its own

@@ -22,7 +22,7 @@ def worker():
     print("FOUND " + json.dumps({
         "routes": sorted({getattr(r, "path", "") for r in app.router.routes}),
         "stamps": all(s.is_in_place() for s in stamps) and bool(stamps),
-        "hints": entry.http_options.hint_rule.mode,
+        "hints": entry.http_state.hint_rule.mode,
         "middleware": len(app.user_middleware),
     }), flush=True)
 

@@ -46,8 +46,8 @@ from sglang_canopy.wire.stamp import (
 logger = logging.getLogger(__name__)
 
 
-class HttpOptions:
-    """Request options of one HTTP process, and measurements of its requests.
+class HttpState:
+    """Request options and credentials of one HTTP process, and measurements of its requests.
 
     ``hint_rule``: decides which clients' hints count; without it no credential is known.
     ``metric_labels``: the operator's labels of every series, ``None`` without metrics.
@@ -61,17 +61,17 @@ class HttpOptions:
     ) -> None:
         self.hint_rule = hint_rule or HintRule(options.client_hints)
         self.require_tenant = RequireTenant(options.require_tenant)
-        self.carriers = options.carriers
+        self.tenant_carriers = options.carriers
         self.ignored_fields: Counter[str] = Counter()
         """Ignored fields by name, since the start; unknown names count as ``OTHER_FIELDS``."""
         self._metric_labels = metric_labels
         self._metrics: Metrics | None = None
         self.ttft_fit = TtftFit()
-        """Fit TTFT ~ alpha * uncached tokens + beta over this process's requests."""
+        """Fit prefill seconds, without queueing, ~ alpha * uncached tokens + beta over this process's requests."""
         self.ttft_hour = TtftHour(time.time)
         """Clients' waits for the first token in the last hour."""
 
-    def ignore(self, name: str, error: str, count: int = 1) -> None:
+    def count_ignored(self, name: str, error: str, count: int = 1) -> None:
         """Count a wrong field, in metrics too; log the first of each name."""
         name = name if name in CLIENT_FIELDS or name == KV_HINTS else OTHER_FIELDS
         if not self.ignored_fields[name]:
@@ -86,22 +86,22 @@ class HttpOptions:
 
 KV_HINTS, OTHER_FIELDS = "kv_hints", "other"
 
-http_options = HttpOptions(RequestOptions())
+http_state = HttpState(RequestOptions())
 """Options of this process: defaults until ``set_options`` replaces them by the server's. The defaults do
 not depend on the environment: an error here would keep SGLang from loading the plugin."""
 
 
-def set_options(server_args: Any) -> HttpOptions:
+def set_options(server_args: Any) -> HttpState:
     """Apply the server's options, before it serves. Raises ``CanopyError`` for an invalid secret, and
     for the hint mode ``trusted`` without a key or secret."""
-    global http_options
+    global http_state
     options = options_of(server_args).requests
     labels = None
     if getattr(server_args, "enable_metrics", False):
         labels = server_args.extra_metric_labels or {}
     hint_rule = rule_of(options.client_hints, server_args.admin_api_key)
-    http_options = HttpOptions(options, hint_rule, labels)
-    return http_options
+    http_state = HttpState(options, hint_rule, labels)
+    return http_state
 
 
 def stamp_chat(
@@ -116,8 +116,8 @@ def stamp_chat(
 def drop_billing_line(serving: Any, request: Any, *_: Any, **__: Any) -> None:
     """Hook before ``AnthropicServing._convert_to_chat_completion_request``."""
     server_args = serving.openai_serving_chat.tokenizer_manager.server_args
-    is_stripped = options_of(server_args).requests.strip_billing_line == "on"
-    if is_stripped and server_args.radix_eviction_policy in live_names():
+    strips_billing_line = options_of(server_args).requests.strip_billing_line == "on"
+    if strips_billing_line and server_args.radix_eviction_policy in live_names():
         prompt.strip_billing_line(request)
 
 
@@ -145,11 +145,11 @@ def _read_releases(obj: Any) -> list[dict[str, Any]]:
     envelopes = getattr(obj, "kv_hints", None)
     fields: list[dict[str, Any]] = []
     for envelope in envelopes if isinstance(envelopes, list) else [envelopes]:
-        is_released, ignored_actions = kv_hints.read_envelope(envelope)
+        has_release, ignored_actions = kv_hints.read_envelope(envelope)
         if ignored_actions:
             error = "the known action is kv.release, version 1.0"
-            http_options.ignore(KV_HINTS, error, ignored_actions)
-        fields.append({"over": True} if is_released else {})
+            http_state.count_ignored(KV_HINTS, error, ignored_actions)
+        fields.append({"over": True} if has_release else {})
     return fields or [{}]
 
 
@@ -157,8 +157,8 @@ def write_tenant(obj: Any, request: Any) -> None:
     """Write the tenant into a request or batch. Raises ``CanopyError`` if it is wrong, or required
     and missing. Idempotent."""
     headers = headers_of(request)
-    set_tenant(obj, headers, body_of(request), http_options.carriers)
-    warning = http_options.require_tenant.check(obj, headers, lambda: _is_sglangs_own(request))
+    set_tenant(obj, headers, body_of(request), http_state.tenant_carriers)
+    warning = http_state.require_tenant.check(obj, headers, lambda: _is_from_sglang(request))
     if warning is not None:
         logger.warning("canopy: %s", warning)
 
@@ -173,24 +173,24 @@ def stamp_request(obj: Any, inferred: dict[str, Any], request: Any = None) -> No
     params = obj.sampling_params = _copy_params(obj.sampling_params)
     write_tenant(obj, request)
     body, headers = body_of(request), index_headers(headers_of(request))
-    metadata = read_metadata(body) if http_options.carriers == sent.IN_METADATA else {}
+    metadata = read_metadata(body) if http_state.tenant_carriers == sent.IN_METADATA else {}
     metadata |= read_dropped_params(request_path(request), body)
-    released = _read_releases(obj)
-    if len(released) > 1 and isinstance(params, dict):  # each prompt has its own hints
-        params = obj.sampling_params = [dict(params) for _ in released]
+    release_fields = _read_releases(obj)
+    if len(release_fields) > 1 and isinstance(params, dict):  # each prompt has its own hints
+        params = obj.sampling_params = [dict(params) for _ in release_fields]
     if isinstance(params, list):
         for number, prompt_params in enumerate(params):
             if isinstance(prompt_params, dict):
-                fields = released[min(number, len(released) - 1)]
-                _write_stamp(prompt_params, metadata, inferred, {}, headers, fields)
+                prompt_release = release_fields[min(number, len(release_fields) - 1)]
+                _write_stamp(prompt_params, metadata, inferred, {}, headers, prompt_release)
     elif isinstance(params, dict):
         object_fields = {name: getattr(obj, name, None) for name in ("session_id", "rid")}
         # Calls that do not come from an HTTP route have no body.
         conversation_fields = find_conversation({**object_fields, **body}, headers or {})
-        _write_stamp(params, metadata, inferred, conversation_fields, headers, released[0])
+        _write_stamp(params, metadata, inferred, conversation_fields, headers, release_fields[0])
 
 
-def _is_sglangs_own(request: Any) -> bool:
+def _is_from_sglang(request: Any) -> bool:
     """Return whether a health check sent the request, or the server is not ready yet: SGLang's warm-up is a
     request over HTTP."""
     if request_path(request).endswith(_HEALTH_PATHS):
@@ -217,27 +217,27 @@ def _write_stamp(
     inferred: Mapping[str, Any],
     conversation_fields: Mapping[str, Any],
     headers: Mapping[str, str] | None,
-    released: Mapping[str, Any],
+    release_fields: Mapping[str, Any],
 ) -> None:
     """Read the ``custom_params`` of ``params``, and add the stamp. ``metadata``: Canopy's keys from
     other parts of the body; ``custom_params`` overrides them. ``conversation_fields``: conversation
-    from other fields, used if Canopy's fields lack it. ``released``: from ``kv_hints``, used
+    from other fields, used if Canopy's fields lack it. ``release_fields``: from ``kv_hints``, used
     likewise. Requests without an HTTP request have no ``headers``."""
     custom_params = params.get("custom_params")
     all_params = {**metadata, **(custom_params if isinstance(custom_params, Mapping) else {})}
     fields, errors = client_fields(all_params)
     for key, error in errors.items():
-        http_options.ignore(key, error)
+        http_state.count_ignored(key, error)
     if "conversation" not in fields:
         fields = {**conversation_fields, **fields}
-    fields = http_options.hint_rule.authorise({**released, **fields}, headers)
-    stamp = make_stamp(inferred, fields, time.monotonic(), http_options.hint_rule.source(headers))
-    samples = params.get("n")
-    if isinstance(samples, int) and samples > 1:  # SGLang checks ``n`` later
-        stamp["samples"] = samples
+    fields = http_state.hint_rule.authorise({**release_fields, **fields}, headers)
+    stamp = make_stamp(inferred, fields, time.monotonic(), http_state.hint_rule.source(headers))
+    sample_count = params.get("n")
+    if isinstance(sample_count, int) and sample_count > 1:  # SGLang checks ``n`` later
+        stamp["samples"] = sample_count
     if custom_params is None:
         stamp[PARAMS_ADDED] = True
-    coefficients = http_options.ttft_fit.coefficients()
+    coefficients = http_state.ttft_fit.coefficients()
     if coefficients is not None:
         stamp["alpha"], stamp["beta"] = coefficients
     # SGLang may refuse to pass on a wrong value: too large a number, or nested objects.
@@ -249,15 +249,15 @@ def record_first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     """Hook after ``TokenizerManager._get_scheduler_first_token_time``, once per request. Adds the
     prefill time in the scheduler, without queueing, to the TTFT fit, and the client's wait, with
     queueing, to the last hour's times. ``result``: time of the token, if it is in the past."""
-    created = state.time_stats.created_time
-    if created > 0.0:
-        http_options.ttft_hour.add((result or time.perf_counter()) - created)
+    created_at_s = state.time_stats.created_time
+    if created_at_s > 0.0:
+        http_state.ttft_hour.add((result or time.perf_counter()) - created_at_s)
     if recv_obj.time_stats is None:
         return
     times = recv_obj.time_stats[i]
     prefill_s = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and prefill_s > 0.0:
-        http_options.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], prefill_s)
+        http_state.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], prefill_s)
 
 
 def tool_parser_field(parser: str | None, tools: Any, choice: Any) -> dict[str, str]:

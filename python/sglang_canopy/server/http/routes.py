@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sglang_canopy import __version__, releases
-from sglang_canopy.config.auto import POLICY
+from sglang_canopy.config.auto import AUTO_POLICY
 from sglang_canopy.config.setups import HTTP_APPS
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
@@ -79,20 +79,20 @@ def _add_all_routes(server_args: Any) -> None:
 
     _hide_queries()
     early_checks.add_middleware(app)
-    http_options = entry.set_options(server_args)
-    is_from_gateway = http_options.hint_rule.is_from_gateway
+    http_state = entry.set_options(server_args)
+    is_from_gateway = http_state.hint_rule.is_from_gateway
     access.add_change_route(app, "POST", "/canopy/hint", _queue_hint, is_from_gateway)
     for path, name in {"ui": FILES[0], **{name: name for name in FILES[1:]}}.items():
         handler = partial(_serve_file, name)
         access.add_read_route(app, "GET", f"/canopy/{path}", handler, server_args.admin_api_key)
     explain = ExplainRoute(partial(_send, EXPLAIN), server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/explain", explain, server_args.admin_api_key)
-    status = partial(_report_status, server_args, http_options, time.monotonic())
+    status = partial(_report_status, server_args, http_state, time.monotonic())
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
 
 
 async def _report_status(
-    server_args: Any, http_options: entry.HttpOptions, started_at: float, _request: Any
+    server_args: Any, http_state: entry.HttpState, started_at: float, _request: Any
 ) -> dict[str, Any]:
     """``GET /canopy/status``. ``started_at``: on the monotonic clock."""
     ranks = status_file.read_all()
@@ -102,7 +102,7 @@ async def _report_status(
     policy = ranks[0]["running"] if ranks else _sglangs_policy(server_args)
     auto = ranks[0].get("auto") if ranks else None
     has_floor = any(meter["floor"] for meter in meters)
-    switches = None if auto is None else (POLICY, LRU) if has_floor else ()
+    switches = None if auto is None else (AUTO_POLICY, LRU) if has_floor else ()
     return {
         "version": __version__,
         "off": releases.SWITCHED_OFF | (ranks[0].get("off", {}) if ranks else {}),
@@ -111,11 +111,11 @@ async def _report_status(
         ),
         "policy": policy,
         "policy_config": ranks[0]["running_config"] if ranks else {},
-        "ttft_model": http_options.ttft_fit.stats(),
-        "ttft_hour": http_options.ttft_hour.points(),
-        "client_hints": http_options.hint_rule.mode,
+        "ttft_model": http_state.ttft_fit.stats(),
+        "ttft_hour": http_state.ttft_hour.points(),
+        "client_hints": http_state.hint_rule.mode,
         "hints_waiting": len(waiting_hints),
-        "ignored_fields": dict(http_options.ignored_fields),
+        "ignored_fields": dict(http_state.ignored_fields),
         "refused_requests": _refusals([*ranks, *observed_ranks]),
         "uptime_s": time.monotonic() - started_at,
         "process": os.getpid(),
@@ -181,7 +181,7 @@ async def _send(kind: MessageKind, text: str) -> list[Any]:
 
 async def _queue_hint(request: Any) -> dict[str, Any]:
     """``POST /canopy/hint``: queue one hint and start its delivery."""
-    rule = entry.http_options.hint_rule
+    rule = entry.http_state.hint_rule
     if not rule.accepts(request.headers):
         raise access.Refused(
             403,

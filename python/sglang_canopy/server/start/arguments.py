@@ -70,7 +70,7 @@ def check_arguments(server_args: Any, args: Any) -> None:
     try:
         is_auto = server_args.radix_eviction_policy == AUTO
         if is_auto:
-            server_args.radix_eviction_policy = auto.POLICY
+            server_args.radix_eviction_policy = auto.AUTO_POLICY
         is_canopy = server_args.radix_eviction_policy in live_names()
         if is_canopy or flags.has_canopy_flags(server_args, args):
             check_complete()

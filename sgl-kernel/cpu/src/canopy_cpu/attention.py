@@ -2,12 +2,12 @@
 
 SGLang pads every request's query to the whole sequence, so a cached prefix saves no attention work:
 60 new tokens after 4,000 cached tokens cost as much as 4,060 new tokens. Here the query is the new
-tokens alone. Rows, masks and groups of a batch are computed once and shared by all layers. Results
+tokens alone. Slots, masks and groups of a batch are computed once and shared by all layers. Results
 equal the stock results up to rounding.
 
 The stock code runs cross-attention, encoder-only attention and sliding windows. If layers with
-sliding windows have their own KV pool, rows are translated to it: the stock code reads that pool
-with the rows of the other pool.
+sliding windows have their own KV pool, slots are translated to it: the stock code reads that pool
+with the slots of the other pool.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class QueryBlock:
 
 @dataclass(slots=True, frozen=True)
 class ExtendRequest:
-    """A request's cache rows [tokens] and its queries."""
+    """A request's cache slots [tokens] and its queries."""
 
-    rows: torch.Tensor
+    slots: torch.Tensor
     blocks: list[QueryBlock]
 
 
@@ -51,13 +51,13 @@ class ExtendRequest:
 class DecodeGroup:
     """Requests of similar length decoded in one call.
 
-    `members` [requests]; `rows` [requests * length], short requests padded with one of their own
-    rows; `mask` bool [requests, 1, 1, length], or None without padding.
+    `members` [requests]; `slots` [requests * length_tokens], short requests padded with one of their
+    own slots; `mask` bool [requests, 1, 1, length_tokens], or None without padding.
     """
 
     members: torch.Tensor
-    rows: torch.Tensor
-    length: int
+    slots: torch.Tensor
+    length_tokens: int
     mask: torch.Tensor | None
 
 
@@ -69,7 +69,7 @@ def plan_extend(
 ) -> list[ExtendRequest]:
     """Plan the attention of new tokens: one entry per request. Arguments are SGLang's."""
     requests, query_start = [], 0
-    for row, length, new_tokens in zip(
+    for pool_index, length, new_tokens in zip(
         req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist()
     ):
         cached_tokens = length - new_tokens
@@ -83,7 +83,7 @@ def plan_extend(
                 mask = torch.ones(end - first, visible_tokens, dtype=torch.bool)
                 mask.tril_(cached_tokens + first)
             blocks.append(QueryBlock(query_start + first, query_start + end, visible_tokens, mask))
-        requests.append(ExtendRequest(req_to_token[row, :length], blocks))
+        requests.append(ExtendRequest(req_to_token[pool_index, :length], blocks))
         query_start += new_tokens
     return requests
 
@@ -92,19 +92,19 @@ def plan_decode(
     req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor
 ) -> list[DecodeGroup]:
     """Plan a decode step: groups of requests of similar length. Arguments are SGLang's."""
-    pool_rows, lengths = req_pool_indices.tolist(), seq_lens.tolist()
+    pool_indices, lengths = req_pool_indices.tolist(), seq_lens.tolist()
     groups = []
     for members in group_by_length(lengths):
         group_length = lengths[members[-1]]
-        rows = req_to_token[[pool_rows[i] for i in members], :group_length]
+        slots = req_to_token[[pool_indices[i] for i in members], :group_length]
         mask = None
         if lengths[members[0]] < group_length:
-            is_token = (
+            is_real_token = (
                 torch.arange(group_length) < torch.tensor([lengths[i] for i in members])[:, None]
             )
-            rows = torch.where(is_token, rows, rows[:, :1])
-            mask = is_token[:, None, None]
-        groups.append(DecodeGroup(torch.tensor(members), rows.flatten(), group_length, mask))
+            slots = torch.where(is_real_token, slots, slots[:, :1])
+            mask = is_real_token[:, None, None]
+        groups.append(DecodeGroup(torch.tensor(members), slots.flatten(), group_length, mask))
     return groups
 
 
@@ -119,12 +119,12 @@ def group_by_length(lengths: list[int]) -> list[list[int]]:
     padding_tokens = 0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if groups:
-            grown_padding = padding_tokens + len(groups[-1]) * (
+            grown_padding_tokens = padding_tokens + len(groups[-1]) * (
                 lengths[index] - lengths[groups[-1][-1]]
             )
-            if grown_padding <= PADDING_PER_CALL * len(groups[-1]):
+            if grown_padding_tokens <= PADDING_PER_CALL * len(groups[-1]):
                 groups[-1].append(index)
-                padding_tokens = grown_padding
+                padding_tokens = grown_padding_tokens
                 continue
         groups.append([index])
         padding_tokens = 0
@@ -145,48 +145,48 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         """``req_pool_indices`` and ``seq_lens`` of the batch of ``_plan``."""
         self._uses_window_pool = False
         """Whether the current layer has its KV in the pool of sliding windows."""
-        self._window_rows: tuple[torch.Tensor, torch.Tensor] | None = None
-        """``req_pool_indices`` of the batch, and its rows in that pool [requests, tokens]."""
+        self._window_slots: tuple[torch.Tensor, torch.Tensor] | None = None
+        """``req_pool_indices`` of the batch, and its slots in that pool [requests, tokens]."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        self._plan = self._window_rows = None
+        self._plan = self._window_slots = None
         self._plan_key = (forward_batch.req_pool_indices, forward_batch.seq_lens)
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._uses_window_pool = self._has_window_pool(layer)
+        self._uses_window_pool = self._layer_has_window_pool(layer)
         return super().forward_extend(q, k, v, layer, *args, **kwargs)
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._uses_window_pool = self._has_window_pool(layer)
+        self._uses_window_pool = self._layer_has_window_pool(layer)
         return super().forward_decode(q, k, v, layer, *args, **kwargs)
 
-    def _has_window_pool(self, layer: Any) -> bool:
+    def _layer_has_window_pool(self, layer: Any) -> bool:
         return (
             self.use_sliding_window_kv_pool
             and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
         )
 
-    def _translate_rows(self, call: SimpleNamespace) -> dict[str, Any]:
-        """Return the arguments with rows of the sliding windows' pool, row ``i`` for request ``i``.
+    def _translate_slots(self, call: SimpleNamespace) -> dict[str, Any]:
+        """Return the arguments with slots of the sliding windows' pool, row ``i`` for request ``i``.
 
-        Rows of tokens outside every window may have been reused; the mask hides them.
+        Slots of tokens outside every window may have been reused; the mask hides them.
         """
-        indices, rows = self._window_rows or (None, None)
-        if rows is None or indices is not call.req_pool_indices:
-            rows = call.req_to_token[call.req_pool_indices, : int(call.seq_lens.max())]
-            rows = self.token_to_kv_pool.translate_loc_from_full_to_swa(rows.long())
-            rows = rows.clamp_(min=0)
-            self._window_rows = call.req_pool_indices, rows
-        requests = torch.arange(len(rows), device=rows.device)
-        return {**vars(call), "req_to_token": rows, "req_pool_indices": requests}
+        indices, slots = self._window_slots or (None, None)
+        if slots is None or indices is not call.req_pool_indices:
+            slots = call.req_to_token[call.req_pool_indices, : int(call.seq_lens.max())]
+            slots = self.token_to_kv_pool.translate_loc_from_full_to_swa(slots.long())
+            slots = slots.clamp_(min=0)
+            self._window_slots = call.req_pool_indices, slots
+        requests = torch.arange(len(slots), device=slots.device)
+        return {**vars(call), "req_to_token": slots, "req_pool_indices": requests}
 
     def _run_sdpa_forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [new tokens, heads, head size]; the arguments are upstream's."""
         call = _bind_arguments(_EXTEND_PARAMETERS, args, kwargs)
         if self._uses_window_pool:
-            return super()._run_sdpa_forward_extend(**self._translate_rows(call))
-        if not call.causal or _is_special(call):
+            return super()._run_sdpa_forward_extend(**self._translate_slots(call))
+        if not call.causal or _needs_stock_code(call):
             return super()._run_sdpa_forward_extend(*args, **kwargs)
         requests = self._get_plan(
             call,
@@ -209,8 +209,8 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         """Fill `output` [requests, heads, head size]; the arguments are upstream's."""
         call = _bind_arguments(_DECODE_PARAMETERS, args, kwargs)
         if self._uses_window_pool:
-            return super()._run_sdpa_forward_decode(**self._translate_rows(call))
-        if _is_special(call):
+            return super()._run_sdpa_forward_decode(**self._translate_slots(call))
+        if _needs_stock_code(call):
             return super()._run_sdpa_forward_decode(*args, **kwargs)
         query, output, k_cache = call.query, call.output, call.k_cache
         groups = self._get_plan(
@@ -256,7 +256,7 @@ def _bind_arguments(names: Sequence[str], args: Any, kwargs: Any) -> SimpleNames
     return SimpleNamespace(**{**_DEFAULTS, **dict(zip(names, args)), **kwargs})
 
 
-def _is_special(call: SimpleNamespace) -> bool:
+def _needs_stock_code(call: SimpleNamespace) -> bool:
     """Return whether stock code must run: cross-attention, encoder lengths, sliding windows."""
     window = call.sliding_window_size
     return (
@@ -274,8 +274,8 @@ def _attend(
 ) -> None:
     """Fill ``output`` [queries, heads, head size]; the caches are [slots, kv heads, head size]."""
     for request in requests:
-        keys = k_cache.index_select(0, request.rows).transpose(0, 1)[None].to(query.dtype)
-        values = v_cache.index_select(0, request.rows).transpose(0, 1)[None].to(query.dtype)
+        keys = k_cache.index_select(0, request.slots).transpose(0, 1)[None].to(query.dtype)
+        values = v_cache.index_select(0, request.slots).transpose(0, 1)[None].to(query.dtype)
         for block in request.blocks:
             attended = scaled_dot_product_attention(
                 query[block.start : block.end].transpose(0, 1)[None],
@@ -290,5 +290,5 @@ def _attend(
 
 def _gather(cache: torch.Tensor, group: DecodeGroup, count: int) -> torch.Tensor:
     """Gather [count, kv heads, length, head size] from the cache [slots, kv heads, head size]."""
-    gathered = cache.index_select(0, group.rows)
-    return gathered.view(count, group.length, *cache.shape[1:]).transpose(1, 2)
+    gathered = cache.index_select(0, group.slots)
+    return gathered.view(count, group.length_tokens, *cache.shape[1:]).transpose(1, 2)
