@@ -33,8 +33,8 @@ def figure_14(run: QuestionRun) -> Any:
 
 
 def _compare_trace(name: str, run: QuestionRun) -> list[dict[str, Any]]:
-    """Return one trace's gains in hindsight at each TTL, and in the second half if learnt from the
-    first."""
+    """Return a row for each TTL: its hit ratio (``one_ttl``) and GiB; by method the gain in points in
+    hindsight, with its GiB, and the gain in the second half if learnt from the first."""
     trace = long_trace(name, run.data_folder)
     end_s = trace[0].time_s + SPAN_S[name]
     log = paths_of([r for r in trace if r.time_s <= end_s])

@@ -48,7 +48,7 @@ def golden_section(
     first_ratio: float,
     r_min: float,
     r_max: float = 1.0,
-    tolerance: float = 0.02,
+    ratio_tolerance: float = 0.02,
 ) -> RatioSearchResult:
     """Find the ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``measure_ttft_s``.
 
@@ -57,9 +57,9 @@ def golden_section(
     point, and could lose the minimum. Returns the best measured ratio. Raises CanopyError for bounds
     out of order.
     """
-    if not 0.0 <= r_min <= r_max <= 1.0 or tolerance <= 0:
+    if not 0.0 <= r_min <= r_max <= 1.0 or ratio_tolerance <= 0:
         raise CanopyError(
-            f"ratio bounds {r_min} to {r_max} (tolerance {tolerance}): give 0 <= min <= max <= 1 "
+            f"ratio bounds {r_min} to {r_max} (tolerance {ratio_tolerance}): give 0 <= min <= max <= 1 "
             f"and a tolerance above 0"
         )
     probes: dict[float, float] = {}
@@ -72,7 +72,7 @@ def golden_section(
     low, high = r_min, r_max
     first_ratio = min(high, max(low, first_ratio))
     measure(first_ratio)
-    if high - low > tolerance:
+    if high - low > ratio_tolerance:
         # The minimum cannot lie on the far side of the worse probe.
         step = GOLDEN_SECTION * (high - low)
         second_ratio = low + step if first_ratio <= (low + high) / 2 else high - step
@@ -81,7 +81,7 @@ def golden_section(
             high = upper_ratio
         elif lower_ratio < upper_ratio:
             low = lower_ratio
-    while high - low > tolerance:
+    while high - low > ratio_tolerance:
         step = GOLDEN_SECTION * (high - low)
         # One of the two was already measured, up to rounding: golden points nest.
         lower_ratio, upper_ratio = (_snap_to_measured(probes, r) for r in (high - step, low + step))

@@ -120,10 +120,10 @@ class ServedPrompts:
 
 
 def calibrate_server(
-    prompts: ServedPrompts, r_min: float, r_max: float = 1.0, tolerance: float = 0.05
+    prompts: ServedPrompts, r_min: float, r_max: float = 1.0, ratio_tolerance: float = 0.05
 ) -> tuple[Calibration, RatioSearchResult]:
     """Run Algorithm 1 on a server that has the prompts' documents."""
     profile = prompts.profile()
     start = profile.prior_ratio(r_min, r_max) if profile.compute_s > 0 else r_min
-    search = golden_section(prompts.measure_ttft_s, start, r_min, r_max, tolerance)
+    search = golden_section(prompts.measure_ttft_s, start, r_min, r_max, ratio_tolerance)
     return Calibration(search.ratio, r_min, profile), search

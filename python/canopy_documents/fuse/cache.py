@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 class KVCache:
     """One request's row of a paged pool.
 
-    k, v: a view ``[pages, page_size, kv_heads, head_dim]`` per layer (keys rotated); slots: ``[n]``
+    k, v: a view ``[pages, page_tokens, kv_heads, head_dim]`` per layer (keys rotated); slots: ``[n]``
     pool slot of each position; has_identity_slots: slots are 0..n-1 of pages of one token, so that a CPU
     reads keys in place.
     """

@@ -36,7 +36,7 @@ from sglang_canopy.errors import CanopyError
 MAX_REQUESTS = 20_000
 MAX_ACCESSES = 2_000_000
 """Maximum block accesses of a sample. Beyond it, blocks are merged, then conversations dropped."""
-MAX_BLOCK_SHARE = 1 / 32
+MAX_BLOCK_SHARE_OF_PROMPT = 1 / 32
 """Longest merged block as a share of the mean prompt. It bounds the partial block at a prompt's end."""
 MERGED_BLOCK_BOUNDS_TOKENS = (64, 1024)
 """Bounds of that length, in tokens."""
@@ -140,7 +140,7 @@ class RequestSampler:
     def _may_merge_blocks(self, request: TraceRequest) -> bool:
         lower, upper = MERGED_BLOCK_BOUNDS_TOKENS
         mean_tokens = self._token_count / self._request_count
-        max_tokens = min(max(mean_tokens * MAX_BLOCK_SHARE, lower), upper)
+        max_tokens = min(max(mean_tokens * MAX_BLOCK_SHARE_OF_PROMPT, lower), upper)
         return 2 * request.block_tokens <= max_tokens
 
     def _merge_blocks(self) -> None:
@@ -223,11 +223,12 @@ def _collect(requests: Iterable[TraceRequest], sampler: RequestSampler) -> None:
 def hash_conversation(request: TraceRequest) -> int:
     """Return 32 bits of the hash of a request's conversation. Sub-agents belong to their parent's conversation."""
     name = f"line {request.line}" if request.conversation is None else request.conversation
-    return _hash(name.split("/", 1)[0])
+    return _hash_name(name)
 
 
-def _hash(name: str) -> int:
-    raw = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).digest()
+def _hash_name(name: str) -> int:
+    parent_name = name.split("/", 1)[0]
+    raw = blake2b(parent_name.encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return int.from_bytes(raw, "little")
 
 
@@ -264,7 +265,7 @@ def _cut_texts(
             start_s, end_s = min(start_s, prompt.time_s), max(end_s, prompt.time_s)
             progress(1)
             is_named = prompt.conversation is not None
-            if is_named and not sampler.selects(_hash(str(prompt.conversation).split("/", 1)[0])):
+            if is_named and not sampler.selects(_hash_name(str(prompt.conversation))):
                 sample.tokens_in_log += prompt.count_tokens()
                 continue
             request = to_record(prompt, cutter)

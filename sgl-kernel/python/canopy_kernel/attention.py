@@ -146,7 +146,7 @@ def sparse_prefill(
 ) -> torch.Tensor:
     """Compute attention of sparse rows over a paged cache.
 
-    q: ``[m, heads, d]``; pools: views ``[pages, page_size, kv_heads, d]`` that already hold the
+    q: ``[m, heads, d]``; pools: views ``[pages, page_tokens, kv_heads, d]`` that already hold the
     recomputed rows; returns ``[m, heads, d]``. backend: ``auto``, ``triton``, ``blocked``
     (torch) or ``reference``.
     """

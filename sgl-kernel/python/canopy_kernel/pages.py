@@ -8,9 +8,9 @@ LAYOUTS = ("NHD", "HND")
 
 
 def view(pool: torch.Tensor, layout: str = "NHD") -> torch.Tensor:
-    """Return a ``[pages, page_size, kv_heads, head_dim]`` view of a pool.
+    """Return a ``[pages, page_tokens, kv_heads, head_dim]`` view of a pool.
 
-    NHD memory has this shape; HND memory is ``[pages, kv_heads, page_size, head_dim]``.
+    NHD memory has this shape; HND memory is ``[pages, kv_heads, page_tokens, head_dim]``.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r}: allowed are {', '.join(LAYOUTS)}")
@@ -24,18 +24,18 @@ def view_flat(pool: torch.Tensor) -> torch.Tensor:
 
 def read(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return the rows ``[n, kv_heads, head_dim]`` of a pool view at ``slots [n]``."""
-    page_size = pool.shape[1]
+    page_tokens = pool.shape[1]
     slots = slots.long()
-    if page_size == 1:  # a third of the time of indexing on a CPU
+    if page_tokens == 1:  # a third of the time of indexing on a CPU
         return pool[:, 0].index_select(0, slots)
-    return pool[slots // page_size, slots % page_size]
+    return pool[slots // page_tokens, slots % page_tokens]
 
 
 def write(pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
     """Write ``rows [n, kv_heads, head_dim]`` at ``slots [n]`` of a pool view, in its dtype."""
-    page_size = pool.shape[1]
+    page_tokens = pool.shape[1]
     slots = slots.long()
-    if page_size == 1:  # avoid the division by the page size
+    if page_tokens == 1:  # avoid the division by the page size
         pool[:, 0].index_copy_(0, slots, rows.to(pool.dtype))
         return
-    pool[slots // page_size, slots % page_size] = rows.to(pool.dtype)
+    pool[slots // page_tokens, slots % page_tokens] = rows.to(pool.dtype)

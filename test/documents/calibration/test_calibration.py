@@ -46,7 +46,7 @@ def test_any_warm_start_finds_the_minimum_of_a_valley(best_ratio, start_ratio, l
     def valley(ratio):
         return abs(ratio - best_ratio) * (slope if ratio < best_ratio else 1.0)
 
-    minimum = golden_section(valley, start_ratio, low, high, tolerance=0.01)
+    minimum = golden_section(valley, start_ratio, low, high, ratio_tolerance=0.01)
     assert abs(minimum.ratio - min(high, max(low, best_ratio))) <= 0.011
     assert all(low <= ratio <= high for ratio, _ in minimum.probes)
     assert minimum.probes[0][0] == min(high, max(low, start_ratio))
@@ -54,13 +54,13 @@ def test_any_warm_start_finds_the_minimum_of_a_valley(best_ratio, start_ratio, l
 
 def test_each_probe_is_measured_once():
     probes = []
-    golden_section(lambda r: probes.append(r) or (r - 0.3) ** 2, 0.2, 0.0, 1.0, tolerance=0.01)
+    golden_section(lambda r: probes.append(r) or (r - 0.3) ** 2, 0.2, 0.0, ratio_tolerance=0.01)
     assert len(probes) == len(set(probes))
     assert len(probes) <= 14
 
 
 def test_rising_ttft_gives_the_lowest_ratio_and_equal_bounds_give_one_probe():
-    rising = golden_section(lambda ratio: 1 + ratio, 0.5, 0.1, 1.0, tolerance=0.01)
+    rising = golden_section(lambda ratio: 1 + ratio, 0.5, 0.1, 1.0, ratio_tolerance=0.01)
     assert rising.ratio < 0.12
     assert golden_section(lambda ratio: ratio, 0.9, 0.3, 0.3).probes == ((0.3, 0.3),)
 

@@ -31,7 +31,7 @@ def calibrate(ttft_s, tier: str = "disk"):
     prompt_sizes = ((10, 200), 2, DOCUMENTS, DOCUMENT_TOKENS)
     prompts = ServedPrompts(make_send_prompt(ttft_s, tier), lambda: None, *prompt_sizes, repeats=1)
     prompts.learn()
-    calibration, _ = calibrate_server(prompts, 0.15, tolerance=0.02)
+    calibration, _ = calibrate_server(prompts, 0.15, ratio_tolerance=0.02)
     return calibration, prompts
 
 

@@ -153,17 +153,17 @@ def test_idle_work_begins_after_a_pause(make_engine, ids, monkeypatch) -> None:
     monkeypatch.setattr(scheduler, "answer_of_first_rank", lambda rank_answer: rank_answer)
     engine = make_engine()
     engine.library.encoder.enqueue(range(200), (), "", None)
-    waits_ms = []
+    waits_ms, encoded_before = [], -1
 
     def poll(wait_ms: int) -> bool:
+        """A request waits as soon as more than ``encoded_before`` tokens are encoded."""
         waits_ms.append(wait_ms)
-        return has_request(len(waits_ms))
+        return engine.library.encoder.encoded_tokens > encoded_before
 
     socket = SimpleNamespace(poll=poll)
     server = scheduler_of(engine)
     server.is_fully_idle = lambda: True
     server.ipc_channels = SimpleNamespace(recv_from_tokenizer=socket)
-    has_request = lambda polls: True  # noqa: E731
     for _ in range(2):
         engine.work_before_batch(0)
         scheduler.work_when_idle(server)
@@ -172,7 +172,6 @@ def test_idle_work_begins_after_a_pause(make_engine, ids, monkeypatch) -> None:
     waits_ms.clear()
     for _ in range(3):  # a monitor's request, which is no batch
         encoded_before = engine.library.encoder.encoded_tokens
-        has_request = lambda polls: engine.library.encoder.encoded_tokens > encoded_before  # noqa: B023, E731
         scheduler.work_when_idle(server)
     assert set(waits_ms) == {0}
     assert engine.library.encoder.encoded_tokens == 3 * 64
