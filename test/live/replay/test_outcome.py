@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest
 from canopy_lab.trace.materialise import PlannedJob
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.wire import stamp
 
 
 def answered_job(
@@ -103,12 +105,15 @@ def test_results_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_labels_are_names_the_server_accepts() -> None:
-    fields = options.labels_of(TraceRequest(0.0, 1, 1, (), 1, "kind 1", 2, "c1", "end"))
+    request = TraceRequest(0.0, 1, 1, (), 1, "kind 1", 2, "c1", "end")
+    fields = options.labels_of(request)
     assert fields == {
         "canopy_category": "kind_1", "canopy_turn": 2, "canopy_conversation": "c1", "canopy_stop": "end",
     }  # fmt: skip
-    stamp = pytest.importorskip("sglang_canopy.wire.stamp")
     assert stamp.client_fields(fields)[0]["category"] == "kind_1"
+    names = ["c" * stamp.MAX_NAME_CHARS + end for end in "12"]
+    labels = [options.labels_of(replace(request, conversation=name)) for name in names]
+    assert len({stamp.client_fields(fields)[0]["conversation"] for fields in labels}) == 2
 
 
 def test_goodput_is_the_highest_rate_below_which_all_meet_the_target() -> None:
@@ -119,7 +124,7 @@ def test_goodput_is_the_highest_rate_below_which_all_meet_the_target() -> None:
 
 def test_a_rate_stretches_the_traces_times() -> None:
     jobs = [*map(answered_job, range(11))]
-    offsets_s = options.due_offsets_s(jobs, 1.0, float("inf"), 0, mean_rate=2.2)
+    offsets_s = options.due_offsets_s(jobs, 1.0, float("inf"), 0, mean_requests_per_s=2.2)
     assert offsets_s[-1] == pytest.approx(5.0)
 
 

@@ -1,4 +1,4 @@
-"""Options that Canopy adds to ``sglang.bench_serving``, and the jobs they describe."""
+"""Options that Canopy adds to ``sglang.bench_serving``, and the requests they describe."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from canopy_lab.trace.sessions import TurnLinks, turn_links
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.wire import stamp
 
 DATASETS = {
     "bailian": "bailian",
@@ -32,7 +33,7 @@ DATASETS = {
 """Dataset name on the command line -> trace format."""
 
 _UNSAFE_CHARACTERS = re.compile(r"[^\w.:/@+-]", re.ASCII)
-_MAX_NAME_CHARACTERS = 128
+"""Characters that ``stamp`` refuses in a category."""
 
 
 def _parse_fraction(text: str) -> Fraction:
@@ -71,7 +72,7 @@ class ReplayOptions(declared.Checked):
     slo: SLO | None = declare(None, "--slo", "A target such as p99_ttft<2s, from when a request was due: says whether it is met, and with --rates the highest rate that meets it.", metavar="TARGET", parse=parse_slo)
     warm_up_share: float = declare(WARM_UP_SHARE, "--warm-up-share", "Leave this share of the requests, the first, out of the report of latencies from when they were due.", metavar="S", low=0, high=0.99)
     skip_bad: int = declare(0, "--skip-bad", "Skip up to N broken lines.", metavar="N", low=0)
-    # fmt: on
+# fmt: on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,19 +101,19 @@ def check(args: argparse.Namespace) -> None:
 
 
 def build_jobs(
-    args: argparse.Namespace, vocabulary: np.ndarray, max_tokens: int | None
+    args: argparse.Namespace, vocabulary: np.ndarray, max_request_tokens: int | None
 ) -> tuple[list[ReplayRequest], Materialiser, int]:
-    """Return the trace's jobs, their token materialiser, and the number of longer requests."""
+    """Return the trace's requests, their token materialiser, and the number of longer ones, left out."""
     trace = open_trace(args.dataset_path, DATASETS[args.canopy_dataset], skip_bad=args.skip_bad)
     fitting: list[TraceRequest] = []
-    left_out = 0
+    longer = 0
     scaler = Materialiser((), vocabulary, args.scale_lengths)
     for request in trace:
-        if max_tokens is not None:
+        if max_request_tokens is not None:
             total_tokens = request.input_tokens + request.output_tokens
             # Scaling may round prompt and output up by one token each.
-            if scaler.length(total_tokens, request.block_tokens) + 2 > max_tokens:
-                left_out += 1
+            if scaler.length(total_tokens, request.block_tokens) + 2 > max_request_tokens:
+                longer += 1
                 continue
         fitting.append(request)
         if len(fitting) == args.num_prompts:
@@ -120,37 +121,39 @@ def build_jobs(
     if not fitting:
         raise CanopyError(
             f"{args.dataset_path!r} gives no request"
-            + (f" of at most {max_tokens} tokens ({left_out} are longer)" if left_out else "")
+            + (f" of at most {max_request_tokens} tokens ({longer} are longer)" if longer else "")
             + "; see --scale-lengths and --max-request-tokens"
         )
     materialiser = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
-    jobs = [ReplayRequest(planned, {} if args.no_labels else labels_of(planned.request)) for planned in materialiser.planned]
-    return jobs, materialiser, left_out
+    jobs = [
+        ReplayRequest(planned, {} if args.no_labels else labels_of(planned.request))
+        for planned in materialiser.planned
+    ]
+    return jobs, materialiser, longer
 
 
 def labels_of(request: TraceRequest) -> dict[str, Any]:
     """Return a request's labels for ``custom_params``."""
-    fields: dict[str, Any] = {
-        "canopy_category": _UNSAFE_CHARACTERS.sub("_", request.category)[:_MAX_NAME_CHARACTERS] or "default",
+    category = _UNSAFE_CHARACTERS.sub("_", request.category)
+    labels: dict[str, Any] = {
+        "canopy_category": category[: stamp.MAX_NAME_CHARS] or "default",
         "canopy_turn": request.turn,
     }
     if request.conversation is not None:
-        fields["canopy_conversation"] = request.conversation[:_MAX_NAME_CHARACTERS]
+        labels["canopy_conversation"] = request.conversation  # the server hashes a long name
     if request.stop is not None:
-        fields["canopy_stop"] = request.stop
-    return fields
+        labels["canopy_stop"] = request.stop
+    return labels
 
 
-def link_turns(
-    jobs: Sequence[ReplayRequest], time_scale: float, think_cap_s: float
-) -> TurnLinks:
+def link_turns(jobs: Sequence[ReplayRequest], time_scale: float, think_cap_s: float) -> TurnLinks:
     links = turn_links([job.planned.request for job in jobs], think_cap_s)
-    links.think_s[:] = [think * time_scale for think in links.think_s]
+    links.think_s[:] = [think_s * time_scale for think_s in links.think_s]
     return links
 
 
 def session_offsets_s(links: TurnLinks, sessions_per_hour: float, seed: int) -> list[float]:
-    """Return random start times of sessions at a rate; 0 for jobs that follow another."""
+    """Return random start times of sessions at a rate; 0 for requests that follow another."""
     rng, now_s, offsets_s = random.Random(seed), 0.0, []
     for previous in links.previous:
         now_s += rng.expovariate(sessions_per_hour / 3600) if previous < 0 else 0.0
@@ -161,20 +164,20 @@ def session_offsets_s(links: TurnLinks, sessions_per_hour: float, seed: int) -> 
 def due_offsets_s(
     jobs: Sequence[ReplayRequest],
     time_scale: float,
-    request_rate: float,
+    requests_per_s: float,
     seed: int,
-    mean_rate: float | None = None,
+    mean_requests_per_s: float | None = None,
 ) -> list[float]:
-    """Return each job's due time, in seconds from the start of the replay.
+    """Return each request's due time, in seconds from the start of the replay.
 
-    With ``mean_rate`` the trace's times are stretched to that mean rate, in requests per second.
+    With ``mean_requests_per_s`` the trace's times are stretched to that mean rate.
     """
-    if mean_rate is not None:
+    if mean_requests_per_s is not None:
         span_s = jobs[-1].planned.request.time_s - jobs[0].planned.request.time_s
-        time_scale = len(jobs) / max(span_s, 1e-9) / mean_rate
-    if request_rate != float("inf"):
+        time_scale = len(jobs) / max(span_s, 1e-9) / mean_requests_per_s
+    if requests_per_s != float("inf"):
         rng = random.Random(seed)
-        gaps_s = [rng.expovariate(request_rate) for _ in jobs]
+        gaps_s = [rng.expovariate(requests_per_s) for _ in jobs]
         return list(itertools.accumulate(gaps_s))
     first_s = jobs[0].planned.request.time_s
     return [(job.planned.request.time_s - first_s) * time_scale for job in jobs]
