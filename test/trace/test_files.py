@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import lzma
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,18 @@ from canopy_lab.trace.guess import guess_format
 from sglang_canopy.errors import CanopyError
 
 
-def log_lines(count: int) -> list[bytes]:
-    return [json.dumps({"time": i, "prompt": f"p{i} " * 40}).encode() + b"\n" for i in range(count)]  # fmt: skip
+def prompt_lines(times_s: Sequence[int]) -> list[bytes]:
+    return [json.dumps({"time": i, "prompt": f"p{i} " * 40}).encode() + b"\n" for i in times_s]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("damage", ["no archive", "broken inside", "cut off"])
 def test_a_broken_archive_raises_one_sentence(tmp_path: Path, suffix: str, damage: str) -> None:
-    raw = b"".join(log_lines(500))
+    log_bytes = b"".join(prompt_lines(range(500)))
     if suffix == ".zst":
-        archive = pytest.importorskip("zstandard").ZstdCompressor().compress(raw)
+        archive = pytest.importorskip("zstandard").ZstdCompressor().compress(log_bytes)
     else:
-        archive = gzip.compress(raw) if suffix == ".gz" else __import__("lzma").compress(raw)
+        archive = gzip.compress(log_bytes) if suffix == ".gz" else lzma.compress(log_bytes)
     middle = len(archive) // 2
     damaged_bytes = {
         "no archive": b"no archive at all, but text",
@@ -45,7 +47,7 @@ def test_a_truncated_last_line_is_skipped_if_it_has_no_newline(tmp_path, format_
     stamp = {"timestamp": "2026-01-02T03:04:05", "event": "request.finished", "rid": "a"}
     line = json.dumps({**stamp, **finished}).encode() + b"\n"
     if format_name == "openai":
-        (line,) = log_lines(1)
+        (line,) = prompt_lines([0])
     path = tmp_path / "log"
     path.write_bytes(line + line[: len(line) - 20])
     assert len(list(open_trace(path, format_name))) == 1
@@ -59,7 +61,7 @@ def test_a_truncated_last_line_is_skipped_if_it_has_no_newline(tmp_path, format_
 def test_utf_16_is_refused_with_the_remedy(tmp_path: Path, format_name: str | None) -> None:
     """Older PowerShells write UTF-16 if the output of a command is redirected into a file."""
     path = tmp_path / "log.jsonl"
-    path.write_text(log_lines(1)[0].decode(), encoding="utf-16")
+    path.write_text(prompt_lines([0])[0].decode(), encoding="utf-16")
     with pytest.raises(CanopyError, match=r"UTF-16.*iconv -f UTF-16 -t UTF-8"):
         list(open_trace(path, format_name or guess_format(path)))
 
@@ -79,7 +81,7 @@ def test_an_empty_file_holds_no_requests(tmp_path: Path, format_name: str) -> No
 
 def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"time": 1, "prompt": ' + b"[" * 200_000 + b"\n" + log_lines(1)[0])
+    path.write_bytes(b'{"time": 1, "prompt": ' + b"[" * 200_000 + b"\n" + prompt_lines([0])[0])
     with pytest.raises(CanopyError, match="line 1: not JSON"):
         list(open_trace(path, "openai"))
     assert len(list(open_trace(path, "openai", skip_bad=1))) == 1
@@ -88,8 +90,7 @@ def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
 def test_a_folder_of_rotated_logs_is_one_log_in_order_of_time(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    times_s = [1_700_000_000 + i for i in range(9)]
-    lines = [json.dumps({"time": i, "prompt": f"p{i} " * 40}).encode() + b"\n" for i in times_s]
+    lines = prompt_lines([1_700_000_000 + i for i in range(9)])
     for name, part in (("a.log", lines[6:]), ("a.log.1", lines[3:6]), ("a.log.2.gz", lines[:3])):
         log_bytes = b"".join(part)
         (folder / name).write_bytes(gzip.compress(log_bytes) if name.endswith(".gz") else log_bytes)
@@ -105,7 +106,7 @@ def test_a_folder_of_rotated_logs_is_one_log_in_order_of_time(tmp_path: Path) ->
 
 
 def test_logs_of_several_formats_are_no_log(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"".join(log_lines(3)))
+    (tmp_path / "a.log").write_bytes(b"".join(prompt_lines(range(3))))
     (tmp_path / "b.log").write_text('{"timestamp": 1, "input_length": 5, "hash_ids": [1]}\n')
     with pytest.raises(CanopyError, match=r"a\.log of format openai, b\.log of format mooncake"):
         guess_format(tmp_path)
@@ -120,7 +121,7 @@ def read_requests(path: Path, format_name: str) -> list[TraceRequest]:
     return list(open_trace(path, format_name))
 
 
-def long_log(count: int) -> list[dict[str, Any]]:
+def session_entries(count: int) -> list[dict[str, Any]]:
     return [
         {"time": 1_764_000_000 + i, "session_id": f"s{i % 7}", "prompt": f"{i % 7} " * 40 + f"{i}"}
         for i in range(count)
@@ -132,7 +133,7 @@ def without_lines(requests: list[TraceRequest]) -> list[tuple[Any, ...]]:
 
 
 def test_a_log_that_is_newest_first_is_read_from_its_end(tmp_path: Path) -> None:
-    entries = long_log(9000)
+    entries = session_entries(9000)
     oldest_first = read_requests(write_log(tmp_path / "a", entries), "openai")
     newest_first = write_log(tmp_path / "b", entries[::-1])
     assert without_lines(read_requests(newest_first, "openai")) == without_lines(oldest_first)
@@ -143,19 +144,19 @@ def test_a_log_that_is_newest_first_is_read_from_its_end(tmp_path: Path) -> None
 
 def test_a_json_list_that_is_newest_first_is_reversed(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(long_log(5000)[::-1], indent=1))
+    path.write_text(json.dumps(session_entries(5000)[::-1], indent=1))
     assert read_requests(path, "openai")[-1].time_s == 4999
 
 
 def test_a_compressed_newest_first_log_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(write_log(path, long_log(300)[::-1]).read_bytes()))
+    path.write_bytes(gzip.compress(write_log(path, session_entries(300)[::-1]).read_bytes()))
     with pytest.raises(CanopyError, match="newest first and compressed"):
         read_requests(path, "openai")
 
 
 def test_a_log_in_no_order_is_refused(tmp_path: Path) -> None:
-    entries = long_log(12_000)
+    entries = session_entries(12_000)
     path = write_log(tmp_path / "a", [*entries[6000:], *entries[:6000]])
     with pytest.raises(CanopyError, match="sort the trace by time"):
         read_sample(path, "openai")

@@ -1,9 +1,9 @@
 """Convert the messages of any chat interface to the parts of a prompt.
 
 OpenAI's chat messages and Responses items, Anthropic's blocks, Gemini's and OpenTelemetry's parts.
-Tools come first, then the system prompt, then the messages, as in most chat templates. Nothing in a
-message is dropped: an item of an unknown kind becomes JSON. Names that change from call to call
-(``id``, ``cache_control``) are omitted.
+Tools come first, then the system prompt, then the messages, as in most chat templates. Of a
+message, the content, reasoning and calls are kept; of a block with text, the text. An item or block
+of an unknown kind becomes JSON, without keys that change from call to call (``id``, ``cache_control``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_canopy.records import chat_category
 
 TOOL_FIELDS = ("tools", "functions")
 SYSTEM_FIELDS = ("system", "instructions", "systemInstruction", "system_instruction")
-_ROLES = {
+_ROLE_BY_NAME = {
     "human": "user",
     "ai": "assistant",
     "model": "assistant",
@@ -29,7 +29,7 @@ _ROLES = {
 _CALL_TYPES = ("function_call", "custom_tool_call", "tool_use", "tool_call", "functionCall")
 _RESULT_TYPES = ("tool_result", "tool_call_response", "functionResponse", "function_call_output")
 _RESULT_FIELDS = ("output", "content", "response", "result")
-_VOLATILE = ("id", "status", "cache_control", "call_id", "tool_use_id", "tool_call_id", "type")
+_OMITTED_KEYS = ("id", "status", "cache_control", "call_id", "tool_use_id", "tool_call_id", "type")
 _IMAGE_WORDS = ("image", "inlineData", "inline_data")
 _MEDIA_WORDS = (*_IMAGE_WORDS, "audio", "video", "file", "document", "blob")
 _MAX_WORD_CHARACTERS = 256
@@ -53,6 +53,7 @@ class Chat(NamedTuple):
     category: str
     """Category that a server infers from this body (``request/infer.py``)."""
     turn: int
+    """Number of the prompt's turn, from 1: the assistant's answers in it, and one."""
 
     @property
     def text(self) -> str:
@@ -66,10 +67,10 @@ def make_chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
     rendered = [_message_parts(message) for message in messages]
     parts += _system_parts(find_filled(bodies, SYSTEM_FIELDS)[1], rendered)
     roles = [role for role, _ in rendered]
-    turns = 1
+    turn = 1
     for index, (role, message_parts) in enumerate(rendered):
         # In the Responses interface, items of one answer (text, then calls) are several entries.
-        turns += role == "assistant" and roles[index - 1 : index] != ["assistant"]
+        turn += role == "assistant" and roles[index - 1 : index] != ["assistant"]
         parts += message_parts
     category = chat_category(
         tools=has_tools,
@@ -77,7 +78,7 @@ def make_chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
         image=any(part.kind == "image" for part in parts),
         after_tool=roles[-1:] == ["tool"],
     )
-    return Chat(tuple(parts), category, turns)
+    return Chat(tuple(parts), category, turn)
 
 
 def _tool_parts(logged_tools: Any) -> list[PromptPart]:
@@ -104,7 +105,7 @@ def _message_parts(message: Mapping[str, Any]) -> tuple[str, list[PromptPart]]:
     if "role" not in message and message_type not in ("", "message"):
         return _item_parts(message, message_type)
     raw_role = str(message.get("role", ""))
-    role = _ROLES.get(raw_role, raw_role)
+    role = _ROLE_BY_NAME.get(raw_role, raw_role)
     content_parts = _content_parts(message.get("content", message.get("parts")), role)
     reasoning = message.get("reasoning_content", message.get("reasoning"))
     if isinstance(reasoning, str) and reasoning:
@@ -136,7 +137,7 @@ def _item_parts(item: Mapping[str, Any], item_type: str) -> tuple[str, list[Prom
 def _add_role(raw_role: str, parts: list[PromptPart]) -> list[PromptPart]:
     """Prefix a message's first part with its role, and end every part with a line feed."""
     if not parts:
-        return [PromptPart("text", _ROLES.get(raw_role, raw_role), f"<{raw_role}>\n\n")]
+        return [PromptPart("text", _ROLE_BY_NAME.get(raw_role, raw_role), f"<{raw_role}>\n\n")]
     terminated = [part._replace(text=f"{part.text}\n") for part in parts]
     terminated[0] = terminated[0]._replace(text=f"<{raw_role}>\n{terminated[0].text}")
     return terminated
@@ -154,49 +155,49 @@ def _content_parts(content: Any, role: str) -> list[PromptPart]:
     return parts
 
 
-def _content_part(part: Mapping[str, Any], role: str) -> PromptPart:
+def _content_part(block: Mapping[str, Any], role: str) -> PromptPart:
     """Return one block of a message's content."""
-    part_type = str(part.get("type", ""))
+    block_type = str(block.get("type", ""))
     for name in ("functionCall", "functionResponse"):
-        if isinstance(part.get(name), dict):
-            part_type, part = name, part[name]
-    if part_type in _CALL_TYPES:
-        return PromptPart("call", role, _to_json(part))
-    if part_type in _RESULT_TYPES:
-        return _result_part(part, role)
+        if isinstance(block.get(name), dict):
+            block_type, block = name, block[name]
+    if block_type in _CALL_TYPES:
+        return PromptPart("call", role, _to_json(block))
+    if block_type in _RESULT_TYPES:
+        return _result_part(block, role)
     for name, words in (("image", _IMAGE_WORDS), ("media", _MEDIA_WORDS)):
-        if any(word in part_type or word in part for word in words):
-            return PromptPart(name, role, _to_json(part))
+        if any(word in block_type or word in block for word in words):
+            return PromptPart(name, role, _to_json(block))
     for name in ("text", "content", "thinking"):
-        if isinstance(part.get(name), str):
-            return PromptPart("text", role, part[name])
-    return PromptPart("text", role, _to_json(part))
+        if isinstance(block.get(name), str):
+            return PromptPart("text", role, block[name])
+    return PromptPart("text", role, _to_json(block))
 
 
-def _result_part(part: Mapping[str, Any], role: str) -> PromptPart:
+def _result_part(block: Mapping[str, Any], role: str) -> PromptPart:
     for name in _RESULT_FIELDS:
-        if part.get(name) is not None:
-            contents = _content_parts(part[name], role)
-            kinds = {p.kind for p in contents} & {"image", "media"}
-            text = "\n".join(content.text for content in contents)
-            return PromptPart(min(kinds, default="result"), role, text)
-    return PromptPart("result", role, _to_json(part))
+        if block.get(name) is not None:
+            contents = _content_parts(block[name], role)
+            kinds = {part.kind for part in contents} & {"image", "media"}
+            text = "\n".join(part.text for part in contents)
+            return PromptPart(min(kinds, default="result"), role, text)  # "image" before "media"
+    return PromptPart("result", role, _to_json(block))
 
 
 def _to_json(value: Any) -> str:
-    """Return ``value`` as JSON, without the names that change and with digests for binary data."""
-    return value if isinstance(value, str) else json.dumps(_without_volatile(value, is_item=True))
+    """Return a string as it is, else JSON without ``_OMITTED_KEYS``, with digests for binary data."""
+    return value if isinstance(value, str) else json.dumps(_omit_keys(value, is_top_level=True))
 
 
-def _without_volatile(value: Any, is_item: bool = False) -> Any:
+def _omit_keys(value: Any, is_top_level: bool = False) -> Any:
     if isinstance(value, dict):
         return {
-            key: _without_volatile(item)
+            key: _omit_keys(item)
             for key, item in value.items()
-            if key != "cache_control" and not (is_item and key in _VOLATILE)
+            if key != "cache_control" and not (is_top_level and key in _OMITTED_KEYS)
         }
     if isinstance(value, list):
-        return [_without_volatile(item) for item in value]
+        return [_omit_keys(item) for item in value]
     if not isinstance(value, str) or len(value) <= _MAX_WORD_CHARACTERS:
         return value
     has_words = not value.isascii() or len(value.split(maxsplit=1)) > 1
