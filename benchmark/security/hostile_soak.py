@@ -22,14 +22,13 @@ that gets more than its share and that budget pushes conversations out before th
 Passes if the honest tenant's hit rate (prompt tokens from the cache, warm-up left out) in *hostile*
 is no more than one point below that in *alone* and in *truthful*; nothing of the honest tenant was
 readable or reusable by the other; no answer was a 5xx, no traceback logged; and memory (resident,
-all of the server's processes) does not grow from the middle third of the run to the last; and of the
+all of the server's processes) grows by at most 3 % and 24 MiB from the middle third to the last; and of the
 scheduler's thread no call of a hook or of the tree takes over 50 ms of processor time, nor all hooks
 over 2 %. Prints one JSON object; exits with 1 if a claim fails. All addresses are loopback.
 
 ``tree_share`` is SGLang's own work in the tree; ``computed_share``: documents encoded in idle time.
 
-The model has two layers, on which a prompt takes far less than on any that is served; ``--model DIR``
-serves another one, with its weights.
+The model has two layers, so a prompt takes far less than usual; ``--model DIR`` serves another one.
 """
 
 from __future__ import annotations
@@ -56,9 +55,8 @@ MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 POLICY = "wa"
 MAX_HIT_RATE_LOSS = 0.01
 SAMPLE_INTERVAL_S = 2.0
-MAX_GROWTH_SHARE = 0.03
-"""Tolerated growth of memory, as a share: allocators fluctuate."""
-MAX_GROWTH_MB = 24.0
+MAX_GROWTH_SHARE, MAX_GROWTH_MIB = 0.03, 24.0
+"""Tolerated growth of memory, the sum of both: allocators fluctuate."""
 MAX_CALL_S, MAX_HOOK_SHARE = 0.05, 0.02
 """The longest call of a hook, and the share of the scheduler's thread that all of them may take."""
 
@@ -67,7 +65,7 @@ class MemorySampler:
     """Samples a server's resident memory in a thread of its own."""
 
     def __init__(self, pid: int) -> None:
-        self.resident_mb: list[float] = []
+        self.resident_mib: list[float] = []
         self._pid = pid
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -79,12 +77,12 @@ class MemorySampler:
 
     def is_flat(self) -> bool:
         """Whether the last third's median is about that of the middle third."""
-        third = len(self.resident_mb) // 3
+        third = len(self.resident_mib) // 3
         if not third:
             return True
-        middle = statistics.median(self.resident_mb[third : 2 * third])
-        last = statistics.median(self.resident_mb[-third:])
-        return last <= middle * (1 + MAX_GROWTH_SHARE) + MAX_GROWTH_MB
+        middle = statistics.median(self.resident_mib[third : 2 * third])
+        last = statistics.median(self.resident_mib[-third:])
+        return last <= middle * (1 + MAX_GROWTH_SHARE) + MAX_GROWTH_MIB
 
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLE_INTERVAL_S):
@@ -99,26 +97,28 @@ class MemorySampler:
                     total_bytes += process.memory_info().rss
                 except psutil.NoSuchProcess:
                     continue
-            self.resident_mb.append(round(total_bytes / 2**20, 1))
+            self.resident_mib.append(round(total_bytes / 2**20, 1))
 
 
-def run_one(name: str, args: argparse.Namespace, folder: Path, steps: int | None) -> dict[str, Any]:
-    """One of the three runs, on a server of its own. ``steps``: ``None`` for ``--minutes``."""
-    honest = Honest(args.pool)
+def serve_tenants(
+    name: str, options: argparse.Namespace, folder: Path, steps: int | None
+) -> dict[str, Any]:
+    """Return one of the three runs, on its own server. ``steps``: ``None`` for ``--minutes``."""
+    honest = Honest(options.pool)
     hostile = None if name == "alone" else Hostile(honest, tells_lies=name == "hostile")
-    pool_tokens = args.pool // 2 if name == "alone" else args.pool
-    model = args.model or folder / "model"
-    arguments = cpu_arguments(model, kv_tokens=pool_tokens, dtype="float32")
-    arguments += [] if args.model else ["--load-format", "dummy"]
-    arguments += ["--radix-eviction", POLICY, "--canopy-documents", "memory_mb=32"]
+    pool_tokens = options.pool // 2 if name == "alone" else options.pool
+    model = options.model or folder / "model"
+    server_arguments = cpu_arguments(model, kv_tokens=pool_tokens, dtype="float32")
+    server_arguments += [] if options.model else ["--load-format", "dummy"]
+    server_arguments += ["--radix-eviction", POLICY, "--canopy-documents", "memory_mb=32"]
     log = folder / f"{name}.log"
     clocks = folder / f"{name}.clocks.json"
     start = clocked_start(clocks)
-    with serving(arguments, log=log, port=free_port(), describe=name, start=start) as server:
+    with serving(server_arguments, log=log, port=free_port(), describe=name, start=start) as server:
         memory = MemorySampler(server.process.pid)
         if hostile is not None and hostile.tells_lies:
             hostile.start(server.url)
-        end_s = time.monotonic() + 60 * args.minutes
+        end_s = time.monotonic() + 60 * options.minutes
         step = 0
         while step < steps if steps is not None else time.monotonic() < end_s:
             honest.step(server.url, step)
@@ -139,7 +139,7 @@ def run_one(name: str, args: argparse.Namespace, folder: Path, steps: int | None
         "hostile_sent": {} if hostile is None else hostile.requests_by_kind,
         "faults": [] if hostile is None else sorted(set(hostile.faults))[:20],
         "tracebacks": log_text.count("Traceback"),
-        "rss_mb": memory.resident_mb,
+        "rss_mb": memory.resident_mib,
         "memory_flat": memory.is_flat(),
         "hooks_share": thread_share(clocks_report),
         "tree_share": thread_share(clocks_report, TREE_PREFIX),
@@ -150,7 +150,7 @@ def run_one(name: str, args: argparse.Namespace, folder: Path, steps: int | None
 
 
 def thread_share(clocks_report: dict[str, Any], prefix: str = "") -> float:
-    """Of the scheduler's thread: the rows under ``prefix``; without one, our hooks."""
+    """Return the share of the scheduler's thread of the rows under ``prefix``; without one, of our hooks."""
     other_prefixes = (TREE_PREFIX, COMPUTED_PREFIX)
     seconds = sum(
         row["cpu_s"]
@@ -161,18 +161,18 @@ def thread_share(clocks_report: dict[str, Any], prefix: str = "") -> float:
 
 
 def longest_call_s(clocks_report: dict[str, Any]) -> float:
-    """Seconds of the longest call of a hook or of our tree."""
+    """Return the seconds of the longest call of a hook or of our tree."""
     hooks = clocks_report["hooks"].items()
     times = [row["longest_s"] for name, row in hooks if not name.startswith(COMPUTED_PREFIX)]
     return round(max(times), 4)
 
 
-def judge(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
+def check_claims(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
     """Return each claim, and whether it holds."""
     rates = {name: result["hit_rate"] for name, result in runs.items()}
-    enough_steps = all(result["steps"] > 2 * result["warm_up_steps"] for result in runs.values())
+    has_enough_steps = all(run["steps"] > 2 * run["warm_up_steps"] for run in runs.values())
     return {
-        "enough steps to tell": enough_steps,
+        "enough steps to tell": has_enough_steps,
         "within a point of alone": rates["hostile"] >= rates["alone"] - MAX_HIT_RATE_LOSS,
         "nothing gained by lying": rates["hostile"] >= rates["truthful"] - MAX_HIT_RATE_LOSS,
         "nothing readable, nothing refused wrongly": not any(
@@ -203,11 +203,11 @@ def main() -> int:
         runs: dict[str, dict[str, Any]] = {}
         steps = None
         for name in ("hostile", "truthful", "alone"):
-            runs[name] = run_one(name, options, folder, steps)
+            runs[name] = serve_tenants(name, options, folder, steps)
             steps = runs[name]["steps"]
             if options.json:  # a run takes minutes: keep the results of earlier runs
                 write_result(options.json, {"policy": POLICY, "runs": runs})
-    result = {"policy": POLICY, "verdict": judge(runs), "runs": runs}
+    result = {"policy": POLICY, "verdict": check_claims(runs), "runs": runs}
     print(json.dumps(result, indent=1))
     if options.json:
         write_result(options.json, result)

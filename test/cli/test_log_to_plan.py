@@ -8,15 +8,16 @@ import pytest
 from canopy_lab.cli.main import main
 from canopy_lab.plan.server_plan import read_config
 
-SESSIONS, TURNS = 16, 6
+SESSION_COUNT, TURN_COUNT = 16, 6
 
 
 def write_litellm_log(path: Path) -> str:
     """Write LiteLLM's ``StandardLoggingPayload`` of sessions among single prompts, a call a second."""
     lines = []
-    for i in range(2 * SESSIONS * TURNS):
-        chat, turn = i // 2 % SESSIONS, i // 2 // SESSIONS
-        texts, session = ([f"session {chat} step {k} " * 40 for k in range(turn + 1)], f"s{chat}")
+    for i in range(2 * SESSION_COUNT * TURN_COUNT):
+        session_number, turn = i // 2 % SESSION_COUNT, i // 2 // SESSION_COUNT
+        texts = [f"session {session_number} step {k} " * 40 for k in range(turn + 1)]
+        session = f"s{session_number}"
         if i % 2:
             texts, session = [f"scan {i} of a long file " * 120], None
         entry = {
@@ -49,7 +50,7 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
     options = ["--capacity-tokens", POOL_TOKENS, "--json-out", "advice.json", "--jobs", "1"]
     assert main(["advise", log, *options]) == 0
     advice = json.loads((tmp_path / "advice.json").read_text())
-    assert advice["sample"]["requests"] == 2 * SESSIONS * TURNS
+    assert advice["sample"]["requests"] == 2 * SESSION_COUNT * TURN_COUNT
     assert advice["decision"]["flag"] == "auto"
     start_flags = "--radix-eviction canopy-lru --canopy-whatif canopy-lru,wa,floor=off"
     printed = capsys.readouterr().out

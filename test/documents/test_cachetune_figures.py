@@ -44,11 +44,11 @@ def test_the_prefix_of_an_encoding_after_bos_is_the_prompts_first_token():
 
 
 def test_the_summary_of_an_arm_has_its_mean_error_and_speedup():
-    from cachetune.quality import by_arm
+    from cachetune.quality import mean_by_arm
 
     full_row = {"cpu_s": 4.0, "run": 1.0, "kl": 0.0, "top1": 1.0}
     arm_row = {"cpu_s": 1.0, "run": 0.2, "top1": 1.0}
-    summary = by_arm([{"full": full_row, "a": {**arm_row, "kl": kl}} for kl in (0.1, 0.3)])
+    summary = mean_by_arm([{"full": full_row, "a": {**arm_row, "kl": kl}} for kl in (0.1, 0.3)])
     assert summary["a"]["kl_by_question"] == [0.1, 0.3]
     assert (summary["a"]["kl"], summary["a"]["kl_se"]) == (0.2, 0.1)
     assert summary["a"]["speedup"] == 4.0

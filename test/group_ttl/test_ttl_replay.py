@@ -10,7 +10,7 @@ from canopy_lab.group_ttl.paths import segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.ttl_cases import BLOCK_TOKENS, log_of, requests, slow_replay
+from support.ttl_cases import BLOCK_TOKENS, paths_from_uses, requests, slow_replay
 
 
 def fixed_ttl_schedule(ttl_s: float) -> list[tuple[float, TTLTable]]:
@@ -18,7 +18,7 @@ def fixed_ttl_schedule(ttl_s: float) -> list[tuple[float, TTLTable]]:
 
 
 def test_a_page_is_hit_until_its_ttl_is_over() -> None:
-    log = log_of([(0.0, (1, 2), "a"), (4.0, (1, 3), "a"), (10.0, (1, 2), "a")])
+    log = paths_from_uses([(0.0, (1, 2), "a"), (4.0, (1, 3), "a"), (10.0, (1, 2), "a")])
     # Block 1 is used again after 4 and 6 seconds, block 2 after 10.
     result = simulate_ttl(log, fixed_ttl_schedule(5.0))
     assert (result.tokens, result.hits) == (6 * BLOCK_TOKENS, BLOCK_TOKENS)
@@ -29,13 +29,13 @@ def test_a_page_is_hit_until_its_ttl_is_over() -> None:
 
 
 def test_requests_before_the_measured_time_only_fill_the_disk() -> None:
-    log = log_of([(0.0, (1,), "a"), (4.0, (1,), "a"), (8.0, (1,), "a")])
+    log = paths_from_uses([(0.0, (1,), "a"), (4.0, (1,), "a"), (8.0, (1,), "a")])
     result = simulate_ttl(log, fixed_ttl_schedule(5.0), since_s=4.0)
     assert result.tokens == result.hits == 2 * result.mean_tokens == 2 * BLOCK_TOKENS
 
 
 def test_a_schedule_out_of_order_is_refused() -> None:
-    log = log_of([(0.0, (1,), "a")])
+    log = paths_from_uses([(0.0, (1,), "a")])
     with pytest.raises(CanopyError, match="in order of time"):
         simulate_ttl(log, [(5.0, TTLTable()), (1.0, TTLTable())])
     with pytest.raises(CanopyError, match="in order of time"):
@@ -58,7 +58,7 @@ def test_the_replay_agrees_with_one_block_by_block(drawn_requests, table, later_
     schedule = [(0.0, table), (switch_s, later_table)]
     start_s = drawn_requests[0].time_s
     drawn_requests = [use._replace(time_s=use.time_s - start_s) for use in drawn_requests]
-    result = simulate_ttl(log_of(drawn_requests), schedule)
+    result = simulate_ttl(paths_from_uses(drawn_requests), schedule)
     tokens, hits, mean_tokens = slow_replay(drawn_requests, schedule)
     assert (result.tokens, result.hits) == (tokens, hits)
     assert result.mean_tokens == pytest.approx(mean_tokens, abs=1e-3)
@@ -66,7 +66,7 @@ def test_the_replay_agrees_with_one_block_by_block(drawn_requests, table, later_
 
 @given(requests(), st.lists(TTLS_S, min_size=1, max_size=3), st.sampled_from([0.0, 2.0, 5.0]))
 def test_the_sweep_of_fixed_ttls_is_the_same_replay(drawn_requests, ttls_s, since_s):
-    log = log_of(drawn_requests)
+    log = paths_from_uses(drawn_requests)
     for ttl_s, swept in zip(ttls_s, fixed_ttls(segments_of(log), ttls_s, since_s)):
         result = simulate_ttl(log, fixed_ttl_schedule(ttl_s), since_s)
         assert (swept.tokens, swept.hits) == (result.tokens, result.hits)
@@ -74,7 +74,7 @@ def test_the_sweep_of_fixed_ttls_is_the_same_replay(drawn_requests, ttls_s, sinc
 
 
 def test_a_partial_last_block_counts_its_tokens() -> None:
-    log = log_of([(0.0, (1, 2), "a"), (1.0, (1, 2), "a")], cut_tokens=BLOCK_TOKENS - 3)
+    log = paths_from_uses([(0.0, (1, 2), "a"), (1.0, (1, 2), "a")], cut_tokens=BLOCK_TOKENS - 3)
     result = simulate_ttl(log, fixed_ttl_schedule(1.0))
     assert (result.tokens, result.hits) == (2 * (BLOCK_TOKENS + 3), BLOCK_TOKENS + 3)
 
@@ -82,10 +82,10 @@ def test_a_partial_last_block_counts_its_tokens() -> None:
 @given(requests(max_requests=30), st.sampled_from([1.0, 4.0]))
 def test_paths_until_a_time_are_those_of_the_earlier_requests(drawn_requests, duration_s):
     until_s = drawn_requests[0].time_s + duration_s
-    earlier = log_of([use for use in drawn_requests if use.time_s <= until_s])
+    earlier = paths_from_uses([use for use in drawn_requests if use.time_s <= until_s])
     ttls_s = [0.0, 1.0, 5.0, 100.0]
     cut_log, earlier_log = (
         fixed_ttls(segments_of(log), ttls_s)
-        for log in (log_of(drawn_requests).until(earlier.end_s), earlier)
+        for log in (paths_from_uses(drawn_requests).until(earlier.end_s), earlier)
     )
     assert cut_log == earlier_log

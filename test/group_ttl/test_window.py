@@ -12,7 +12,7 @@ from canopy_lab.group_ttl.paths import MAX_CATEGORIES, Paths, segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import RESIDUAL, SERVER_HASH
-from support.ttl_cases import PathUse, log_of
+from support.ttl_cases import PathUse, paths_from_uses
 
 QUICK_TENANT, SLOW_TENANT, SHARED_BLOCK = 100, 200, 1
 
@@ -33,7 +33,7 @@ def two_tenants(span_s: float, *, start_s: int = 0) -> list[PathUse]:
 
 
 def window_of(span_s: float = 3600.0) -> Paths:
-    return log_of(two_tenants(span_s), 64)
+    return paths_from_uses(two_tenants(span_s), 64)
 
 
 def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
@@ -51,7 +51,7 @@ def test_a_table_of_one_hour_gains_in_the_next() -> None:
     group = learnt.table.group_of((SHARED_BLOCK, *range(SLOW_TENANT, SLOW_TENANT + 40)))
     quick_group = learnt.table.group_of((SHARED_BLOCK, QUICK_TENANT, QUICK_TENANT + 1))
     assert learnt.table.ttl_s(group) >= 45.0 > 30.0 > learnt.table.ttl_s(quick_group)
-    log = log_of(two_tenants(3600.0, start_s=3600), 64)
+    log = paths_from_uses(two_tenants(3600.0, start_s=3600), 64)
     (fixed,) = fixed_ttls(segments_of(log), [30.0])
     result = simulate_ttl(log, [(0.0, learnt.table)])
     assert result.hit_ratio > fixed.hit_ratio + 0.05
@@ -59,13 +59,13 @@ def test_a_table_of_one_hour_gains_in_the_next() -> None:
 
 
 def test_a_table_uses_server_ids_by_default() -> None:
-    table = learn(log_of(two_tenants(600.0)), 1e6).table
+    table = learn(paths_from_uses(two_tenants(600.0)), 1e6).table
     assert (table.hash, table.block_tokens) == (SERVER_HASH, 16)
 
 
 def test_random_requests_teach_no_groups() -> None:
     rng = random.Random(0)
-    log = log_of([(float(i), (rng.randrange(1, 200),), "a") for i in range(4000)], 64)
+    log = paths_from_uses([(float(i), (rng.randrange(1, 200),), "a") for i in range(4000)], 64)
     learnt = learn(log, None, LearningOptions(kinds=(GROUPS,), reference_ttl_s=100.0))
     assert learnt.kind == FIXED
     assert learnt.table.groups == ()
@@ -73,11 +73,11 @@ def test_random_requests_teach_no_groups() -> None:
 
 
 def test_without_a_span_of_time_everything_is_kept_and_an_empty_trace_is_refused() -> None:
-    table = learn(log_of([(5.0, (1, 2), "a")]), 1e9).table
+    table = learn(paths_from_uses([(5.0, (1, 2), "a")]), 1e9).table
     assert table.group_of((1, 2)) == RESIDUAL
     assert table.residual_ttl_s == math.inf
     with pytest.raises(CanopyError, match="no requests"):
-        log_of([])
+        paths_from_uses([])
 
 
 def test_equal_windows_give_equal_tables_in_any_thread() -> None:
@@ -91,10 +91,10 @@ def test_equal_windows_give_equal_tables_in_any_thread() -> None:
 
 
 def test_invented_categories_are_bounded() -> None:
-    log = log_of([(float(i), (1,), f"name{i}") for i in range(1000)])
+    log = paths_from_uses([(float(i), (1,), f"name{i}") for i in range(1000)])
     assert len(log.categories) == MAX_CATEGORIES
 
 
 def test_a_clock_that_runs_backwards_counts_as_now() -> None:
-    log = log_of([(time_s, (1, 2), "a") for time_s in (50.0, 10.0, 60.0)])
+    log = paths_from_uses([(time_s, (1, 2), "a") for time_s in (50.0, 10.0, 60.0)])
     assert log.times_s.tolist() == [50.0, 50.0, 60.0]

@@ -14,16 +14,16 @@ from canopy_lab.latency.slo import parse_slo
 from sglang_canopy.errors import CanopyError
 
 
-def report_of(ttft_s, *, due_s=None, end_s=None, prompt=None, sessions=None, **options):
+def make_report(ttft_s, *, due_s=None, end_s=None, prompt_tokens=None, sessions=None, **options):
     due_s = list(range(len(ttft_s))) if due_s is None else due_s
-    end_s = [due + t for due, t in zip(due_s, ttft_s, strict=True)] if end_s is None else end_s
-    prompt = [100] * len(ttft_s) if prompt is None else prompt
+    end_s = np.add(due_s, ttft_s).tolist() if end_s is None else end_s
+    prompt_tokens = [100] * len(ttft_s) if prompt_tokens is None else prompt_tokens
     sessions = list(range(len(ttft_s))) if sessions is None else sessions
-    return latency_report(due_s, ttft_s, end_s, prompt, sessions, **options)
+    return latency_report(due_s, ttft_s, end_s, prompt_tokens, sessions, **options)
 
 
 def test_the_warm_up_is_excluded_by_due_time():
-    latencies = report_of([9.0, 1.0, 1.0, 3.0, 9.0], due_s=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
+    latencies = make_report([9.0, 1.0, 1.0, 3.0, 9.0], due_s=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
     assert latencies.requests == 3
     assert latencies.ttft_s.mean == pytest.approx(5 / 3)
     assert latencies.ttft_s.max == 3.0
@@ -31,14 +31,15 @@ def test_the_warm_up_is_excluded_by_due_time():
 
 def test_deciles_are_by_the_length_of_prompts():
     ttft_s = [float(i % 10) for i in range(100)]
-    latencies = report_of(ttft_s, prompt=[(i % 10) * 50 for i in range(100)], warm_up_share=0.0)
+    prompt_tokens = [(i % 10) * 50 for i in range(100)]
+    latencies = make_report(ttft_s, prompt_tokens=prompt_tokens, warm_up_share=0.0)
     assert [decile.requests for decile in latencies.deciles] == [10] * 10
     assert [decile.ttft_s.mean for decile in latencies.deciles] == [float(i) for i in range(10)]
     assert [decile.longest_tokens for decile in latencies.deciles] == [i * 50 for i in range(10)]
 
 
 def test_a_session_lasts_from_its_first_request_to_its_last_answer():
-    latencies = report_of(
+    latencies = make_report(
         [1.0, 1.0, 1.0], due_s=[0, 10, 4], end_s=[2, 30, 5], sessions=["a", "a", "b"],
         warm_up_share=0.0,
     )  # fmt: skip
@@ -50,14 +51,14 @@ def test_a_session_lasts_from_its_first_request_to_its_last_answer():
 
 @given(load=st.floats(0.3, 3.0), seed=st.integers(0, 50))
 def test_growth_is_the_rate_at_which_a_single_server_falls_behind(load, seed):
-    # A queue of one server, by Lindley's recursion: arrivals `ratio` times as fast as it serves.
-    rng, now_s, free_s, due_s, waits_s = random.Random(seed), 0.0, 0.0, [], []
+    # A queue of one server, by Lindley's recursion: arrivals `load` times as fast as it serves.
+    rng, now_s, server_free_s, due_s, waits_s = random.Random(seed), 0.0, 0.0, [], []
     for _ in range(4000):
         now_s += rng.expovariate(load)
-        free_s = max(free_s, now_s) + 1.0
+        server_free_s = max(server_free_s, now_s) + 1.0
         due_s.append(now_s)
-        waits_s.append(free_s - now_s)
-    growth = report_of(waits_s, due_s=due_s).growth
+        waits_s.append(server_free_s - now_s)
+    growth = make_report(waits_s, due_s=due_s).growth
     if load < 0.9:
         assert growth < 0.02
     elif load > 1.1:
@@ -66,12 +67,12 @@ def test_growth_is_the_rate_at_which_a_single_server_falls_behind(load, seed):
 
 def test_the_saturation_of_a_single_server_is_its_rate():
     def growth_at(rate: float) -> float:
-        free_s, waits_s = 0.0, []
+        server_free_s, waits_s = 0.0, []
         due_s = np.arange(3000) / rate
         for arrival_s in due_s:
-            free_s = max(free_s, arrival_s) + 0.25
-            waits_s.append(free_s - arrival_s)
-        return report_of(waits_s, due_s=due_s).growth
+            server_free_s = max(server_free_s, arrival_s) + 0.25
+            waits_s.append(server_free_s - arrival_s)
+        return make_report(waits_s, due_s=due_s).growth
 
     for guess_per_s in (0.1, 4.0, 90.0):
         assert saturation(growth_at, guess_per_s) == pytest.approx(4.0 * 1.01, rel=0.02)
@@ -91,7 +92,7 @@ def test_a_system_without_a_saturation_is_refused():
     unit=st.sampled_from(["ms", "s", "min", "h"]),
 )
 def test_a_target_is_read_as_it_is_written(statistic, metric, amount, unit):
-    latencies = report_of([1.0, 2.0, 50.0, 4.0], warm_up_share=0.0)
+    latencies = make_report([1.0, 2.0, 50.0, 4.0], warm_up_share=0.0)
     seconds = round(amount, 3) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit]
     actual = dataclasses.asdict(latencies)[f"{metric}_s"][statistic]
     slo = parse_slo(f"{statistic}_{metric} < {round(amount, 3)}{unit}")
@@ -99,7 +100,7 @@ def test_a_target_is_read_as_it_is_written(statistic, metric, amount, unit):
 
 
 def test_several_targets_must_all_be_met():
-    latencies = report_of([1.0, 2.0, 3.0], warm_up_share=0.0)
+    latencies = make_report([1.0, 2.0, 3.0], warm_up_share=0.0)
     assert parse_slo("mean_ttft<3s,max_ttft<4s").is_met(latencies)
     assert not parse_slo("mean_ttft<3s,max_ttft<2s").is_met(latencies)
 
@@ -124,6 +125,6 @@ def test_a_target_that_cannot_be_read_is_refused(text, message):
 @pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])
 def test_a_report_without_requests_is_refused(share):
     with pytest.raises(CanopyError, match="warm-up"):
-        report_of([1.0], warm_up_share=share)
+        make_report([1.0], warm_up_share=share)
     with pytest.raises(CanopyError, match="no request was answered"):
-        report_of([])
+        make_report([])

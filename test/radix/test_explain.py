@@ -90,30 +90,28 @@ def test_a_question_changes_no_eviction(seed, policy):
 
 
 def eviction(**fields):
-    labels = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
-    defaults = {"offset": 0, "tokens": 10, "reason": 0, "policy": "wa", "idle_s": 1.0}
-    return TierEviction(**{**labels, **defaults, "demoted": False, **fields})
+    labels = {"time_s": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
+    defaults = {"offset": 0, "tokens": 10, "reason_index": 0, "policy": "wa", "idle_s": 1.0}
+    return TierEviction(**{**labels, **defaults, "is_demoted": False, **fields})
 
 
 def test_evictions_are_bounded_and_the_newest_come_first():
     log = EvictionLog()
     for number in range(MAX_EVICTIONS + 10):
-        log.append(eviction(time=float(number), tokens=number))
+        log.append(eviction(time_s=float(number), tokens=number))
     assert len(log) == MAX_EVICTIONS
-    assert [logged.tokens for logged in log.latest_evictions(None, "a", max_evictions=2)] == [
-        MAX_EVICTIONS + 9,
-        MAX_EVICTIONS + 8,
-    ]
+    latest = log.latest_evictions(None, "a", max_evictions=2)
+    assert [logged.tokens for logged in latest] == [MAX_EVICTIONS + 9, MAX_EVICTIONS + 8]
     assert log.latest_evictions("other tenant", "a") == []
 
 
 def test_the_rate_is_of_recent_evictions():
     log = EvictionLog()
     assert log.tokens_per_s(0, 1000.0) == 0.0
-    log.append(eviction(time=100.0, tokens=10**6))
-    log.append(eviction(time=900.0, tokens=300))
-    log.append(eviction(time=950.0, tokens=300))
-    log.append(eviction(time=960.0, tokens=999, tier=1))
+    log.append(eviction(time_s=100.0, tokens=10**6))
+    log.append(eviction(time_s=900.0, tokens=300))
+    log.append(eviction(time_s=950.0, tokens=300))
+    log.append(eviction(time_s=960.0, tokens=999, tier=1))
     assert log.tokens_per_s(0, 1000.0) == 6.0
 
 

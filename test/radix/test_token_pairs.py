@@ -20,7 +20,7 @@ def matched_tokens(tree: KitTree, *paths: list[int]) -> list[int]:
 
 
 @EACH_CONFIG
-def test_every_core_matches_as_sglangs(kit_tree, config) -> None:
+def test_every_core_matches_as_sglangs_core(kit_tree, config) -> None:
     hit_tokens = {}
     for core in CORE_NAMES:
         tree = kit_tree(config, core)
@@ -39,15 +39,9 @@ def test_a_drafts_kv_follows_the_targets_through_the_host() -> None:
     """SGLang keeps a draft's KV at the target's slots; on the host it is a pool of its own."""
     options = {"page_size": 2, "host_tokens": 128, "write_policy": "write_back", "has_pairs": True}
     tree = LiveTree(32, "wa", {"block_tokens": 4}, **options)
+    shape = {"head_num": 1, "head_dim": 4, "layer_num": 1, "dtype": torch.float16}
     draft_pool = MHATokenToKVPool(
-        size=32,
-        page_size=2,
-        dtype=torch.float16,
-        head_num=1,
-        head_dim=4,
-        layer_num=1,
-        device="cpu",
-        enable_memory_saver=False,
+        size=32, page_size=2, device="cpu", enable_memory_saver=False, **shape
     )
     sidecars = build_hicache_draft_sidecars(draft_device_pools=(draft_pool,), tree_cache=tree.cache)
     for pool_spec, pool_entry in zip(*sidecars, strict=True):

@@ -121,8 +121,8 @@ def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkey
     router_args = importlib.import_module(f"{MODULES[gateway]}.router_args").RouterArgs
     assert router_args.policy == "cache_aware"
     assert router_args.cache_threshold == routing.MIN_MATCH_SHARE
-    assert router_args.balance_abs_threshold == routing.IMBALANCE_REQUESTS
-    assert router_args.balance_rel_threshold == routing.IMBALANCE_RATIO
+    assert router_args.balance_abs_threshold == routing.MAX_IMBALANCE_REQUESTS
+    assert router_args.balance_rel_threshold == routing.MAX_IMBALANCE_RATIO
     characters_per_block = 16 * 4
     assert router_args.max_tree_size == routing.MAX_KNOWN_BLOCKS * characters_per_block
 

@@ -15,14 +15,14 @@ from sglang_canopy.tenant import Vouched
 ROUNDING_S = 1e-6
 
 
-def cost_of(max_running: int, step_s: float, pool_tokens: int = 1 << 20) -> ServerCost:
+def make_server_cost(max_running: int, step_s: float, pool_tokens: int = 1 << 20) -> ServerCost:
     prefill, answers = PrefillCost(256), AnswerCost(max_running, pool_tokens)
     prefill.adopt((0.0, 2e-4, 0.0, 0.0))
     answers.adopt(step_s)
     return ServerCost(prefill, answers)
 
 
-def test_an_answer_takes_the_larger_of_its_shares_of_places_and_of_kv() -> None:
+def test_an_answer_takes_the_larger_of_its_shares_of_running_requests_and_of_kv() -> None:
     answers = AnswerCost(max_running=8, pool_tokens=1_000)
     assert answers.seconds(100, 50) == 0.0
     answers.adopt(0.02)
@@ -43,9 +43,9 @@ def test_an_answer_is_predicted_to_be_as_long_as_finished_ones() -> None:
     assert answers.seconds(10, 400) == pytest.approx(1.0)
 
 
-def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() -> None:
+def test_a_long_prompt_is_overtaken_for_its_budget_where_one_request_runs_at_a_time() -> None:
     """Short prompts have answers of a second, which a bound on prefill alone would omit."""
-    queue = BoundedShortest(cost_of(max_running=1, step_s=1 / 60))
+    queue = BoundedShortest(make_server_cost(max_running=1, step_s=1 / 60))
     long_request, now_s = queue.add(Prefill(900, reserved=60)), 0.0
     queue.add(Prefill(40, reserved=60))
     while (first := queue.in_order()[0]) is not long_request:
@@ -57,7 +57,7 @@ def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() 
 
 
 def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_longer_than_predicted():
-    queue = BoundedShortest(cost_of(max_running=8, step_s=0.0))
+    queue = BoundedShortest(make_server_cost(max_running=8, step_s=0.0))
     long_request, now_s = queue.add(Prefill(900)), 0.0
     queue.set_time(now_s)
     queue.add(Prefill(40))
@@ -69,8 +69,8 @@ def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_long
     assert 3.0 < now_s <= COST_FACTOR * long_request.cost_s + BASE_BUDGET_S + 1.0
 
 
-def test_tenants_share_the_seconds_of_places() -> None:
-    queue = BoundedShortest(cost_of(max_running=1, step_s=0.01))
+def test_tenants_share_the_seconds_of_running_requests() -> None:
+    queue = BoundedShortest(make_server_cost(max_running=1, step_s=0.01))
     served_requests = {"short": 0, "long": 0}
     for name, answer_tokens in (("short", 100), ("long", 1_000)):
         for _ in range(300):
@@ -96,37 +96,39 @@ def test_no_request_is_overtaken_beyond_its_bound(
     """There are more clients than running requests, so the queue never empties. ``is_predicted``: whether the length of
     answers is known; if not, they are longer, and the bound of the clock alone holds."""
     server = overtaking.QueuingServer(overtaking.first_come, max_running, pool_tokens)
-    order = overtaking.BoundedOrder(server)
-    order.adopts_answers = False
+    bounded_order = overtaking.BoundedOrder(server)
+    bounded_order.adopts_answers = False
 
-    def send() -> None:
+    def send_request() -> None:
         answer_tokens = rng.randint(1, max_answer_tokens)
         reserved_tokens = answer_tokens if is_predicted else 1
         tokens = (rng.choice([10, 20, 400]), answer_tokens, reserved_tokens)
         server.waiting.append(overtaking.QueuedRequest(*tokens, server.now_s))
 
-    def work_s(job: overtaking.QueuedRequest) -> float:
-        kv_fraction = (job.prompt_tokens + job.answer_tokens) / pool_tokens
+    def work_s(request: overtaking.QueuedRequest) -> float:
+        kv_fraction = (request.prompt_tokens + request.answer_tokens) / pool_tokens
         share = min(1.0, max(1 / max_running, kv_fraction))
-        answer_s = job.answer_tokens * server.decode_step_s * share
-        return job.prompt_tokens * server.prefill_token_s + answer_s
+        answer_s = request.answer_tokens * server.decode_step_s * share
+        return request.prompt_tokens * server.prefill_token_s + answer_s
 
     for _ in range(max_running + rng.randint(2, 12)):
-        send()
+        send_request()
     budgets_s = {}
     for _ in range(300):
-        budgets_s |= {job: order.budget_s(job) for job in server.waiting if job not in budgets_s}
-        for _job in server.step():
-            send()
-    first_come = sorted(budgets_s, key=lambda job: (job.arrival_s, list(budgets_s).index(job)))
-    arrival_position = {job: position for position, job in enumerate(first_come)}
-    for job in first_come:
-        later_jobs = [
+        new_requests = [request for request in server.waiting if request not in budgets_s]
+        budgets_s |= {request: bounded_order.budget_s(request) for request in new_requests}
+        for _ in server.step():
+            send_request()
+    by_arrival = sorted(budgets_s, key=lambda request: request.arrival_s)
+    arrival_position = {request: position for position, request in enumerate(by_arrival)}
+    for request in by_arrival:
+        later_requests = [
             later
             for later in server.admitted
-            if arrival_position[later] > arrival_position[job] and later.admitted_s < job.admitted_s
+            if arrival_position[later] > arrival_position[request]
+            and later.admitted_s < request.admitted_s
         ]
         if is_predicted:
-            assert sum(map(work_s, later_jobs)) <= budgets_s[job] + ROUNDING_S
-        for later in later_jobs:
-            assert later.admitted_s - job.oldest_since_s <= budgets_s[job] + ROUNDING_S
+            assert sum(map(work_s, later_requests)) <= budgets_s[request] + ROUNDING_S
+        for later in later_requests:
+            assert later.admitted_s - request.oldest_since_s <= budgets_s[request] + ROUNDING_S

@@ -28,13 +28,13 @@ PATH_TOKENS = [100 + i for i in range(8)]
 
 
 @pytest.fixture(autouse=True)
-def hooks(monkeypatch: pytest.MonkeyPatch) -> Weights:
+def fresh_weights(monkeypatch: pytest.MonkeyPatch) -> Weights:
     """SGLang with Canopy's hooks, and a process whose weights were never updated."""
     plugin.load()
     HookRegistry.apply_hooks()
-    fresh_weights = Weights()
-    monkeypatch.setattr(weights, "WEIGHTS", fresh_weights)
-    return fresh_weights
+    new_weights = Weights()
+    monkeypatch.setattr(weights, "WEIGHTS", new_weights)
+    return new_weights
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +52,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.tree = DiskTree(folder)
         self.is_idle, self.succeeds = True, True
-        runner, do_nothing = SimpleNamespace(weight_updater=self), lambda: None
+        runner, no_op = SimpleNamespace(weight_updater=self), lambda: None
         worker = SimpleNamespace(
             weight_update_runners=lambda: [("target", runner)],
             model_runner=runner,
@@ -62,12 +62,10 @@ class Server:
             is_fully_idle=lambda **_: self.is_idle,
             _engine_paused=False,
             tree_cache=self.tree.cache,
-            req_to_token_pool=SimpleNamespace(
-                clear=lambda: None, reset_aux_cache_allocator=lambda: None
-            ),
+            req_to_token_pool=SimpleNamespace(clear=no_op, reset_aux_cache_allocator=no_op),
             token_to_kv_pool_allocator=self.tree.allocator,
-            grammar_manager=SimpleNamespace(clear=lambda: None),
-            metrics_reporter=SimpleNamespace(reset_metrics=do_nothing, is_stats_logging_rank=False),
+            grammar_manager=SimpleNamespace(clear=no_op),
+            metrics_reporter=SimpleNamespace(reset_metrics=no_op, is_stats_logging_rank=False),
             draft_worker=None,
             waiting_queue=[],
             running_batch=SimpleNamespace(reqs=[]),
@@ -100,21 +98,21 @@ class Server:
 
     def end_weight_update(self, run_post_load: bool) -> None: ...
 
-    def update(self, source: str, flushes: bool = True) -> bool:
+    def update(self, source: str, flushes_cache: bool = True) -> bool:
         """Update the weights in the session that SGLang requires; return whether that succeeded."""
         if source == "disk":
-            update = UpdateWeightFromDiskReqInput(model_path="elsewhere", flush_cache=flushes)
+            update = UpdateWeightFromDiskReqInput(model_path="elsewhere", flush_cache=flushes_cache)
             return self.manager.update_weights_from_disk(update).success
         if source == "ipc":
-            update = UpdateWeightsFromIPCReqInput(zmq_handles={}, flush_cache=flushes)
+            update = UpdateWeightsFromIPCReqInput(zmq_handles={}, flush_cache=flushes_cache)
             return self.manager.update_weights_from_ipc(update).success
         assert self.manager.begin_weight_update(BeginWeightUpdateReqInput()).success
         if source == "distributed":
-            fields = {"names": [], "dtypes": [], "shapes": [], "flush_cache": flushes}
+            fields = {"names": [], "dtypes": [], "shapes": [], "flush_cache": flushes_cache}
             update = UpdateWeightsFromDistributedReqInput(**fields)
             succeeded = self.manager.update_weights_from_distributed(update).success
         elif source == "tensor":
-            fields = {"serialized_named_tensors": [], "flush_cache": flushes}
+            fields = {"serialized_named_tensors": [], "flush_cache": flushes_cache}
             update = UpdateWeightsFromTensorReqInput(**fields)
             succeeded = self.manager.update_weights_from_tensor(update).success
         else:
@@ -165,7 +163,7 @@ def test_a_peers_weights_and_failed_updates_empty_the_tier(server: Server, succe
 @pytest.mark.parametrize("source", ["disk", "tensor"])
 def test_kv_in_memory_after_an_update_is_not_written_to_disk(server: Server, source: str) -> None:
     """``flush_cache: false`` keeps the KV of the earlier weights in use, as the request says."""
-    assert server.update(source, flushes=False)
+    assert server.update(source, flushes_cache=False)
     server.tree.storage.maintain()
     server.tree.insert([*PATH_TOKENS, 200, 201], server.tree.request(2.0))
     assert server.disk_tokens() == 0
@@ -206,10 +204,10 @@ def test_a_flush_without_an_update_keeps_the_pages(server: Server) -> None:
 def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
     disk_folder = server.tree.store.path.parent
     folders_before = set(disk_folder.iterdir())
-    for time in range(2, 6):
+    for time_s in range(2, 6):
         assert server.update("tensor")
         server.tree.storage.maintain()
-        server.tree.serve(PATH_TOKENS, float(time))
+        server.tree.serve(PATH_TOKENS, float(time_s))
     assert len(set(disk_folder.iterdir()) - folders_before) == 1  # of the current weights
     assert len(list(disk_folder.rglob("segment-*"))) == 1
     assert server.tree.store.counters.written_pages == 20  # of all updates together

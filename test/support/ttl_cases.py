@@ -18,11 +18,11 @@ class PathUse(NamedTuple):
     category: str
 
 
-def log_of(requests: Sequence, block_tokens: int = BLOCK_TOKENS, cut_tokens: int = 0) -> Paths:
+def paths_from_uses(uses: Sequence, block_tokens: int = BLOCK_TOKENS, cut_tokens: int = 0) -> Paths:
     """Return the paths of (time, path, category); ``cut_tokens`` tokens are missing from each last block."""
     trace = [
         TraceRequest(time_s, block_tokens * len(path) - cut_tokens, 0, path, block_tokens, category)
-        for time_s, path, category in requests
+        for time_s, path, category in uses
     ]
     return paths_of(trace, lambda request: request.category)
 
@@ -44,7 +44,7 @@ def requests(draw: st.DrawFn, max_requests: int = 14) -> list[PathUse]:
 def slow_replay(uses: list, tables: list[tuple[float, TTLTable]]) -> tuple[int, int, float]:
     """Return (prompt tokens, hit tokens, mean tokens on the disk). ``tables``: (start in seconds, table) in order."""
     expiry_s: dict[int, float] = {}
-    stored_since_s: dict[int, float] = {}
+    counted_until_s: dict[int, float] = {}
     prompt_tokens = hit_tokens = 0
     stored_token_s = 0.0
     end_s = uses[-1].time_s
@@ -57,10 +57,10 @@ def slow_replay(uses: list, tables: list[tuple[float, TTLTable]]) -> tuple[int, 
             is_stored = block in expiry_s and time_s <= expiry_s[block]
             if block in expiry_s:
                 until_s = min(expiry_s[block], time_s)
-                stored_token_s += BLOCK_TOKENS * max(until_s - stored_since_s[block], 0.0)
+                stored_token_s += BLOCK_TOKENS * max(until_s - counted_until_s[block], 0.0)
             hit_tokens += BLOCK_TOKENS * is_stored
             expiry_s[block] = max(expiry_s[block] if is_stored else 0.0, time_s + ttl_s)
-            stored_since_s[block] = time_s
+            counted_until_s[block] = time_s
     for block, expires_s in expiry_s.items():
-        stored_token_s += BLOCK_TOKENS * max(min(expires_s, end_s) - stored_since_s[block], 0.0)
+        stored_token_s += BLOCK_TOKENS * max(min(expires_s, end_s) - counted_until_s[block], 0.0)
     return prompt_tokens, hit_tokens, stored_token_s / end_s if end_s else 0.0

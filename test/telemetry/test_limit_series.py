@@ -21,11 +21,11 @@ def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
-def value_of(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+def sample_value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(f"canopy:{name}", {"dp_rank": "0", **labels})
 
 
-def send_over_hints(
+def record_over_hints(
     records: HintRecords, tenant: str, true_ends: int, false_ends: int, sender: object = None
 ) -> None:
     """Hint that conversations end, of which ``false_ends`` continue, as do as many without hints."""
@@ -39,11 +39,11 @@ def send_over_hints(
             records.judge_hints(tip, number + 1.0)
 
 
-def test_tenants_with_true_and_with_false_hints_are_distinguished() -> None:
+def test_tenants_with_true_and_with_false_hints_are_counted_apart() -> None:
     records = HintRecords()
-    send_over_hints(records, "right", 400, 2)
-    send_over_hints(records, "wrong", 0, 400)
-    send_over_hints(records, "behind a gateway", 400, 2, sender_of("behind a gateway", GATEWAY))
+    record_over_hints(records, "right", 400, 2)
+    record_over_hints(records, "wrong", 0, 400)
+    record_over_hints(records, "behind a gateway", 400, 2, sender_of("behind a gateway", GATEWAY))
     assert records.applied_hints() == {
         ("over", "client", True): 1,
         ("over", "client", False): 1,
@@ -57,20 +57,20 @@ def test_hints_that_are_not_acted_on_have_a_series(registry) -> None:
     hints = tree.core.live.device_policy.model.hints
     reporter.report()
     over_by_client = {"hint": "over", "source": "client"}
-    assert value_of(registry, "hint_tenants", **over_by_client, applied="no") == 0
-    send_over_hints(hints, "wrong", 0, 40)
+    assert sample_value(registry, "hint_tenants", **over_by_client, applied="no") == 0
+    record_over_hints(hints, "wrong", 0, 40)
     reporter.report()
-    assert value_of(registry, "hint_tenants", **over_by_client, applied="no") == 1
+    assert sample_value(registry, "hint_tenants", **over_by_client, applied="no") == 1
     hints._records.clear()
     reporter.report()
-    assert value_of(registry, "hint_tenants", **over_by_client, applied="no") == 0
+    assert sample_value(registry, "hint_tenants", **over_by_client, applied="no") == 0
 
 
 def test_a_policy_that_learns_nothing_has_no_series_of_hints(registry) -> None:
     tree = LiveTree(200, "canopy-lru")
     Reporter(tree.cache, 0, Metrics(0, registry=registry)).report()
     labels = {"hint": "over", "source": "client", "applied": "no"}
-    assert value_of(registry, "hint_tenants", **labels) is None
+    assert sample_value(registry, "hint_tenants", **labels) is None
 
 
 def test_a_tenant_with_a_full_keep_budget_is_at_its_limit(registry) -> None:
@@ -79,14 +79,14 @@ def test_a_tenant_with_a_full_keep_budget_is_at_its_limit(registry) -> None:
     limit_tokens = tree.core.protected.keeps.budget.tenant_limit_tokens
     tree.serve(list(range(limit_tokens)), 1.0, tenant="a", keep_until=60.0)
     reporter.report()
-    assert value_of(registry, "tenants_at_limit", limit="keep") == 1
-    assert value_of(registry, "limit_refusals_total", limit="keep") == 0
+    assert sample_value(registry, "tenants_at_limit", limit="keep") == 1
+    assert sample_value(registry, "limit_refusals_total", limit="keep") == 0
     tree.serve(list(range(100, 105)), 2.0, tenant="a", keep_until=60.0)
     reporter.report()
-    assert value_of(registry, "limit_refusals_total", limit="keep") == 1
+    assert sample_value(registry, "limit_refusals_total", limit="keep") == 1
     tree.serve(list(range(150, 155)), 70.0, tenant="b", keep_until=80.0)
     reporter.report()
-    assert value_of(registry, "tenants_at_limit", limit="keep") == 0
+    assert sample_value(registry, "tenants_at_limit", limit="keep") == 0
 
 
 def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_pa
     tree.serve(list(range(4)), 1.0, tenant="a")
     tree.settle()
     reporter.report()
-    assert value_of(registry, "tenants_at_limit", limit="quota") == 0
+    assert sample_value(registry, "tenants_at_limit", limit="quota") == 0
     tree.serve(list(range(100, 100 + 2 * quota_pages)), 2.0, tenant="a")
     tree.serve(list(range(200, 200 + 4 * quota_pages)), 3.0, tenant="b")
     tree.settle()
     reporter.report()
-    assert value_of(registry, "tenants_at_limit", limit="quota") == 1
+    assert sample_value(registry, "tenants_at_limit", limit="quota") == 1
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     assert not any("tenant" in sample.labels for sample in samples)
     tree.close()
@@ -117,6 +117,6 @@ def test_counters_of_the_alerts_are_exported_before_they_count(registry, tmp_pat
     tree = DiskTree(tmp_path / "disk")
     Reporter(tree.cache, 0, Metrics(0, registry=registry)).report()
     for kind in FAULTS:
-        assert value_of(registry, "disk_faults_total", kind=kind) == 0
-    assert value_of(registry, "rank_disagreements_total") == 0
+        assert sample_value(registry, "disk_faults_total", kind=kind) == 0
+    assert sample_value(registry, "rank_disagreements_total") == 0
     tree.close()

@@ -14,18 +14,18 @@ COLOURS = ("#0b5394", "#e07b00", "#38761d", "#a64d79", "#666666", "#00a3a3", "#c
 
 
 def new_panels(rows: int, columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Any, Any]:
-    """(figure, axes as an array of rows)."""
+    """Return a figure and its axes, an array of rows. ``width``, ``height``: of a panel, in inches."""
     plt.rcParams.update({"font.size": 8, "axes.titlesize": 8.5, "legend.fontsize": 7})
     return plt.subplots(
         rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
     )
 
 
-def name_axes(axis: Any, title: str, x: str, y: str) -> None:
-    axis.set_title(title)
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
-    axis.grid(alpha=0.25)
+def name_axes(axes: Any, title: str, x_label: str, y_label: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.25)
 
 
 def save(figure: Any, path: Path) -> None:

@@ -108,8 +108,8 @@ def make_page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage
     text.append(words.describe_capacity(advice))
     hints = [words.describe_placebo(advice), words.describe_hints(advice)] if advice.repeats else []
     table = HtmlTable(
-        words.POLICY_HEAD, [words.policy_cells(row) for row in advice.rows],
-        text_columns=(len(words.POLICY_HEAD) - 1,), marked=marked,
+        words.POLICY_COLUMNS, [words.policy_cells(row) for row in advice.rows],
+        text_columns=(len(words.POLICY_COLUMNS) - 1,), marked=marked,
         notes=[words.describe_uncertainty(advice), words.describe_profile(advice)],
     )  # fmt: skip
     sections = [
@@ -118,7 +118,7 @@ def make_page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage
     ]  # fmt: skip
     if len(advice.tiers) > 1:
         tiers = [words.tier_cells(tier) for tier in advice.tiers]
-        table = HtmlTable(words.TIER_HEAD, tiers, notes=[words.describe_tiers()])
+        table = HtmlTable(words.TIER_COLUMNS, tiers, notes=[words.describe_tiers()])
         sections.append(Section("What host memory and a disk would add", table=table))
     if breaks:
         sections.append(Section("What breaks prefixes", breaks))

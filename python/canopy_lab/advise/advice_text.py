@@ -9,7 +9,7 @@ from canopy_lab.advise.answers import Advice, ArmRow, Tier
 from canopy_lab.report.table import short_number, text_table
 from canopy_lab.report.units import bytes_text, percent, seconds
 
-KIND_LABELS = {
+NOTE_BY_KIND = {
     "baseline": "",
     "policy": "",
     "placebo": "placebo",
@@ -18,27 +18,27 @@ KIND_LABELS = {
 }
 FEW_PROMPTS = 50
 """Mean prompts in the simulated cache below which its hit ratio is inaccurate."""
-POLICY_HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "GPU h saved/day", "")  # fmt: skip
-TIER_HEAD = ("memory", "holds", "LRU hits", "TTFT alone", "advised hits", "TTFT alone", "GPU h saved/day")  # fmt: skip
+POLICY_COLUMNS = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "GPU h saved/day", "")  # fmt: skip
+TIER_COLUMNS = ("memory", "holds", "LRU hits", "TTFT alone", "advised hits", "TTFT alone", "GPU h saved/day")  # fmt: skip
 
 
 def policy_cells(row: ArmRow) -> list[str]:
-    """Return a row of the table of policies, under ``POLICY_HEAD``."""
-    gain, is_base = row.gain, row.kind == "baseline"
+    """Return a row of the table of policies, under ``POLICY_COLUMNS``."""
+    gain, is_baseline = row.gain, row.kind == "baseline"
     return [
         gain.label,
         percent(gain.hit_ratio, 1),
-        "" if is_base else f"{gain.points:+.1f}",
-        "" if is_base else f"{gain.low:+.1f} to {gain.high:+.1f}",
-        "" if is_base else f"{100 * row.prefill_change:+.1f} %",
+        "" if is_baseline else f"{gain.points:+.1f}",
+        "" if is_baseline else f"{gain.low:+.1f} to {gain.high:+.1f}",
+        "" if is_baseline else f"{100 * row.prefill_change:+.1f} %",
         seconds(row.cost.ttft_mean_s),
-        "" if is_base else _gpu_hours_a_day(row.gpu_s_saved_per_hour),
-        KIND_LABELS[row.kind],
+        "" if is_baseline else _gpu_hours_a_day(row.gpu_s_saved_per_hour),
+        NOTE_BY_KIND[row.kind],
     ]
 
 
 def tier_cells(tier: Tier) -> list[str]:
-    """Return a row of the table of tiers, under ``TIER_HEAD``."""
+    """Return a row of the table of tiers, under ``TIER_COLUMNS``."""
     return [
         tier.label,
         f"{short_number(tier.tokens)} tokens",
@@ -85,8 +85,8 @@ def describe_log(advice: Advice) -> list[str]:
     if not sample["span_s"] and sample["requests_in_log"] > 1:
         lines.append("The requests all have the same time: waits and figures an hour mean nothing.")
     if sample["merged"] > 1:
-        merged, block_tokens = sample["merged"], sample["block_tokens"]
-        lines.append(f"Blocks are merged by {merged}, to {block_tokens} tokens.")
+        merged_blocks, block_tokens = sample["merged"], sample["block_tokens"]
+        lines.append(f"Blocks are merged by {merged_blocks}, to {block_tokens} tokens.")
     return lines
 
 
@@ -127,7 +127,7 @@ def describe_repeats(advice: Advice) -> str:
 
 
 def describe_agents(advice: Advice) -> list[str]:
-    """Return a line about the memory that holds the agents' sessions; none without agents."""
+    """Return a line about the memory that holds the agents' sessions; an empty list without agents."""
     agents = advice.agents
     if agents is None:
         return []
@@ -152,7 +152,7 @@ def describe_placebo(advice: Advice) -> str:
 
 
 def describe_hints(advice: Advice) -> str:
-    half_gain, all_gain = [r.gain.points for r in advice.rows if r.kind == "hints"]
+    half_gain, all_gain = [r.gain.points for r in advice.rows if r.kind == "hints"]  # HINTED_ARMS
     bound = advice.rows[-1].gain
     return (
         f"With hints whether and when a conversation continues: {half_gain:+.1f} points if half of the clients "
@@ -201,14 +201,14 @@ def _summary(advice: Advice) -> Iterator[str]:
     yield describe_repeats(advice)
     yield from describe_agents(advice)
     yield ""
-    yield text_table(POLICY_HEAD, [policy_cells(row) for row in advice.rows])
+    yield text_table(POLICY_COLUMNS, [policy_cells(row) for row in advice.rows])
     yield ""
     if advice.repeats:
         yield describe_placebo(advice)
         yield describe_hints(advice)
         yield ""
     if len(advice.tiers) > 1:
-        yield text_table(TIER_HEAD, [tier_cells(tier) for tier in advice.tiers])
+        yield text_table(TIER_COLUMNS, [tier_cells(tier) for tier in advice.tiers])
         yield ""
     yield describe_profile(advice)
     yield ""

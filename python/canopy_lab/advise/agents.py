@@ -13,7 +13,7 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.admission.agents import AFTER_TOOL_SUFFIX, SWIFT_S
 
 IDLE_S = 300.0
-"""Silence after which a session no longer needs its KV."""
+"""Silence before a session's next turn, after which the session no longer needs its KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +36,27 @@ def find_agent_turns(requests: Sequence[TraceRequest]) -> NDArray[np.bool_]:
     A session is an agent's if most of its answers call a tool, or precede a tool's result or a turn
     within ``SWIFT_S``. This is the session gate's rule.
     """
-    sessions: dict[str, list[int]] = {}
+    turns_by_session: dict[str, list[int]] = {}
     for index, request in enumerate(requests):
         if request.conversation is not None:
-            sessions.setdefault(request.conversation, []).append(index)
+            turns_by_session.setdefault(request.conversation, []).append(index)
     is_agent_turn = np.zeros(len(requests), bool)
-    for turns in sessions.values():
-        votes = [_looks_like_agent(requests[a], requests[b]) for a, b in pairwise(turns)]
+    for turns in turns_by_session.values():
+        votes = [_looks_like_agent(requests[i], requests[j]) for i, j in pairwise(turns)]
         is_agent_turn[turns] = 2 * sum(votes) > len(votes)
     return is_agent_turn
 
 
 def _looks_like_agent(answered: TraceRequest, following: TraceRequest) -> bool:
-    pause_s = following.think_s
-    if pause_s is None:
-        pause_s = following.time_s - answered.time_s
+    gap_s = following.time_s - answered.time_s
+    pause_s = gap_s if following.think_s is None else following.think_s
     calls_tool = answered.stop == "tool" or following.category.endswith(AFTER_TOOL_SUFFIX)
     return calls_tool or pause_s <= SWIFT_S
 
 
 def peak_demand(turns: Sequence[TraceRequest]) -> tuple[int, int]:
-    """Return the maximum number of sessions at a time, and of blocks that they hold at a time."""
+    """Return the maximum number of sessions at a time, and of blocks that they hold at a time. A turn's
+    blocks are held until the next turn, at most for ``IDLE_S``; without a next turn, for ``SWIFT_S``."""
     latest_by_session: dict[str | None, TraceRequest] = {}
     events = [(0.0, 0, 0)]
     for turn in turns:

@@ -88,7 +88,7 @@ class TierOptions:
     ttl: TTLTable | None = None
     host_ttl: TTLTable | None = None
     quotas: Mapping[str, int] = field(default_factory=dict)
-    """Bytes on disk per tenant (name or digest); ``"*"`` for all other tenants."""
+    """Bytes on disk per tenant (name or hash); ``"*"`` for all other tenants."""
     host_bytes: int | None = None
     drain_s: float = DRAIN_S
     """Seconds from SIGTERM to the end of the drain to disk; 0: no drain."""

@@ -85,15 +85,15 @@ def _explain_tenant(
         "next_to_go": None if end_node is None else _foresee_eviction(core, end_node, victims),
         "evicted": [
             {
-                "evicted_ago_s": round(now - eviction.time, 3),
+                "evicted_ago_s": round(now - eviction.time_s, 3),
                 "tier": TIERS[eviction.tier],
                 "tokens": eviction.tokens,
                 "offset": eviction.offset,
-                "reason": REASONS[eviction.reason],
+                "reason": REASONS[eviction.reason_index],
                 "by": eviction.policy,
                 "category": eviction.category,
                 "idle_s": round(eviction.idle_s, 3),
-                "demoted": eviction.demoted,
+                "demoted": eviction.is_demoted,
             }
             for eviction in core.traffic.evictions.latest_evictions(tenant, conversation)
         ],

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 MAX_EVICTIONS = 4096
 """Maximum evictions remembered, over all tenants."""
 RATE_WINDOW_S = 300.0
-"""Seconds over which the eviction rate is measured, or the remembered time if shorter."""
+"""Age in seconds up to which evictions count for a rate, whose time begins at the oldest that counts."""
 
 
 class TierEviction(NamedTuple):
     """An eviction from a tier, and the state of its tokens at that time."""
 
-    time: float
+    time_s: float
     """Seconds on the requests' clock."""
     tier: int
     tenant: str | None
@@ -34,13 +34,13 @@ class TierEviction(NamedTuple):
     category: str
     offset: int
     tokens: int
-    reason: int
+    reason_index: int
     """Index of ``counters.REASONS``."""
     policy: str
     """The policy that chose the tokens."""
     idle_s: float
     """Seconds since the tokens were last used."""
-    demoted: bool
+    is_demoted: bool
     """Whether the tier below still has them."""
 
 
@@ -66,9 +66,9 @@ class EvictionLog(deque[TierEviction]):
         """Return the tokens per second evicted from ``tier``; 0 without recent evictions."""
         tokens, oldest_s = 0, now
         for eviction in reversed(self):
-            if eviction.time < now - RATE_WINDOW_S:
+            if eviction.time_s < now - RATE_WINDOW_S:
                 break
-            oldest_s = eviction.time
+            oldest_s = eviction.time_s
             tokens += eviction.tokens if eviction.tier == tier else 0
         return tokens / max(now - oldest_s, 1.0)
 
@@ -82,9 +82,9 @@ class TierTraffic:
 
     def record_computed_tokens(self, tokens: int, request: LiveRequest | None) -> None:
         """Count ``tokens`` added to the device by ``request``, which is being inserted."""
-        label = "default" if request is None else request.label or request.category
+        category = "default" if request is None else request.label or request.category
         tenant = None if request is None else request.tenant
-        self.live.counters.category_counts(label, tenant).tiers[DEVICE].entered_tokens += tokens
+        self.live.counters.category_counts(category, tenant).tiers[DEVICE].entered_tokens += tokens
 
     def record_copy(self, tier: int, node: UnifiedTreeNode, tokens: int) -> None:
         """Count ``tokens`` of ``node`` copied to ``tier``."""
@@ -95,7 +95,7 @@ class TierTraffic:
     def record_eviction(self, tier: int, node: UnifiedTreeNode, is_demoted: bool = False) -> None:
         """Count tokens of ``node`` removed from ``tier``; ``is_demoted``: the tier below has them."""
         leaf, now, counters, key = node.canopy, self.clock.now, self.live.counters, node.key
-        tokens, reason = leaf.length or len(key), leaf.eviction_reason
+        tokens, reason_index = leaf.length or len(key), leaf.eviction_reason
         ids = key.token_ids if key.limit is None else key.raw_token_ids()
         counters.victim_digest.add(tier, leaf.offset, ids)
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
@@ -110,18 +110,18 @@ class TierTraffic:
                 leaf.category,
                 leaf.offset,
                 tokens,
-                reason,
+                reason_index,
                 policy.name,
                 now - leaf.last_access,
                 is_demoted,
             ),
         )
         self.evictions.append(eviction)
-        counters.record_eviction(tier, leaf.category, tokens, reason, is_demoted, leaf.tenant)
+        counters.record_eviction(tier, leaf.category, tokens, reason_index, is_demoted, leaf.tenant)
         if not is_demoted and leaf.path and (tier == DEVICE or is_off_device(node)):
-            self.missed.record_eviction(tier, leaf, tokens, self.last_page_on_disk(node))
+            self.missed.record_eviction(tier, leaf, tokens, self.name_of_last_page_on_disk(node))
 
-    def last_page_on_disk(self, node: UnifiedTreeNode) -> str | None:
+    def name_of_last_page_on_disk(self, node: UnifiedTreeNode) -> str | None:
         """Return the name of the last page of ``node`` if it was written to the disk."""
         return node.hash_value[-1] if node.canopy.is_on_disk and node.hash_value else None
 
@@ -129,8 +129,8 @@ class TierTraffic:
         """Record that the tree that holds ``nodes`` is emptied."""
         for node in nodes:
             if node.canopy.path:
-                page = self.last_page_on_disk(node)
-                self.missed.record_flush(node.canopy, len(node.key), page)
+                page_name = self.name_of_last_page_on_disk(node)
+                self.missed.record_flush(node.canopy, len(node.key), page_name)
 
 
 def is_off_device(node: UnifiedTreeNode) -> bool:

@@ -63,17 +63,17 @@ class StorageSettings:
     ttl: TTLTable = field(default_factory=TTLTable)
     """Seconds for every page, or a table (docs/reference/plan-file.md), as an object."""
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Byte limits by tenant (name or digest); ``"*"`` is any other tenant."""
+    """Byte limits by tenant (name or hash); ``"*"`` is any other tenant."""
     sweep_s: float = 1.0
     """Seconds between two rounds of the sweeper."""
 
     def __post_init__(self) -> None:
         _check("\0" not in self.path, "path", self.path, "a path")
         _check(_is_bytes(self.capacity_bytes, 1), "capacity_bytes", self.capacity_bytes, _BYTES)
-        is_valid = all(isinstance(k, str) and _is_bytes(v, 0) for k, v in self.quota_bytes.items())
-        _check(is_valid, "quota_bytes", self.quota_bytes, "an object of tenant: bytes")
-        is_valid = 0.01 <= self.sweep_s <= 3600
-        _check(is_valid, "sweep_s", self.sweep_s, "seconds from 0.01 to 3600")
+        quotas = self.quota_bytes.items()
+        are_quotas = all(isinstance(name, str) and _is_bytes(limit, 0) for name, limit in quotas)
+        _check(are_quotas, "quota_bytes", self.quota_bytes, "an object of tenant: bytes")
+        _check(0.01 <= self.sweep_s <= 3600, "sweep_s", self.sweep_s, "seconds from 0.01 to 3600")
         self.make_policy()
 
     def make_policy(self) -> Policy:
@@ -95,10 +95,9 @@ class StorageSettings:
             raise CanopyError(f"{EXTRA_CONFIG_FLAG}: give capacity_gb or capacity_bytes, not both")
         if "capacity_bytes" not in values:
             gigabytes = DEFAULT_CAPACITY_GB if gigabytes is None else gigabytes
-            is_valid = _is_number(gigabytes) and 0 < gigabytes < 1e9
-            if not is_valid:
+            if not (_is_number(gigabytes) and 0 < gigabytes < 1e9):
                 raise CanopyError(
-                    f"{EXTRA_CONFIG_FLAG}: key 'capacity_gb' must be a number of gigabytes above 0, "
+                    f"{EXTRA_CONFIG_FLAG}: key 'capacity_gb' must be a number of gigabytes above 0 and below 1e9, "
                     f"got {gigabytes!r:.80}"
                 )
             values["capacity_bytes"] = int(gigabytes * 1e9)

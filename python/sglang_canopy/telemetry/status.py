@@ -41,9 +41,9 @@ class StatusCollector:
         self.rank = rank
         self.counters = cache.tree_core.live.counters
         self.last_minutes, self.last_hour = Window(POINT_S), Window(MINUTE_S)
-        self.started_at = time.time()
+        self.started_unix_s = time.time()
         self.holdings = Holdings(cache)
-        self._next_count_at = -math.inf
+        self._next_count_s = -math.inf
         self._in_use_since_s: float | None = None
 
     def collect(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -57,10 +57,10 @@ class StatusCollector:
         tier_sums = {"prompt_tokens": prompt_tokens, "hit_tokens": dict(zip(TIERS, hit_tokens))}
         self.last_minutes.add(now, time.time(), tier_sums)
         self.last_hour.add(now, time.time(), self._hour_sums(categories, prompt_tokens, hit_tokens))
-        if now >= self._next_count_at:
+        if now >= self._next_count_s:
             self.holdings.count(pause)
             # The count takes at most half a percent of the time.
-            self._next_count_at = now + max(POINT_S, 200 * self.holdings.count_cpu_s)
+            self._next_count_s = now + max(POINT_S, 200 * self.holdings.count_cpu_s)
         last_minute = self.last_minutes.over_last(MINUTE_S)
         disk = self._disk_status()
         keep = self.cache.tree_core.protected.keeps.stats()
@@ -72,7 +72,7 @@ class StatusCollector:
             "rank": self.rank,
             "off": dict(releases.SWITCHED_OFF),
             "time_unix_s": time.time(),
-            "uptime_s": time.time() - self.started_at,
+            "uptime_s": time.time() - self.started_unix_s,
             "policies": self._policies(disk),
             "running": self.cache.tree_core.live.ranking_policy_name,
             "running_config": config_of(self.cache.tree_core.live.device_policy),
@@ -211,11 +211,11 @@ class StatusCollector:
         return {**gate.stats(), "clock_ago_s": round(max(0.0, now - gate.now), 3)}
 
     def _agent_signs(self, categories: Sequence[CategoryCounts]) -> dict[str, int]:
-        """Return signs of agents, and how many turns returned: of the gate, else of the policy's model.
-        ``recognised``: answers that were an agent's; without a gate, tools' results and swift turns."""
+        """Return the agents' answers (``recognised``) and the turns that returned, as the gate counted
+        them. Without a gate: tools' results and swift turns, and the returns in the policy's model."""
         gate, learner = self.session_gate(), self.cache.tree_core.live.learner
         model = getattr(learner, "model", None) if gate is None else gate.model
-        events = model.categories.root.all_events[:] if model is not None else []
+        returns_by_age = model.categories.root.all_events[:] if model is not None else []
         if gate is not None:
             recognised = gate.agents.agent_answers
         else:
@@ -224,8 +224,8 @@ class StatusCollector:
                 for counts in categories
                 if counts.category.endswith(AFTER_TOOL_SUFFIX)
             )
-            recognised = sum(results) + round(sum(events[: age_bin(SWIFT_S)]))
-        return {"recognised": recognised, "returns": round(sum(events))}
+            recognised = sum(results) + round(sum(returns_by_age[: age_bin(SWIFT_S)]))
+        return {"recognised": recognised, "returns": round(sum(returns_by_age))}
 
     def _meter_status(self) -> dict[str, Any] | None:
         """Return the what-if meter's results; ``None`` without a meter."""

@@ -10,7 +10,7 @@ from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.placement import place_chunks
 from canopy_documents.fuse.selectors import SelectorInput
 from canopy_documents.store.chunk import FusedPrompt, PlacedChunk
-from support.fused_prompts import encode, flat_chunk, prompt_of_two
+from support.fused_prompts import chunk_of_ones, encode, two_document_prompt
 
 SELECTORS_WITH_OWN_BUDGET = ("hkvd", "epic")
 """Comparators that do not take ``ratio`` of the chunk tokens; each has a test below."""
@@ -19,7 +19,7 @@ SELECTORS_WITH_OWN_BUDGET = ("hkvd", "epic")
 @pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SELECTORS_WITH_OWN_BUDGET])
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
 def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, ratio):
-    prompt = prompt_of_two(llama, ids)
+    prompt = two_document_prompt(llama, ids)
     cache = caches.dense_cache(llama, len(prompt))
     fused = fused_prefill(llama, prompt, cache, make_selector(name), ratio)
     in_chunks = prompt.in_chunk()[fused.rows]
@@ -29,7 +29,7 @@ def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, r
 
 
 def test_first_k_takes_the_head_of_every_chunk(llama, ids):
-    prompt = prompt_of_two(llama, ids)
+    prompt = two_document_prompt(llama, ids)
     selector_input = SelectorInput(llama, prompt, caches.dense_cache(llama, len(prompt)), 0.05)
     assert make_selector("first-k").choose(selector_input).tolist() == [20, 21, 22, 80, 81, 82]
 
@@ -37,7 +37,7 @@ def test_first_k_takes_the_head_of_every_chunk(llama, ids):
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
 def test_epic_takes_the_first_16_tokens_of_each_chunk_at_any_ratio(llama, ids, ratio):
     short_chunk = PlacedChunk(encode(llama, ids[180:190].tolist()), 180)
-    prompt = prompt_of_two(llama, ids)
+    prompt = two_document_prompt(llama, ids)
     prompt = FusedPrompt(prompt.ids, (*prompt.placed, short_chunk))
     cache = caches.dense_cache(llama, len(prompt))
     fused = fused_prefill(llama, prompt, cache, make_selector("epic"), ratio)
@@ -51,7 +51,7 @@ def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(lla
 
     from canopy_documents.fuse import rows as engine
 
-    prompt = prompt_of_two(llama, ids)
+    prompt = two_document_prompt(llama, ids)
     cache = caches.dense_cache(llama, len(prompt))
     place_chunks(llama, prompt.placed, cache, prompt.in_chunk())
     scores = context_attention(SelectorInput(llama, prompt, cache, 0.2))
@@ -73,7 +73,7 @@ def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(lla
 
 
 def test_hkvd_narrows_its_set_in_two_steps(llama, ids, monkeypatch):
-    prompt = prompt_of_two(llama, ids)
+    prompt = two_document_prompt(llama, ids)
     cache = caches.dense_cache(llama, len(prompt))
     place_chunks(llama, prompt.placed, cache, prompt.in_chunk())
     selections, top_positions = [], deviation.top_positions
@@ -90,13 +90,13 @@ def test_hkvd_narrows_its_set_in_two_steps(llama, ids, monkeypatch):
 
 
 def test_random_tokens_do_not_depend_on_a_chunks_keys():
-    chunk, b = flat_chunk(), flat_chunk()
+    chunk, b = chunk_of_ones(), chunk_of_ones()
     b.raw_k.zero_()
     assert torch.equal(make_selector("random").scores(chunk), make_selector("random").scores(b))
 
 
 def test_the_oracle_selects_a_token_with_wrong_values(llama, ids):
-    prompt = prompt_of_two(llama, ids)
+    prompt = two_document_prompt(llama, ids)
     from canopy_documents.fuse.encode import capture
     from canopy_documents.fuse.rows import prefill
 

@@ -9,11 +9,11 @@ from canopy_documents.fuse.selectors import SELECTORS, SelectorInput, make_selec
 from canopy_documents.fuse.selectors.frequency import layer_scores
 from canopy_documents.store.chunk import Chunk, FusedPrompt, PlacedChunk
 from sglang_canopy.errors import CanopyError
-from support.fused_prompts import encode, flat_chunk, prompt_of_two
+from support.fused_prompts import chunk_of_ones, encode, two_document_prompt
 
 
 def test_low_frequency_energy_follows_the_slow_bump_and_not_the_spike():
-    chunk = flat_chunk(64)
+    chunk = chunk_of_ones(64)
     slow = torch.exp(-((torch.arange(64.0) - 20) ** 2) / 50)
     chunk.v[0, :, 0, 0] = chunk.raw_k[0, :, 0, 0] = 10 * slow
     chunk.v[0, 50, 0, 0] = chunk.raw_k[0, 50, 0, 0] = 10.0
@@ -45,8 +45,8 @@ def test_the_default_selector_recomputes_no_token_of_an_exact_chunk(llama, ids):
         cache = caches.dense_cache(llama, len(prompt))
         return fused_prefill(llama, prompt, cache, make_selector("question"), 0.15).rows
 
-    rows_if_exact = computed_rows(prompt_of_two(llama, ids))
-    rows_if_inexact = computed_rows(prompt_of_two(llama, ids, with_prefix=False))
+    rows_if_exact = computed_rows(two_document_prompt(llama, ids))
+    rows_if_inexact = computed_rows(two_document_prompt(llama, ids, with_prefix=False))
     assert not ((rows_if_exact >= 20) & (rows_if_exact < 80)).any()
     assert ((rows_if_exact >= 80) & (rows_if_exact < 140)).sum() == 18
     assert ((rows_if_inexact >= 20) & (rows_if_inexact < 80)).any()
@@ -57,7 +57,7 @@ def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
     from canopy_documents.fuse.placement import place_chunks
     from canopy_documents.fuse.selectors.question import question_scores
 
-    prompt = prompt_of_two(llama, ids)
+    prompt = two_document_prompt(llama, ids)
     cache = caches.dense_cache(llama, len(prompt))
     place_chunks(llama, prompt.placed, cache, prompt.in_chunk())
     scores = question_scores(SelectorInput(llama, prompt, cache, 0.2))
@@ -118,7 +118,7 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
 def test_computing_a_long_prompt_head_first_gives_the_same_logits(llama, ids, monkeypatch):
     from canopy_documents.fuse import fusion
 
-    prompt, fused_prefills = prompt_of_two(llama, ids), []
+    prompt, fused_prefills = two_document_prompt(llama, ids), []
     for head_tokens in (1, 1000):
         monkeypatch.setattr(fusion, "MIN_HEAD_TOKENS", head_tokens)
         cache = caches.dense_cache(llama, len(prompt))

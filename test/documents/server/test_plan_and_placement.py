@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import KVCache, dense_cache
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.selectors import make_selector
@@ -21,6 +21,7 @@ from support.split_model import DOCUMENT_TOKENS, PREFIX_TOKENS, QUESTION_TOKENS,
 
 POOL_SLOTS = 400
 SECOND_START = PREFIX_TOKENS + DOCUMENT_TOKENS
+RATIO = 0.2
 
 
 @pytest.fixture
@@ -40,91 +41,93 @@ def random_slots(tokens: int) -> torch.Tensor:
     return torch.randperm(POOL_SLOTS, generator=torch.Generator().manual_seed(3))[:tokens]
 
 
-def write_exact_prefix(llama, runner, prompt, row, tokens: int) -> None:
-    """Put the KV of ``count`` tokens into the row's slots, as a radix hit does."""
+def write_exact_prefix(llama, runner, prompt, slots, tokens: int) -> None:
+    """Put the KV of the first ``tokens`` tokens into their slots, as a radix hit does."""
     keys, values = pool_views(runner)
     if tokens:
-        engine.prefill(llama, prompt.ids[:tokens], KVCache(keys, values, row[:tokens]))
+        row_forward.prefill(llama, prompt.ids[:tokens], KVCache(keys, values, slots[:tokens]))
 
 
-def choose(llama, runner, prompt, row, selector="question", ratio=0.2, prefix=0, placed=None):
-    slots = PromptSlots(prompt.ids, row, prefix, prompt.placed if placed is None else placed)
-    return choose_tokens(llama, runner, slots, make_selector(selector), ratio, [])
+def choose(llama, runner, prompt, slots, selector="question", ratio=RATIO, prefix=0, placed=None):
+    placed = prompt.placed if placed is None else placed
+    prompt_slots = PromptSlots(prompt.ids, slots, prefix, placed)
+    return choose_tokens(llama, runner, prompt_slots, make_selector(selector), ratio, [])
 
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-@pytest.mark.parametrize("window", [None, 70])
-def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
-    row = random_slots(len(prompt))
-    chosen, _ = choose(llama, runner, prompt, row[:window], selector)
+@pytest.mark.parametrize("allocated", [None, 70])
+def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, allocated) -> None:
+    slots = random_slots(len(prompt))
+    chosen, _ = choose(llama, runner, prompt, slots[:allocated], selector)
     computed = chosen.mask()
     cache = dense_cache(llama, len(prompt))
-    fused = fused_prefill(llama, prompt, cache, make_selector(selector), 0.2)
+    fused = fused_prefill(llama, prompt, cache, make_selector(selector), RATIO)
     assert torch.equal(computed.nonzero()[:, 0], fused.rows)
 
 
 def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
-    row = random_slots(len(prompt))
-    chosen, in_place = choose(llama, runner, prompt, row)
+    slots = random_slots(len(prompt))
+    chosen, in_place = choose(llama, runner, prompt, slots)
     assert in_place
-    rows = chosen.rows()
-    hidden_states = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
+    positions = chosen.rows()
+    pool_cache = row_cache(runner, slots, 0)
+    hidden_states = row_forward.run_rows(llama, prompt.ids[positions], positions, pool_cache)
     logits = llama.logits(hidden_states[-1:])[0]
     cache = dense_cache(llama, len(prompt))
-    expected = fused_prefill(llama, prompt, cache, make_selector("question"), 0.2).logits
+    expected = fused_prefill(llama, prompt, cache, make_selector("question"), RATIO).logits
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("prefix", [0, PREFIX_TOKENS, PREFIX_TOKENS + 20, SECOND_START + 5])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, prefix, selector):
-    row = random_slots(len(prompt))
-    write_exact_prefix(llama, runner, prompt, row, prefix)
+    slots = random_slots(len(prompt))
+    write_exact_prefix(llama, runner, prompt, slots, prefix)
     keys, values = pool_views(runner)
-    kv_before = [pool[row[:prefix]].clone() for pool in (*keys, *values)]
+    kv_before = [pool[slots[:prefix]].clone() for pool in (*keys, *values)]
     placed = tuple(
         p if p.start >= prefix else PlacedChunk(ChunkSuffix(p.chunk, prefix - p.start), prefix)
         for p in prompt.placed
         if p.end > prefix
     )
-    chosen, _ = choose(llama, runner, prompt, row, selector, 0.2, prefix, placed)
+    chosen, _ = choose(llama, runner, prompt, slots, selector, RATIO, prefix, placed)
     computed = chosen.mask()
     assert not computed[:prefix].any()
     assert computed[-QUESTION_TOKENS:].all()
     for kv, new_kv in zip(kv_before, (*keys, *values)):
-        assert torch.equal(kv, new_kv[row[:prefix]])
-    budget = int(0.2 * sum(len(p.chunk) for p in placed))
+        assert torch.equal(kv, new_kv[slots[:prefix]])
+    budget_tokens = int(RATIO * sum(len(p.chunk) for p in placed))
     chosen_count = int((computed & prompt.in_chunk()).sum())
-    assert chosen_count <= budget
+    assert chosen_count <= budget_tokens
     if selector == "question":
-        assert chosen_count >= budget - 1
+        assert chosen_count >= budget_tokens - 1
 
 
 def test_at_ratio_one_all_tokens_are_computed_and_at_zero_only_those_outside_chunks(
     llama, runner, prompt
 ) -> None:
-    row = random_slots(len(prompt))
-    at_ratio_1, _ = choose(llama, runner, prompt, row, ratio=1.0)
+    slots = random_slots(len(prompt))
+    at_ratio_1, _ = choose(llama, runner, prompt, slots, ratio=1.0)
     assert at_ratio_1.mask().all()
-    at_ratio_0, _ = choose(llama, runner, prompt, row, ratio=0.0)
+    at_ratio_0, _ = choose(llama, runner, prompt, slots, ratio=0.0)
     assert torch.equal(at_ratio_0.mask(), ~prompt.in_chunk())
 
 
 def test_a_restarted_request_computes_the_same_tokens(prompt) -> None:
     tokens = len(prompt)
-    chosen = torch.zeros(tokens, dtype=torch.bool)
-    chosen[:PREFIX_TOKENS] = True  # from the exact tree
-    chosen[[PREFIX_TOKENS + 3, SECOND_START + 7]] = True
-    chosen[-QUESTION_TOKENS:] = True
+    is_chosen = torch.zeros(tokens, dtype=torch.bool)
+    is_chosen[:PREFIX_TOKENS] = True  # from the exact tree
+    is_chosen[[PREFIX_TOKENS + 3, SECOND_START + 7]] = True
+    is_chosen[-QUESTION_TOKENS:] = True
     answer_tokens = 5  # generated before the retraction
-    replanned = replan(chosen, PREFIX_TOKENS, prompt.placed, tokens + answer_tokens)
+    replanned = replan(is_chosen, PREFIX_TOKENS, prompt.placed, tokens + answer_tokens)
     assert not replanned[:PREFIX_TOKENS].any()
-    assert torch.equal(replanned[PREFIX_TOKENS:tokens], chosen[PREFIX_TOKENS:])
+    assert torch.equal(replanned[PREFIX_TOKENS:tokens], is_chosen[PREFIX_TOKENS:])
     assert replanned[tokens:].all()
     # The prefix and a document were evicted.
-    after_eviction = replan(chosen, 0, prompt.placed[1:], tokens + answer_tokens)
+    after_eviction = replan(is_chosen, 0, prompt.placed[1:], tokens + answer_tokens)
     assert after_eviction[:SECOND_START].all()
-    assert torch.equal(after_eviction[SECOND_START:tokens], chosen[SECOND_START:])
+    assert torch.equal(after_eviction[SECOND_START:tokens], is_chosen[SECOND_START:])
 
 
 def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:
@@ -171,30 +174,27 @@ def backend_and_batch():
     )
 
     def create_backend(runner):
-        def stock_forward(*args, **kwargs):
-            return "stock"
-
-        return SimpleNamespace(forward_extend=stock_forward, token_to_kv_pool=pool)
+        return SimpleNamespace(forward_extend=lambda *_, **__: "stock", token_to_kv_pool=pool)
 
     backend = server_attention._wrap_backend("fa3", create_backend)(SimpleNamespace())
     slots = torch.randperm(64)[:50]
     rows = attention.Rows.single(torch.tensor([3, 4, 20, 49]), slots)
     layer = SimpleNamespace(tp_q_head_num=4, qk_head_dim=16, layer_id=0, scaling=0.25)
-    q = torch.randn(4, 64)
-    expected = attention.reference(q.view(4, 4, 16), keys[:, None], values[:, None], rows, 0.25)
-    return backend, rows, layer, q, expected.reshape(4, 64)
+    query = torch.randn(4, 64)
+    expected = attention.reference(query.view(4, 4, 16), keys[:, None], values[:, None], rows, 0.25)
+    return backend, rows, layer, query, expected.reshape(4, 64)
 
 
 def test_a_batch_without_a_plan_uses_stock_attention():
-    backend, _, layer, q, _ = backend_and_batch()
-    assert backend.forward_extend(q, None, None, layer, None) == "stock"
+    backend, _, layer, query, _ = backend_and_batch()
+    assert backend.forward_extend(query, None, None, layer, None) == "stock"
 
 
 def test_a_fused_batch_attends_by_position():
-    backend, rows, layer, q, expected = backend_and_batch()
+    backend, rows, layer, query, expected = backend_and_batch()
     backend.canopy.fused_attention = server_attention.FusedAttention(rows)
     for _ in range(2):  # the second layer reuses the plan
-        output = backend.forward_extend(q, None, None, layer, None)
+        output = backend.forward_extend(query, None, None, layer, None)
         assert torch.allclose(output, expected, atol=1e-5)
 
 

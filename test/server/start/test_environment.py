@@ -13,7 +13,7 @@ from sglang_canopy.server.start.secrets import REDACTED, redact_keys
 from support import forked
 
 PACKAGE = Path(sglang_canopy.__file__).parent
-VARIABLES = sorted({
+VARIABLE_NAMES = sorted({
     name
     for file in PACKAGE.rglob("*.py")
     for name in re.findall(r'"(CANOPY_[A-Z_]+)"', file.read_text(encoding="utf-8"))
@@ -21,26 +21,26 @@ VARIABLES = sorted({
 
 
 def test_the_plugin_is_imported_before_sglang_in_any_environment() -> None:
-    assert "CANOPY_GATEWAY_SECRET" in VARIABLES
-    wrong_values = {**os.environ, **dict.fromkeys(VARIABLES, "no such value")}
-    wrong_values.pop("SGLANG_USE_CPU_ENGINE", None)
+    assert "CANOPY_GATEWAY_SECRET" in VARIABLE_NAMES
+    environment = {**os.environ, **dict.fromkeys(VARIABLE_NAMES, "no such value")}
+    environment.pop("SGLANG_USE_CPU_ENGINE", None)
     code = "import sglang_canopy.server.start.plugin, sglang.srt.server_args, sglang.srt.utils as u"
     command = [sys.executable, "-c", f"{code}; print(u.get_device())"]
-    process = subprocess.run(command, env=wrong_values, capture_output=True, text=True, timeout=240)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert process.returncode == 0, process.stderr[-2000:]
     assert "Failed to load plugin" not in process.stdout + process.stderr
     assert process.stdout.splitlines()[-1] == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_a_wrong_secret_is_refused_with_the_arguments() -> None:
+def test_a_wrong_secret_is_refused_when_the_arguments_are_parsed() -> None:
     code = (
         "from sglang.srt.plugins import load_plugins; load_plugins()\n"
         "from sglang.srt.server_args import prepare_server_args\n"
         "prepare_server_args(['--model-path', 'm', '--device', 'cpu', '--radix-eviction', 'wa'])\n"
     )
     command = [sys.executable, "-c", code]
-    variables = {**os.environ, "CANOPY_GATEWAY_SECRET": "too short"}
-    process = forked.run(command, env=variables, timeout=240)
+    environment = {**os.environ, "CANOPY_GATEWAY_SECRET": "too short"}
+    process = forked.run(command, env=environment, timeout=240)
     assert process.returncode != 0
     assert "CANOPY_GATEWAY_SECRET" in process.stderr.splitlines()[-1]
 

@@ -29,6 +29,6 @@ class Belady(HindsightPolicy):
     Config: ClassVar[type] = Config
 
     # victim = the blocks with the furthest next use
-    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_kept_blocks(self, leaf: Leaf) -> tuple[Any, int]:
         run = self.future.last_run(leaf)
         return -run.next_use, run.start

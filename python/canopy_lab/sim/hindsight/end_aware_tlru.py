@@ -28,7 +28,7 @@ class Config(declared.Checked):
 
 
 class EndAwareTLRU(HindsightPolicy):
-    """The gain of ``canopy-tlru`` if it knew the ends of conversations."""
+    """``canopy-tlru`` with the ends of conversations, for the gain that they would bring."""
 
     name: ClassVar[str] = "end-aware-tlru"
     Config: ClassVar[type] = Config
@@ -36,7 +36,7 @@ class EndAwareTLRU(HindsightPolicy):
 
     # victim = safe or finished blocks of the least recent leaf that has any, else the least recent
     # leaf
-    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_kept_blocks(self, leaf: Leaf) -> tuple[Any, int]:
         block_tokens = self.future.block_tokens
         run = self.future.last_run(leaf)
         end_block = (leaf.offset + leaf.length) // block_tokens

@@ -94,12 +94,12 @@ class HindsightPolicy(Policy):
         self.future = future
         self._heap = LazyHeap()
 
-    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_kept_blocks(self, leaf: Leaf) -> tuple[Any, int]:
         """Return (rank, kept blocks of the path); the leaf of least rank is evicted first."""
         raise NotImplementedError
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        self._heap.push(leaf, self.rank_and_keep(leaf)[0])
+        self._heap.push(leaf, self.rank_and_kept_blocks(leaf)[0])
 
     def drop(self, leaf: Leaf) -> None:
         self._heap.discard(leaf)
@@ -108,7 +108,7 @@ class HindsightPolicy(Policy):
         leaf = self._heap.least()
         if leaf is None:
             return None
-        keep_tokens = self.rank_and_keep(leaf)[1] * self.future.block_tokens - leaf.offset
+        keep_tokens = self.rank_and_kept_blocks(leaf)[1] * self.future.block_tokens - leaf.offset
         return Victim(leaf, max(keep_tokens, 0))
 
     def leaves(self) -> Iterator[Leaf]:

@@ -38,21 +38,21 @@ class TailBelady(HindsightPolicy):
     takes_tail_target: ClassVar[bool] = True
 
     # victim = safe blocks, else the blocks needed furthest in the future
-    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_kept_blocks(self, leaf: Leaf) -> tuple[Any, int]:
         run = self.future.last_run(leaf)
         return self._safe_first(leaf, run, -run.next_use, run.start)
 
     def _safe_first(
-        self, leaf: Leaf, run: NextUseRun, rank: float, default_keep: int
+        self, leaf: Leaf, run: NextUseRun, rank: float, kept_blocks: int
     ) -> tuple[Any, int]:
-        """Rank the leaf by its safe blocks, or, without any, its blocks from ``default_keep`` on."""
+        """Rank the leaf by its safe blocks, or, without any, its blocks from ``kept_blocks`` on."""
         safe_block = first_safe_block(self.future, run, self.config.threshold_tokens)
         end_block = (leaf.offset + leaf.length) // self.future.block_tokens
-        return ((0, rank), safe_block) if safe_block < end_block else ((1, rank), default_keep)
+        return ((0, rank), safe_block) if safe_block < end_block else ((1, rank), kept_blocks)
 
 
 class LengthAwareTLRU(TailBelady):
-    """The gain of ``canopy-tlru`` if it knew exact lengths.
+    """``canopy-tlru`` with exact lengths, for the gain that they would bring.
 
     As defined here, the policy knows of each path the length of the next prompt through it, and so
     whether there is a next prompt. It first evicts safe blocks. Otherwise it is LRU: it does not know
@@ -62,7 +62,7 @@ class LengthAwareTLRU(TailBelady):
     name: ClassVar[str] = "length-aware-tlru"
 
     # victim = safe blocks of the least recent leaf that has any, else the least recent leaf
-    def rank_and_keep(self, leaf: Leaf) -> tuple[Any, int]:
+    def rank_and_kept_blocks(self, leaf: Leaf) -> tuple[Any, int]:
         return self._safe_first(leaf, self.future.last_run(leaf), leaf.last_access, 0)
 
 

@@ -8,11 +8,9 @@ from typing import Protocol
 MIN_MATCH_SHARE = 0.3
 """Prefix-aware: minimum share of the prompt that a known prefix must cover
 (``--cache-threshold`` of sglang-router 0.3.2)."""
-IMBALANCE_REQUESTS = 64
-IMBALANCE_RATIO = 1.5
-"""Prefix-aware: above both, balance load (``--balance-abs-threshold``, ``-rel-threshold``)."""
-
-
+MAX_IMBALANCE_REQUESTS = 64
+MAX_IMBALANCE_RATIO = 1.5
+"""Prefix-aware: above both, balance load (``--balance-abs-threshold``, ``--balance-rel-threshold``)."""
 MAX_KNOWN_BLOCKS = 1 << 20
 """Blocks remembered: 2^26 characters (``--max-tree-size``) at 16 tokens of four characters. The
 router has this limit per server; here it is for all servers, and up to twice as many are kept."""
@@ -27,20 +25,18 @@ class LoadedInstance(Protocol):
 
 
 class KnownPrefixes:
-    """The instance to which a router last sent each prefix.
-
-    Evictions are not known. Prefixes expire after ``max_blocks`` further blocks.
-    """
+    """The instance to which a router last sent each prefix, even if the instance evicted it since. A prefix
+    expires after ``max_blocks`` to twice as many further blocks."""
 
     def __init__(self, max_blocks: int = MAX_KNOWN_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._sent_to: dict[int, int] = {}
+        self._instance_by_block: dict[int, int] = {}
         """Block -> instance. Ids are chained, so the known part of a path is a prefix."""
         self._previous: dict[int, int] = {}
-        """The previous generation of ``_sent_to``."""
+        """The previous generation of ``_instance_by_block``."""
 
     def __len__(self) -> int:
-        return len(self._sent_to) + len(self._previous)
+        return len(self._instance_by_block) + len(self._previous)
 
     def longest_prefix(self, path: Sequence[int]) -> tuple[int, int]:
         """Return the known leading blocks of ``path``, and the instance of the last (-1: none)."""
@@ -55,12 +51,12 @@ class KnownPrefixes:
 
     def record_sent(self, path: Sequence[int], instance: int) -> None:
         """Record that ``path`` was sent to ``instance``."""
-        self._sent_to.update(dict.fromkeys(path, instance))
-        if len(self._sent_to) > self._max_blocks:
-            self._previous, self._sent_to = self._sent_to, {}
+        self._instance_by_block.update(dict.fromkeys(path, instance))
+        if len(self._instance_by_block) > self._max_blocks:
+            self._previous, self._instance_by_block = self._instance_by_block, {}
 
     def _instance_of(self, block: int) -> int:
-        instance = self._sent_to.get(block)
+        instance = self._instance_by_block.get(block)
         return self._previous.get(block, -1) if instance is None else instance
 
 
@@ -71,31 +67,31 @@ class Router:
     first instance with the fewest requests if there is none or the load is unbalanced.
     """
 
-    def __init__(self, name: str, instances: Sequence[LoadedInstance]) -> None:
-        self._name = name
+    def __init__(self, routing: str, instances: Sequence[LoadedInstance]) -> None:
+        self._routing = routing
         self._instances = instances
         self._next_instance = 0
         self._prefixes = KnownPrefixes()
 
     def choose(self, path: Sequence[int]) -> int:
         """Return the index of the instance for a request with these blocks."""
-        count = len(self._instances)
-        if count == 1:
+        instance_count = len(self._instances)
+        if instance_count == 1:
             return 0
-        if self._name == "round-robin":
+        if self._routing == "round-robin":
             chosen = self._next_instance
-            self._next_instance = (chosen + 1) % count
+            self._next_instance = (chosen + 1) % instance_count
             return chosen
-        return self._by_prefix(path)
+        return self._choose_by_prefix(path)
 
-    def _by_prefix(self, path: Sequence[int]) -> int:
-        requests = [instance.request_count for instance in self._instances]
-        most, least = max(requests), min(requests)
-        chosen = requests.index(least)
-        is_balanced = most - least <= IMBALANCE_REQUESTS or most <= least * IMBALANCE_RATIO
+    def _choose_by_prefix(self, path: Sequence[int]) -> int:
+        request_counts = [instance.request_count for instance in self._instances]
+        most, least = max(request_counts), min(request_counts)
+        chosen = request_counts.index(least)
+        is_balanced = most - least <= MAX_IMBALANCE_REQUESTS or most <= least * MAX_IMBALANCE_RATIO
         if is_balanced and path:
-            blocks, instance = self._prefixes.longest_prefix(path)
-            if blocks > MIN_MATCH_SHARE * len(path):
+            known_blocks, instance = self._prefixes.longest_prefix(path)
+            if known_blocks > MIN_MATCH_SHARE * len(path):
                 chosen = instance
         self._prefixes.record_sent(path, chosen)
         return chosen
