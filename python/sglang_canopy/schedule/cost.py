@@ -9,7 +9,7 @@ terms are the matrix multiplications, attention over the preceding tokens, and t
 part is the latency model of arXiv 2510.15152. ``base`` is paid per step; a request is charged in
 proportion to its share of the step's tokens.
 
-An answer of n tokens holds one of the running requests' slots, and KV of its whole context, for n steps
+An answer of n tokens is one of the ``max_running`` requests, and holds KV of its whole context, for n steps
 of s seconds. It is charged the larger share:
 
     n s max(1 / max_running, (prompt + n) / pool)
