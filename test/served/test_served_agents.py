@@ -104,33 +104,59 @@ def fill_device(client: Any) -> str:
     return answer_alone
 
 
+def work(client: Any, name: str, seed: int, is_over: threading.Event) -> int:
+    """Send turns of a session until ``is_over``, since a silent one is charged less and less. Return the fewest
+    cached tokens of a turn."""
+    prompt, fewest_tokens = token_ids(PROMPT_TOKENS, seed) + token_ids(9, 20), 2 * PROMPT_TOKENS
+    while not is_over.is_set():
+        meta_info = send_turn(client, name, prompt)["meta_info"]
+        fewest_tokens = min(fewest_tokens, meta_info["cached_tokens"])
+    return fewest_tokens
+
+
 @pytest.mark.long
 def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(launch, smollm2) -> None:
-    with launch(smollm2, *GATE_FLAGS, kv_tokens=2048) as client, ThreadPoolExecutor(1) as pool:
+    with launch(smollm2, *GATE_FLAGS, kv_tokens=2048) as client, ThreadPoolExecutor(4) as pool:
         answer_alone = fill_device(client)
         delayed_before = gate(client)["delayed_sessions"]
-        third_answer = pool.submit(send_turn, client, "c", token_ids(PROMPT_TOKENS, 2))
-        wait_until_held(client, 1)
-        next_prompt = token_ids(PROMPT_TOKENS, 0) + token_ids(9, 20)
-        assert send_turn(client, "a", next_prompt)["meta_info"]["cached_tokens"] >= PROMPT_TOKENS
+        over = {name: threading.Event() for name in "abc"}
+        cached_tokens = {n: pool.submit(work, client, n, i, over[n]) for i, n in enumerate("ab")}
+        try:
+            third_answer = pool.submit(send_turn, client, "c", token_ids(PROMPT_TOKENS, 2))
+            wait_until_held(client, 1)
+            time.sleep(2.0)
+            assert not third_answer.done()
+            client.get("/health")
+            over["b"].set()
+            assert cached_tokens["b"].result() >= PROMPT_TOKENS
+            end_conversation(client, "b")
+            assert third_answer.result()["text"] == answer_alone
+            wait_until(lambda: gate(client)["delayed_sessions"] == delayed_before + 1)
+            wait_until_held(client, 0)
+            pool.submit(work, client, "c", 2, over["c"])
+            assert "canopy:gate_delayed_sessions_total" in client.get("/metrics")
+            # Requests aborted while they wait leave no state behind.
+            for rid in ("gone", ""):
+                params = {**AGENT, "canopy_conversation": f"d{rid}"}
+                sampling_params = {"max_new_tokens": 4, "custom_params": params}
+                body = {
+                    "input_ids": token_ids(PROMPT_TOKENS, 3),
+                    "sampling_params": sampling_params,
+                }
+                body |= {"rid": rid} if rid else {}
+                aborted = pool.submit(client.send, "/generate", body)
+                wait_until_held(client, 1)
+                if not rid:  # all requests are aborted
+                    over["a"].set()
+                    over["c"].set()
+                client.post("/abort_request", {"rid": rid, "abort_all": not rid})
+                aborted.result()
+                wait_until_held(client, 0)
+        finally:
+            for is_over in over.values():
+                is_over.set()
+        assert cached_tokens["a"].result() >= PROMPT_TOKENS
         time.sleep(2.0)
         wait_until(lambda: gate(client)["clock_ago_s"] < 3.0)  # ticks arrive without requests
-        assert not third_answer.done()
-        client.get("/health")
-        end_conversation(client, "b")
-        assert third_answer.result()["text"] == answer_alone
-        wait_until(lambda: gate(client)["delayed_sessions"] == delayed_before + 1)
-        wait_until_held(client, 0)
-        assert "canopy:gate_delayed_sessions_total" in client.get("/metrics")
-        # Requests aborted while they wait leave no state behind.
-        for rid in ("gone", ""):
-            params = {**AGENT, "canopy_conversation": f"d{rid}"}
-            sampling_params = {"max_new_tokens": 4, "custom_params": params}
-            body = {"input_ids": token_ids(PROMPT_TOKENS, 3), "sampling_params": sampling_params}
-            aborted = pool.submit(client.send, "/generate", body | ({"rid": rid} if rid else {}))
-            wait_until_held(client, 1)
-            client.post("/abort_request", {"rid": rid, "abort_all": not rid})
-            aborted.result()
-            wait_until_held(client, 0)
         assert gate(client)["footprint_tokens"] < 3 * PROMPT_TOKENS
         assert "Traceback" not in client.server.log_text()
