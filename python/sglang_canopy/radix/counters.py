@@ -162,11 +162,15 @@ class Counters:
     def _add_label(self, label: str, tenant: str | None) -> CategoryCounts:
         name = label.partition("|")[0]
         if name not in self._counts_by_category and not self._has_room(tenant):
-            name = OTHER
-        counts = self._counts_by_category.setdefault(name, CategoryCounts(name, tenant))
-        # Clients can invent any number of names, so the number of labels is bounded.
+            # The label is not kept: clients can invent any number of names.
+            return self._counts_by_category.get(OTHER) or self._add_category(OTHER, tenant)
+        counts = self._counts_by_category.get(name) or self._add_category(name, tenant)
         if len(self._counts_by_label) < _MAX_LABELS:
             self._counts_by_label[label] = counts
+        return counts
+
+    def _add_category(self, name: str, tenant: str | None) -> CategoryCounts:
+        counts = self._counts_by_category[name] = CategoryCounts(name, tenant)
         return counts
 
     def _has_room(self, tenant: str | None) -> bool:
