@@ -181,11 +181,9 @@ def test_a_cpu_server_starts_in_an_empty_environment(built, clean_py, tmp_path, 
         "    status = json.load(urllib.request.urlopen(server.url + '/canopy/status', timeout=120))\n"
         "    print(sglang_canopy.__file__, status['version'], status['policy'])"
     )
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "scripts"),
-        "PATH": f"{clean_py.parent}:{os.environ['PATH']}",
-    }
+    env = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    env["PATH"] = f"{clean_py.parent}:{env['PATH']}"
+    del env["SGLANG_EXTERNAL_MODEL_PACKAGE"]  # a package of the tests (conftest.py)
     process = subprocess.run([clean_py, "-c", code, tiny_model], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
     assert process.returncode == 0, process.stderr[-3000:]
     package_file, version, policy = process.stdout.split()[-3:]
