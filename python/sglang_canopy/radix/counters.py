@@ -111,10 +111,7 @@ class Counters:
 
     def category_counts(self, label: str, tenant: str | None = None) -> CategoryCounts:
         """Return the counts of a category, or of a policy's refinement of one (``chat|end|turn1``)."""
-        counts = self._counts_by_label.get(label)
-        if counts is None:
-            counts = self._add_label(label, tenant)
-        return counts
+        return self._counts_by_label.get(label) or self._add_label(label, tenant)
 
     def all_counts(self) -> list[CategoryCounts]:
         """Return the counts of all categories, with ``OTHER`` if it counts anything."""
@@ -153,8 +150,7 @@ class Counters:
     ) -> None:
         """Count ``tokens`` evicted from ``tier`` for ``reason``. ``is_demoted``: the tier below still has
         them."""
-        counts = self._counts_by_label.get(label) or self._add_label(label, tenant)
-        tier_counts = counts.tiers[tier]
+        tier_counts = self.category_counts(label, tenant).tiers[tier]
         tier_counts.evicted_tokens[reason] += tokens
         if is_demoted:
             tier_counts.demoted_tokens += tokens

@@ -174,11 +174,11 @@ class MissedTokens:
                 scale_index = None
                 if type(fact) is Departure and cause[0] == EVICTED:
                     scale_index = self._scale_index(fact)
-            misses.add(cause or _NEW, end * size - position)
+            tokens, position = end * size - position, end * size
+            misses.add(cause or _NEW, tokens)
             if scale_index is not None:
                 by_scale = misses.tokens_by_scale
-                by_scale[scale_index] = by_scale.get(scale_index, 0) + end * size - position
-            position = end * size
+                by_scale[scale_index] = by_scale.get(scale_index, 0) + tokens
         misses.add(cause or self._last_cause, full_blocks * size - position)
         # Tokens after the last whole block are as new as that block, or belong to no whole page.
         is_inherited = cause in (_NEW, _IN_FLIGHT)
